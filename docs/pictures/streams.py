@@ -137,7 +137,7 @@ async def run(stream: Stream) -> Seen:
     """Publish it in virtual time, and see what becomes of each message."""
     begin = BEGIN + timedelta(hours=stream.clock_hour or 0)
     clock = VirtualClock(begin, seed=1)
-    broker = SqlBroker("postgresql+asyncpg://nobody@nowhere/none", logger=None)
+    broker = SqlBroker("postgresql+asyncpg://user@nowhere/none", logger=None)
     numbers: dict[int, int] = {}
     starts: list[Start] = []
 

@@ -217,20 +217,27 @@ class Fetcher:
         claimer = self._claimer
         if ready.mode is Mode.BLIND:
             return await claimer.claim(ready.known(), limit, suspicion)
-        # A hint that has waited for room is no longer worth a guess: a look costs less than that
-        # wait, and few messages are claimed at a time.
-        if ready.mode is Mode.GUESS and (hint := ready.take_hint(HORIZON / 2)) is not None:
-            # Without a look in between, queues with nothing new would be left out for long.
-            queues = None if claimer.compares_queues or not hint else hint
-            result = await claimer.claim(ready.known(queues), limit, suspicion)
-            if result.rows:
-                return result
+        if ready.mode is Mode.GUESS:
+            guessed = await self._claim_hinted(limit, suspicion)
+            if guessed is not None and guessed.rows:
+                return guessed
         if ready.mode is not Mode.FOLLOW or ready.age >= self._look_interval:
             if self.rests and self._lookout.looks_for(self):
                 return ClaimResult(Claimed())
             await self._scan()
         due = ready.due()
         return await claimer.claim(due, limit, suspicion) if due else ClaimResult(Claimed())
+
+    async def _claim_hinted(self, limit: int, suspicion: Suspicion | None) -> ClaimResult | None:
+        """Claim from the queues of the last wake-up without a look; None if it is too long ago."""
+        # A hint that has waited for room is no longer worth a guess: a look costs less than that
+        # wait, and few messages are claimed at a time.
+        hint = self.ready.take_hint(HORIZON / 2)
+        if hint is None:
+            return None
+        # Without a look in between, queues with nothing new would be left out for long.
+        queues = None if self._claimer.compares_queues or not hint else hint
+        return await self._claimer.claim(self.ready.known(queues), limit, suspicion)
 
     async def _scan(self) -> None:
         try:

@@ -32,7 +32,7 @@ class Event(Enum):
     BROKEN = "a look failed for another reason"
 
 
-# A look is FOLLOW from the moment it is sent, so that what comes meanwhile leads on from there.
+# A look is FOLLOW from the moment it is sent, so that what comes while it runs leads on.
 TRANSITIONS: tuple[tuple[Mode, Event, Mode], ...] = (
     (Mode.START, Event.QUICK, Mode.FOLLOW),
     (Mode.START, Event.SLOW, Mode.BLIND),

@@ -206,14 +206,18 @@ class Heartbeat:
             self._asked = True
             return 0.0  # what was read may be older than what was heard
         self._tell([m for name, m in registrations.items() if name in self._registrations], paused)
-        fresh = known.keys() - self._compared
+        await self._compare_new(known.keys())
+        return self._left
+
+    async def _compare_new(self, known: AbstractSet[str]) -> None:
+        """Compare subscribers that are new with those of other processes."""
+        fresh = known - self._compared
         if fresh or self.destinations.are_due:
             # Read after the commit: of two that start together one at least finds the other.
             living = await self._store.live_subscribers.living()
             self._compare(fresh, living)
             self._compared |= fresh & self._registrations.keys()
             self.destinations.compare(living)
-        return self._left
 
     @property
     def _sleeps(self) -> bool:

@@ -13,7 +13,7 @@ IDLE_GROWTH = 1.5
 """By how much each such wait is longer than the one before."""
 LONGEST_UNTOLD = 1.0
 """Longest pause of a subscriber that is told of messages, while something is due that it could not
-claim: nobody tells when it can.
+claim: no wake-up says when it can.
 """
 UNREAD_SHARE = 3
 """A claim that has to read on pauses for so many times its own length."""

@@ -307,20 +307,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             )
             raise SetupError(msg)
         store: Any = self._outer_config.store  # type: ignore[attr-defined]
-        if settings.wakeup == "listen" and not store.can_listen:
-            msg = (
-                "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one "
-                f"connection, this is {store.dialect_name} through {store.driver}: use "
-                "wakeup='auto', which polls here"
-            )
-            raise NotSupportedError(msg)
-        if settings.told_only and not store.can_listen:
-            msg = (
-                "max_fetch_interval=None needs PostgreSQL through asyncpg, not through PgBouncer "
-                "without a listen_url, and a pool of more than one connection; this is "
-                f"{store.dialect_name} through {store.driver}: give a max_fetch_interval such as 10"
-            )
-            raise NotSupportedError(msg)
+        if not store.can_listen:
+            _check_unheard(settings, store)
         check_transaction(self._handlers, store, transactional=settings.transactional)
         kept = store.dialect.has_archive or settings.dead_letter_queue is not None
         if isinstance(settings.forward_to, Destination) and not kept:
@@ -505,3 +493,21 @@ _DELETES = (
     "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table "
     "(retain_in_archive_on_reject=False says that they are not wanted)"
 )
+
+
+def _check_unheard(settings: SubscriberSettings, store: Any) -> None:
+    """Refuse what only wake-ups of the database can do, where there are none."""
+    if settings.wakeup == "listen":
+        msg = (
+            "wakeup='listen' needs PostgreSQL through asyncpg and a pool of more than one "
+            f"connection, this is {store.dialect_name} through {store.driver}: use "
+            "wakeup='auto', which polls here"
+        )
+        raise NotSupportedError(msg)
+    if settings.told_only:
+        msg = (
+            "max_fetch_interval=None needs PostgreSQL through asyncpg, not through PgBouncer "
+            "without a listen_url, and a pool of more than one connection; this is "
+            f"{store.dialect_name} through {store.driver}: give a max_fetch_interval such as 10"
+        )
+        raise NotSupportedError(msg)

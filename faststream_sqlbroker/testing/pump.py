@@ -326,8 +326,7 @@ class Pump:
         if self._blocked.at != self._progress:
             self._blocked = _Blocked(self._progress)
         free = [c for c in self._consumers if c not in self._blocked.of and c.queues]
-        heads = [self._head(table, free) for table in {c.table for c in free}]
-        found = min((head for head in heads if head is not None), default=None)
+        found = self._first_head(free)
         if found is None:
             return None, []
         _, priority, _, queue, table = found
@@ -336,6 +335,10 @@ class Pump:
             return consumer, [(queue, -priority)]
         now = self.clock.microseconds
         return consumer, self.database.due_pairs(table, consumer.queues, now)
+
+    def _first_head(self, free: Sequence[SteppedConsumer]) -> tuple[int, int, int, str, str] | None:
+        heads = [self._head(table, free) for table in {c.table for c in free}]
+        return min((head for head in heads if head is not None), default=None)
 
     def _head(
         self, table: str, free: Sequence[SteppedConsumer]

@@ -1,4 +1,4 @@
-"""A process that nobody uses hardly asks: one look for all its subscribers."""
+"""An idle process hardly asks: one look for all its subscribers."""
 
 import pytest
 

@@ -133,7 +133,7 @@ async def test_what_another_process_gives_back_is_told(told: Told) -> None:
 
 @postgresql_only
 async def test_the_lease_of_a_dead_process_has_a_timer(told: Told) -> None:
-    """Nobody tells of its end."""
+    """A killed process cannot tell of its end."""
     store = told.broker._store
     await store.insert([NewMessage("q", b"left")])
     assert len(await store.claim(await store.ready_pairs(["q"]), 1, 2.0, uuid4())) == 1
@@ -146,7 +146,7 @@ async def test_the_lease_of_a_dead_process_has_a_timer(told: Told) -> None:
 async def test_a_lost_listener_looks_when_it_is_back(told: Told) -> None:
     await told.start()
     store = told.broker._store
-    # The message comes while nobody listens, and its wake-up is lost.
+    # The message comes while no connection listens, and its wake-up is lost.
     await told.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' "
         "AND datname = current_database()"

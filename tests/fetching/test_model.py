@@ -71,14 +71,14 @@ class Fetching(RuleBasedStateMachine):
         world = self.world
         kind = data.draw(
             st.sampled_from(
-                ["now", "meanwhile", "mood", "wait", "wait", "take", "end", "end", "flush"]
+                ["now", "during_look", "mood", "wait", "wait", "take", "end", "end", "flush"]
             ),
             "kind",
         )
         if kind == "now":
             self.happening(data)()
-        if kind == "meanwhile":
-            world.meanwhile.append(self.happening(data))
+        if kind == "during_look":
+            world.during_look.append(self.happening(data))
         if kind == "mood":
             call = data.draw(st.sampled_from(["look", "look", "claim"]), "call")
             moods = {
@@ -98,7 +98,7 @@ class Fetching(RuleBasedStateMachine):
     def teardown(self) -> None:
         world = self.world
         world.moods.clear()
-        world.meanwhile.clear()
+        world.during_look.clear()
         world.close(set())
         world.work()
         world.advance(HEALED, world.work)
@@ -106,8 +106,7 @@ class Fetching(RuleBasedStateMachine):
         self.check_pace(world)
 
     def check_pace(self, world: World) -> None:
-        """As nothing fails now, each row comes in time, though nobody tells of it, and little is
-        sent."""
+        """As nothing fails now, each row comes in time without a wake-up, and little is sent."""
         for queue, priority, due_in in (("a", 0, 0.0), ("b", 0, 0.7), ("a", 99, 0.0)):
             row = world.put(queue, priority, due_in)
             blind = world.fetcher.ready.mode is Mode.BLIND

@@ -65,7 +65,7 @@ class World(RealTime):
         self.rows: dict[int, Row] = {}
         self.numbers = itertools.count(1)
         self.moods: dict[str, deque[str]] = defaultdict(deque)
-        self.meanwhile: deque[Callable[[], None]] = deque()
+        self.during_look: deque[Callable[[], None]] = deque()
         self.calls = 0
         self.closed: set[str] = set()
         self.running: list[ClaimedMessage] = []
@@ -179,8 +179,8 @@ class World(RealTime):
         return self.moods[call].popleft() if self.moods[call] else "fine"
 
     def _happen(self) -> None:
-        if self.meanwhile:
-            self.meanwhile.popleft()()
+        if self.during_look:
+            self.during_look.popleft()()
 
     def _open(self, row: Row) -> bool:
         return row.token is None

@@ -11,6 +11,8 @@ import pytest
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF, Loop, backoff
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.release import StuckReleaser
@@ -80,13 +82,16 @@ async def test_what_is_over_is_removed_once_an_interval() -> None:
     said = Said()
     store = Database()
     clock = Clock(source)
+    lookout = Lookout(store, clock)  # type: ignore[arg-type]
+    housekeeping = Housekeeping(store, said, clock)  # type: ignore[arg-type]
     releaser = StuckReleaser(
         store,  # type: ignore[arg-type]
         ["q"],
         said,
         interval=60.0,
         released=lambda: None,
-        clock=clock,
+        lookout=lookout,
+        housekeeping=housekeeping,
     )
     loop = Loop("release-stuck", releaser.tick, said, clock)
     loop.start(Outages(said, clock))

@@ -103,7 +103,7 @@ async def test_a_look_is_for_all_who_rest(store: Any, time: VirtualTime) -> None
     assert (sorted(queues), sorted(leased)) == (["a", "b", "c"], ["a", "b", "c", "d", "p"])
 
 
-async def test_what_was_woken_or_reopened_meanwhile_looks_for_itself(
+async def test_what_was_woken_or_reopened_in_that_time_looks_for_itself(
     store: Any, time: VirtualTime
 ) -> None:
     ours, woken, reopened, left, other = (Member(name) for name in "abcde")

@@ -143,7 +143,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self.add_statement(
             "look_around", sql.PAIRS, *binds, which_queues="", sign="", columns=leases
         )
-        names, changed = _array("names", String), _array("changed", String)
+        names = _array("names", String)
+        changed = _array("changed", String)
         lengths = (bindparam(name, type_=Float(53)) for name in ("lease", "kept"))
         self.add_statement(
             "look_around_alive",
