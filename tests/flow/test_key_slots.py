@@ -2,7 +2,7 @@
 
 import pytest
 
-from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle
+from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle, throttle
 from tests.flow.conftest import Rig
 from tests.flow.test_policy_limits import Process, backlog
 from tests.helpers import eventually
@@ -19,7 +19,7 @@ async def claimed(process: Process, limit: int = 10) -> list[int]:
 async def test_an_urgent_message_is_not_behind_slots_that_were_given_away(rig: Rig) -> None:
     """It takes the next slot of its key, before what has waited longer."""
     await rig.put(6, key="a")
-    process = Process(rig, [Throttle(5, per="1s", key=True, burst=1)])
+    process = Process(rig, [Throttle(1, per="3s", key=True, max_lag="1h")])
     assert len(await claimed(process)) == 1
     assert await claimed(process) == []
     [urgent] = await rig.put(1, key="a", priority=100)
@@ -29,6 +29,13 @@ async def test_an_urgent_message_is_not_behind_slots_that_were_given_away(rig: R
     assert found == [urgent]
 
 
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes with other options are gone for longer than their options hold."""
+    monkeypatch.setattr(throttle, "OTHERS_LIVE", -3_600_000_000)
+
+
+@pytest.mark.usefixtures("gone")
 async def test_nothing_is_written_to_what_waits(rig: Rig) -> None:
     """It keeps its due time, so it is free as soon as the policy is removed, or allows more."""
     ids = await rig.put(6, key="a")
@@ -43,9 +50,9 @@ async def test_nothing_is_written_to_what_waits(rig: Rig) -> None:
 
 async def test_what_expires_takes_no_slot(rig: Rig) -> None:
     """The slots that come are for messages that are handled."""
-    throttle = Throttle(1, per="2s", key=True)
+    policy = Throttle(1, per="2s", key=True)
     await rig.put(1, key="a")
-    consumer = rig.consumer(policies=[throttle], max_fetch_interval=0.1)
+    consumer = rig.consumer(policies=[policy], max_fetch_interval=0.1)
     await consumer.start()
     await eventually(lambda: len(rig.handled) == 1)
     await rig.put(5, key="a", expires_in=0.001)
@@ -88,12 +95,13 @@ async def test_keys_are_read_when_they_have_a_slot(rig: Rig) -> None:
     await backlog(rig, MANY, 90, key="large")
     for key in ("b", "c"):
         await backlog(rig, 3, 60, key=key)
-    throttle = Throttle(2, per="1s", key=True)
-    await rig.consumer(policies=[throttle], max_fetch_interval=0.1).start()
+    policy = Throttle(2, per="1s", key=True)
+    await rig.consumer(policies=[policy], max_fetch_interval=0.1).start()
     await eventually(lambda: sum(row.key != "large" for row in rig.handled) == 6)
     assert sum(row.key == "large" for row in rig.handled) <= 12
 
 
+@pytest.mark.usefixtures("gone")
 async def test_another_rate_holds_for_what_waits_behind_a_blocked_key(rig: Rig) -> None:
     """The times by which keys are read are those of the old rate; the first claim asks anew."""
     await backlog(rig, MANY, 90, key="a")
@@ -104,7 +112,7 @@ async def test_another_rate_holds_for_what_waits_behind_a_blocked_key(rig: Rig) 
         found += await claimed(slow)
     assert len(found) == 2
     assert found[1] == waiting[0]
-    quick = Process(rig, [Throttle(4, per="1s", key=True, burst=4)])
+    quick = Process(rig, [Throttle(4, per="1h", key=True)])
     again: set[int] = set()
     for _ in range(10):
         again |= set(await claimed(quick, 1))
