@@ -1,4 +1,4 @@
-"""Budgets that several queues share, over a fleet: never more than the limit, whoever claims."""
+"""Budgets that several queues share, over a fleet: never more than the limit in all processes."""
 
 import pytest
 

@@ -47,6 +47,7 @@ class Answers:
         replying: Iterable[Any] = ()
         if message.reply_to and not self._no_reply:
             replying = self._subscriber._make_response_publisher(message)
+        # The scopes of middlewares take a command, which a plain answer does without.
         is_plain = self._is_known and scopes is no_scopes and _is_body_alone(response)
         for publisher in (*replying, *self.publishers):
             producer = _plain_producer(publisher) if is_plain else None

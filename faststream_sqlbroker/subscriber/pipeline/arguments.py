@@ -101,10 +101,12 @@ class _Solved:
         body = self._load(message)
         if body is UNKNOWN:
             body = await message.decode()
+        # Overrides last for a test: FastDepends applies them.
         if self._dependencies and self._provider.overrides:
             return await self._handler._wrapped_call(message)
         values: Values = {CONTEXT: self._context}
         if self._is_spread:
+            # Such a body fails in FastDepends, with FastDepends' error.
             if not isinstance(body, Mapping) or not RESERVED.isdisjoint(body):
                 return await self._handler._wrapped_call(message)
             values.update(body)
@@ -155,6 +157,7 @@ def _with_message(
         body = load(message)
         if body is UNKNOWN:
             body = await message.decode()
+        # A global value of that name comes before the message.
         is_hidden = names and "message" in repository._global_context
         if is_hidden or (copies and body.__class__ is not dict):
             result = await call(**arguments.of({CONTEXT: context, place: body}))

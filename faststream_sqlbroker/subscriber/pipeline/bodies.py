@@ -45,6 +45,7 @@ def loading(decoder: Any) -> Load:
 
     def load(message: Any) -> Any:
         known = message.__dict__
+        # A middleware may have decoded it before, or with another decoder.
         decoded = known[_DECODED]
         if known["content_type"] != JSON or decoded or known[_DECODER] is not decoder:
             return UNKNOWN
@@ -73,6 +74,7 @@ def quick_parse(parser: SqlBrokerParser) -> Parse:
             return full(row)
         return _made(row, headers)
 
+    # Another version of FastStream may set other attributes: compare with what it makes.
     samples = [_sample(headers) for headers in _SAMPLES]
     return parse if all(_same(parse(row), full(row)) for row in samples) else full
 
@@ -141,6 +143,7 @@ def ack_quickly(message: Any) -> bool:
     """
     if message.__class__ is not SqlBrokerMessage:
         return False
+    # What the handler has settled, or a test has replaced, is for `message.ack()`.
     row = message.raw_message
     if (
         message.committed is not None

@@ -78,6 +78,7 @@ class Pipeline:
 
     async def run(self, row: Any) -> None:
         """Run the handler on `row`; its outcome is on the row afterwards. As `consume`."""
+        # FastStream reads its configuration for each message, so a change holds from the next one.
         if not self._passes():
             await self._run_otherwise(row)
             return
@@ -88,6 +89,8 @@ class Pipeline:
 
     async def _run_otherwise(self, row: Any) -> None:
         guard = self._guard
+        # A test or another message's transaction ends by itself: to compile for it would use up the
+        # changes that are allowed.
         if guard is not None and not guard.is_passing() and self._changes < MOST_CHANGES:
             self._changes += 1
             self._compile()
@@ -97,6 +100,7 @@ class Pipeline:
         await self._subscriber.consume(row)
 
     def _compile(self) -> None:
+        # Whatever fails from here on leaves FastStream's pipeline.
         self._process = None
         self._guard = None
         self._passes = lambda: False
@@ -121,6 +125,8 @@ class Pipeline:
         parts = _parts(subscriber, item, scopes, call)
         middlewares = tuple(subscriber._broker_middlewares)
         process: Process
+        # A middleware gets the row before there is a message, and FastStream's parser makes the
+        # message of a batch. Only Wrapped does either.
         if middlewares or settings.batch:
             process = Wrapped(parts, middlewares).process
         else:
@@ -139,6 +145,7 @@ class Pipeline:
             return compile_call(item, injection, loading(item.decoder), found)
         except NotCompiled as why:
             self.arguments_reason = str(why)
+            # FastDepends looks them up by itself.
             found.clear()
             wrapped: Call = item.handler._wrapped_call
             return wrapped

@@ -32,6 +32,7 @@ def variable_of(repository: ContextRepo, name: str) -> "ContextVar[Any]":
     """The variable that FastStream sets; it makes one for the first message."""
     known = repository._scope_context
     if name not in known:
+        # To set it makes the variable; the value itself is undone at once.
         repository.reset_local(name, repository.set_local(name, EMPTY))
     return known[name]
 

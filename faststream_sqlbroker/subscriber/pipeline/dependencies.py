@@ -67,6 +67,7 @@ class _Dependency:
         """The value of the dependency, from `cache` if it has been called."""
         arguments = self._arguments
         call = arguments.call
+        # By function, as FastDepends: what two parameters depend on runs once for a message.
         if self._use_cache and call in cache:
             return cache[call]
         values = known.copy()

@@ -76,6 +76,7 @@ class Guard:
 
     def passes(self) -> bool:
         """Whether the next message may go the compiled way."""
+        # Before each message: the cheapest questions come first.
         return (
             not self._handler.is_test
             and (current.get() is None) is not self._transactional
@@ -126,6 +127,7 @@ class Guard:
         return broker.fd_config.context is self._context and broker.logger is self._state
 
     def _same_dependencies(self) -> bool:
+        # A dependency that was built anew is another model under the same key.
         known = self._provider.dependencies
         return all(known.get(key) is model for key, model in self._found)
 

@@ -41,6 +41,7 @@ class Plain:
         # Nearly always nothing is logged, and the message acked in the end.
         is_quick = self._acks and state.logger.__class__ is EmptyLoggerObject
         message: Any = None
+        # Nothing of a message is reset that could not be made.
         of_message = None
         self._lock.acquire()
         tokens = scopes.enter(state.logger.logger)
@@ -55,6 +56,7 @@ class Plain:
             if self._answers.wanted(message, result):
                 await self._answers.publish(message, result)
         except BaseException as error:
+            # A cancellation, too, ends as FastStream's middlewares say.
             if not await self._acknowledging.leave(row, message, error):
                 raise
         else:

@@ -26,12 +26,14 @@ class Wrapped:
         delivery = _Delivery(parts, row)
         try:
             async with AsyncExitStack() as stack:
+                # Entered first and left last: what it acks are the user's middlewares' errors, too.
                 stack.push_async_exit(delivery.leave)
                 entered: list[Any] = []
                 for make in self._middlewares:
                     middleware = make(row, context=parts.context)
                     entered.append(middleware)
                     await stack.enter_async_context(middleware)
+                # The scope of the middleware that was entered last is the innermost.
                 entered.reverse()
                 await delivery.handle(entered)
         finally:
