@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker.flow import heartbeat as heartbeat_module
 from faststream_sqlbroker.flow import registration
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -361,27 +362,46 @@ async def test_the_first_claim_waits_for_seconds_only(
     assert heard.texts("the heartbeat loop failed")
 
 
+@pytest.mark.parametrize("carrier", ["a look", "a statement of its own"])
 async def test_a_pause_that_arrives_during_a_heartbeat_holds(
-    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, carrier: str
 ) -> None:
-    """An answer read before the pause must not open the queue again."""
+    """An answer read before the pause must not open the queue again, whichever statement carries
+    the sign of life."""
     handled = collect(broker, "q")
-    fleet = broker._store.live_subscribers
+    store = broker._store
     reading = asyncio.Event()
     may_answer = asyncio.Event()
-    announce: Callable[..., Any] = fleet.announce
+    carried_by: list[str] = []
+    look_around: Callable[..., Any] = store.look_around
+    announce: Callable[..., Any] = store.live_subscribers.announce
 
-    async def slow(*args: Any, **options: Any) -> frozenset[str]:
-        answer: frozenset[str] = await announce(*args, **options)
+    async def held(answer: Any, name: str) -> Any:
+        carried_by.append(name)
         reading.set()
         await may_answer.wait()
         return answer
 
+    async def slow_look(queues: Any, leased: Any, sign: Any = None) -> Any:
+        answer = await look_around(queues, leased, sign)
+        return answer if sign is None else await held(answer, "a look")
+
+    async def slow_announce(*args: Any, **options: Any) -> Any:
+        return await held(await announce(*args, **options), "a statement of its own")
+
     await broker.start()
     subscriber = of(broker, "q")
+    heartbeat = broker._heartbeat
     await eventually(lambda: subscriber.consumer.registration.open == ("q",))
-    monkeypatch.setattr(fleet, "announce", slow)
+    monkeypatch.setattr(store, "look_around", slow_look)
+    monkeypatch.setattr(store.live_subscribers, "announce", slow_announce)
+    if carrier == "a look":
+        # Else a busy machine may let the sign be due before a look carries it.
+        monkeypatch.setattr(heartbeat_module, "RIDE_WAIT", 100.0)
+    else:
+        heartbeat.wake()
     await asyncio.wait_for(reading.wait(), 10)
+    assert carried_by[0] == carrier
     await broker.admin.pause("q")
     opened: list[Any] = []
     told = subscriber.consumer.registration.told

@@ -71,9 +71,10 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
     began = time.monotonic()
     left = await fleet.count("state = 'PROCESSING'")
     fleet.start("stalls", **QUICK)
-    await fleet.settled(600, timeout=60)
+    await fleet.settled(600, timeout=90)
     took = time.monotonic() - began
-    assert took <= 30, f"{left} messages took {took:.0f} s"
+    # 20 s of a lease, 5 s to the next search, and the start of a process on a busy machine.
+    assert took <= 45, f"{left} messages took {took:.0f} s"
     assert took >= PREFETCH_LEASE / 2, "their leases had to run out first"
     stopped.send_signal(signal.SIGCONT)
     await fleet.publish(10)
@@ -100,5 +101,5 @@ async def _stalled(fleet: Fleet, *, at: int) -> Process:
             n for body, n in started.items() if body not in {200, 400}
         )
 
-    await eventually(all_is_written, timeout=2)
+    await eventually(all_is_written, timeout=20)
     return worker
