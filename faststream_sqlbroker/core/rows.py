@@ -269,6 +269,8 @@ class Settlement:
     related_id: int | None = None
     """The message that the reason is about."""
     error: str | None = None
+    fingerprint: str | None = None
+    """Of `error`, as `core.error_fingerprint` makes it."""
     queue: str | None = None
     """The queue to move to (attempts and deliveries are reset, dedup_id dropped)."""
     payload: bytes | None = None
@@ -323,7 +325,8 @@ class Acked(Settlement):
     ran = False
     uncharge = False
     published_again = False
-    delay = reason = related_id = hop = error = queue = payload = headers = unit = None
+    delay = reason = related_id = hop = error = fingerprint = None
+    queue = payload = headers = unit = None
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002

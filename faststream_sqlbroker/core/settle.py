@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.error_fingerprint import error_fingerprint
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
@@ -169,6 +170,7 @@ def _fail(
 def _describe(base: Settlement, error: BaseException | None) -> None:
     if error is not None:
         base.error = describe_exception(error)
+        base.fingerprint = error_fingerprint(error)
 
 
 def _later(

@@ -45,6 +45,8 @@ class StoredMessage:
     """Why it ended; docs/reference/reasons.md lists the codes."""
     related_id: int | None = None
     """The message that the reason is about."""
+    error_fingerprint: str | None = None
+    """What its last error has in common with others: `admin.dead_letters` groups by it."""
     headers: Mapping[str, Any] | None = None
     """None if they were not asked for."""
     body: Any = None

@@ -65,7 +65,7 @@ _SHOWN = (
     "last_error",
 )
 LIVE_COLUMNS = (*_SHOWN, "lease_expires_at", "lease_token")
-ARCHIVED_COLUMNS = (*_SHOWN, "archived_at", "reason", "related_id")
+ARCHIVED_COLUMNS = (*_SHOWN, "archived_at", "reason", "related_id", "error_fingerprint")
 Position = Sequence[Any]
 """The values of a walk's order columns in one row."""
 

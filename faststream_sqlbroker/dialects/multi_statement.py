@@ -359,6 +359,7 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
                 s.related_id,
                 int(s.published_again),
                 s.hop,
+                s.fingerprint,
             ]
             for s in settlements
         ]

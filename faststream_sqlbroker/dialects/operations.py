@@ -81,6 +81,8 @@ class Operations(ClaimedRows, ABC):
         if tables.archive is not None:
             self.names["archived_index"] = preparer.quote(f"{tables.archive.name}_archived")
             self.names["archive_queue_index"] = preparer.quote(f"{tables.archive.name}_queue")
+            uncompleted = preparer.quote(f"{tables.archive.name}_uncompleted")
+            self.names["uncompleted_index"] = uncompleted
         self.sql: dict[str, TextClause] = {}
         self.warn = lambda _text: None
         self.time_limit = 30.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-HEAD = "0002"
+HEAD = "0003"
 """The newest version in `versions/`."""
 MIGRATED = ("postgresql", "mysql", "sqlite")
 """Dialects with a folder under `migrations/`; MariaDB's is MySQL's."""

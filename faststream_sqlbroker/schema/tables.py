@@ -294,11 +294,19 @@ def _archive(name: str, schema: str | None, metadata: MetaData, revision: str | 
         *_hops_and_key(revision),
         # The message that its reason is about, such as the one that it was superseded by.
         *_as_of(revision, Column("related_id", IdType, info={ADDED_IN: "0002"})),
+        # What its last error has in common with others (`core.error_fingerprint`).
+        *_as_of(revision, Column("error_fingerprint", name_type(16), info={ADDED_IN: "0003"})),
         schema=schema,
         **_options(),
     )
     Index(f"{name}_archived", table.c.archived_at, table.c.id)
     Index(f"{name}_queue", table.c.queue, table.c.archived_at)
+    if "error_fingerprint" in table.c:
+        c = table.c
+        # Few rows where there are partial indexes: most messages are COMPLETED.
+        where = _where(f"state <> '{MessageState.COMPLETED.name}'")
+        ended = Index(f"{name}_uncompleted", c.state, c.archived_at, c.id, **where)
+        ended.info[ADDED_IN] = "0003"
     return table
 
 

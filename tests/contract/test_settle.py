@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from faststream_sqlbroker.core.error_fingerprint import error_fingerprint
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
@@ -99,6 +100,24 @@ async def test_reasons_are_codes_and_the_related_message_has_a_column(bench: Ben
         ("FAILED", "what the handler says", None),
     ]
     assert {(row["hops"], row["policy_key"]) for row in found} == {(7, "who")}
+
+
+async def test_an_error_is_stored_with_its_fingerprint(bench: Bench) -> None:
+    """One row of the batch has no error, so that each row must get its own."""
+    ids = await bench.put(3)
+    rows = {row.id: row for row in await bench.claim()}
+    ends: list[Outcome] = [Nack(error=ValueError("1")), Reject(), Reject("no", KeyError("2"))]
+    settlements = [
+        settle(rows[i], end, SettleRules(), ended_after=0.0)
+        for i, end in zip(ids, ends, strict=True)
+    ]
+    await bench.store.settle(settlements)
+    found = await bench.rows(archive=True)
+    assert [row["error_fingerprint"] for row in found] == [
+        error_fingerprint(ValueError()),
+        None,
+        error_fingerprint(KeyError()),
+    ]
 
 
 async def test_messages_discarded_by_policies_keep_their_columns(bench: Bench) -> None:

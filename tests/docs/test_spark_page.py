@@ -29,7 +29,7 @@ def test_the_columns_are_those_of_the_data_frames() -> None:
     assert table("column") == [row(field) for field in (*ARCHIVE_FIELDS, *live)]
     assert [field.name for field in live] == ["lease_expires_at"]
     gone = [field.name for field in ARCHIVE_FIELDS if field not in MESSAGE_FIELDS]
-    assert gone == ["archived_at", "reason", "related_id"]
+    assert gone == ["archived_at", "reason", "related_id", "error_fingerprint"]
 
 
 def test_the_drivers_are_those_that_are_looked_for() -> None:

@@ -177,7 +177,7 @@ ON_ACK: dict[str, Any] = {
     "expiries": None,
 }
 SETTLED: dict[str, dict[str, Any]] = {
-    "archive": {"reasons": None, "related": None},
+    "archive": {"reasons": None, "related": None, "fingerprints": None},
     "archive_acked": {"ends": 500_000},
     "archive_acked_on_ack": {"ends": 500_000, **ON_ACK},
     "delete": {},

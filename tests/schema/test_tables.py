@@ -42,7 +42,7 @@ async def test_both_ways_make_the_tables_that_are_needed(engine: AsyncEngine, wa
         assert await run(engine, lambda c: differences(c, TABLES)) == []
     assert await run(
         engine, lambda c: c.execute(text("SELECT * FROM message_schema_version")).all()
-    ) == [("0002",)]
+    ) == [("0003",)]
 
 
 async def test_processes_that_start_together_create_the_tables_once(database_url: str) -> None:

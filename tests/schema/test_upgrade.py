@@ -70,7 +70,7 @@ async def test_a_table_with_messages_is_upgraded(engine: AsyncEngine) -> None:
             assert [tuple(row) for row in found] == [(0, None)] * 3
         assert (
             await connection.scalar(text("SELECT version_num FROM message_schema_version"))
-            == "0002"
+            == "0003"
         )
 
 
@@ -137,7 +137,8 @@ async def test_the_newest_version_can_be_taken_back(engine: AsyncEngine) -> None
         upgrade(connection, CONFIG)
         options = {"opts": {"sqlbroker_config": CONFIG}}
         with Operations.context(MigrationContext.configure(connection, **options)):
-            import_module("faststream_sqlbroker.schema.versions.0002_hops").downgrade()
+            for version in ("0003_errors", "0002_hops"):
+                import_module(f"faststream_sqlbroker.schema.versions.{version}").downgrade()
         return differences(connection, BEFORE)
 
     async with engine.begin() as connection:
@@ -147,13 +148,17 @@ async def test_the_newest_version_can_be_taken_back(engine: AsyncEngine) -> None
 
 @pytest.mark.parametrize("name", ["postgresql", "mysql", "sqlite"])
 def test_each_version_is_rendered_by_itself(name: str) -> None:
-    assert list(versions()) == ["0001", "0002"]
+    assert list(versions()) == ["0001", "0002", "0003"]
     first = render(name, to="0001")
     second = render(name, since="0001")
     assert "CREATE TABLE message (" in first
     assert "hops" not in first
     assert "CREATE TABLE" not in second
     assert "ADD COLUMN hops SMALLINT" in second
+    third = render(name, since="0002")
+    assert "error_fingerprint" not in first
+    assert "ADD COLUMN error_fingerprint" in third
+    assert "hops" not in third
 
 
 async def test_created_tables_are_those_of_the_newest_version(engine: AsyncEngine) -> None:

@@ -95,6 +95,7 @@ def fill(archive: Archive) -> None:
             "last_error": (None, "ValueError: " + HOSTILE)[number % 2],
             "reason": (None, "superseded")[number % 2],
             "related_id": (None, 5)[number % 2],
+            "error_fingerprint": (None, "0123456789abcdef")[number % 2],
             "hops": number % 3,
             "policy_key": (None, HOSTILE)[number % 2],
             "expires_at": (None, datetime(9999, 12, 30, 23, 59, 59, 999999, tzinfo=UTC))[

@@ -187,6 +187,7 @@ def _archive_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
         **_ended(settlements),
         "reasons": [s.reason for s in settlements],
         "related": [s.related_id for s in settlements],
+        "fingerprints": [s.fingerprint for s in settlements],
     }
 
 

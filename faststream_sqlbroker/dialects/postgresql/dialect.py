@@ -248,7 +248,11 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             self.add_statement(name + sql.ANEW, sql.anew(settle), *binds, one, **words)
 
         if self.has_archive:
-            why = _array("reasons", String), _array("related", BigInteger)
+            why = (
+                _array("reasons", String),
+                _array("related", BigInteger),
+                _array("fingerprints", String),
+            )
             kept = MESSAGE_COLUMNS.format(key=self.names["key"])
             add("archive", sql.ARCHIVE, *ended, *why, columns=kept)
             # Not all columns of the message: one of the user's may have the name of ours.

@@ -67,6 +67,12 @@ ARCHIVE_FIELDS = (
     ),
     *_ADDED,
     Field("related_id", "bigint", False, "id of the message that the reason is about"),
+    Field(
+        "error_fingerprint",
+        "string",
+        False,
+        "the same for errors of one type from the same place in the code; NULL without an error",
+    ),
 )
 """What `read_archive` returns, in this order. Timestamps are moments (microseconds, UTC in the
 table)."""

@@ -3,7 +3,8 @@ UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
     ended BIGINT PATH '$[4]', reason VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[5]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
-    related_id BIGINT PATH '$[9]', published INT PATH '$[10]', hop INT PATH '$[11]')) u
+    related_id BIGINT PATH '$[9]', published INT PATH '$[10]', hop INT PATH '$[11]',
+    fingerprint VARCHAR(16) CHARACTER SET utf8mb4 PATH '$[12]')) u
 STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
   m.first_attempt_at = CASE WHEN u.queue IS NULL

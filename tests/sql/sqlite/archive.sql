@@ -1,13 +1,14 @@
-INSERT INTO message_archive (id, queue, priority, "key", dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, hops, policy_key, archived_at, reason, related_id)
+INSERT INTO message_archive (id, queue, priority, "key", dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, hops, policy_key, archived_at, reason, related_id, error_fingerprint)
 SELECT m.id, m.queue, m.priority, m."key", m.dedup_id, m.headers, m.payload, u.state,
   m.attempts_count + u.attempts, m.deliveries_count + u.charge, m.publish_count, m.origin_id,
   m.created_at, m.next_attempt_at, m.expires_at,
   COALESCE(m.first_attempt_at, m.acquired_at + u.ended), COALESCE(m.acquired_at + u.ended, m.last_attempt_at),
-  m.acquired_at, COALESCE(u.error, m.last_error), m.hops, m.policy_key, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000), u.reason, u.related_id
+  m.acquired_at, COALESCE(u.error, m.last_error), m.hops, m.policy_key, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000), u.reason, u.related_id, u.fingerprint
 FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS state,
   json_extract(value, '$[2]') AS attempts, json_extract(value, '$[3]') AS charge,
   json_extract(value, '$[4]') AS ended, json_extract(value, '$[5]') AS reason,
   json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
   json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id,
-  json_extract(value, '$[10]') AS published, json_extract(value, '$[11]') AS hop FROM json_each(:rows)) u
+  json_extract(value, '$[10]') AS published, json_extract(value, '$[11]') AS hop,
+  json_extract(value, '$[12]') AS fingerprint FROM json_each(:rows)) u
 CROSS JOIN message m ON m.id = u.id
