@@ -1,6 +1,7 @@
 """Operations for people who run the broker: one file a subject."""
 
 from faststream_sqlbroker.admin.admin import Admin
+from faststream_sqlbroker.core.dead_letters import DeadLetterGroup, DeadLetters
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
 from faststream_sqlbroker.core.repairs import Repair
@@ -18,6 +19,8 @@ from faststream_sqlbroker.core.stored import Event, MessageDetail, MessagePage, 
 __all__ = (
     "Admin",
     "Count",
+    "DeadLetterGroup",
+    "DeadLetters",
     "Event",
     "Explanation",
     "HeldLock",

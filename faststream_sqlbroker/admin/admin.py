@@ -1,5 +1,6 @@
 """`Admin`: all operations in one object."""
 
+from faststream_sqlbroker.admin.dead_letters import DeadLetterGroups
 from faststream_sqlbroker.admin.locks import Locks
 from faststream_sqlbroker.admin.messages import Messages
 from faststream_sqlbroker.admin.pauses import Pauses
@@ -11,7 +12,18 @@ from faststream_sqlbroker.admin.unknown import Unknown
 from faststream_sqlbroker.admin.workers import Workers
 
 
-class Admin(Queues, Pauses, Workers, Messages, Repairs, Policies, Schedules, Unknown, Locks):
+class Admin(
+    Queues,
+    Pauses,
+    Workers,
+    Messages,
+    DeadLetterGroups,
+    Repairs,
+    Policies,
+    Schedules,
+    Unknown,
+    Locks,
+):
     """The operations of `broker.admin`; they need the database, but no started broker.
 
     Raises (from every operation):

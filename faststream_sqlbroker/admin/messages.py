@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from faststream_sqlbroker.admin.arguments import message_number, moment_or_age, queue_name
+from faststream_sqlbroker.admin.arguments import message_number
 from faststream_sqlbroker.admin.explaining import Explaining
-from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
+from faststream_sqlbroker.admin.filters import filters_of
+from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import (
-    Filters,
     MessageDetail,
     MessagePage,
     NotACursorError,
@@ -35,6 +35,7 @@ class Messages(Explaining):
         key: str | None = None,
         error: str | None = None,
         reason: str | None = None,
+        fingerprint: str | None = None,
         headers: Mapping[str, str] | None = None,
         since: Duration | datetime | None = None,
         until: Duration | datetime | None = None,
@@ -50,7 +51,8 @@ class Messages(Explaining):
         of their lease, then the others in the order in which they are claimed; of a key, by id.
         Live messages of all queues: the newest first. Archived ones: the last archived first.
 
-        `queue`, `queue` with `key`, and the times of archived messages are found by an index.
+        `queue`, `queue` with `key`, the times of archived messages, and the states FAILED and
+        DISCARDED are found by an index; of a queue, the last with a search among all queues.
         With any other filter a page looks at 20 000 messages at most. It may then be short or
         empty, has `scanned_until`, and the next page goes on from there.
 
@@ -62,6 +64,7 @@ class Messages(Explaining):
             key: The whole key.
             error: A part of the last error.
             reason: Why it ended, the whole reason; only of archived messages.
+            fingerprint: That of its error, as `dead_letters` shows it; only of archived messages.
             headers: Headers whose value is this text.
             since: Created (archived, in the archive) at this time or later: an aware datetime, or
                 how long ago, by the database's clock.
@@ -76,18 +79,21 @@ class Messages(Explaining):
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        filters = Filters(
-            archived=archived or _of_archive(state),
-            queue=None if queue is None else queue_name(queue),
-            state=_state(state),
+        if not 1 <= limit <= MOST_LISTED:
+            raise SetupError(f"limit must be 1 to {MOST_LISTED}, got {limit!r}")
+        filters = filters_of(
+            has_archive=self._store.messages.has_archive,
+            queue=queue,
+            state=state,
             key=key,
             error=error,
             reason=reason,
-            headers=_headers(headers),
-            since=moment_or_age("since", since),
-            until=moment_or_age("until", until),
+            fingerprint=fingerprint,
+            headers=headers,
+            since=since,
+            until=until,
+            archived=archived,
         )
-        _check(filters, self._store.messages.has_archive, limit)
         try:
             page = await self._store.messages.page(filters, limit, after, hidden=bodies)
         except NotACursorError as error_:
@@ -124,35 +130,3 @@ class Messages(Explaining):
         return MessageDetail(
             message, history(message), await self.explain(number), came_from(message.headers)
         )
-
-
-def _state(value: MessageState | str | None) -> MessageState | None:
-    if value is None or isinstance(value, MessageState):
-        return value
-    name = str(value).upper()
-    if name not in MessageState.__members__:
-        allowed = ", ".join(MessageState.__members__)
-        raise SetupError(f"state must be one of {allowed}, got {short(value)}")
-    return MessageState[name]
-
-
-def _of_archive(state: MessageState | str | None) -> bool:
-    return _state(state) in ARCHIVED_STATES
-
-
-def _headers(given: Mapping[str, str] | None) -> Mapping[str, str]:
-    for name, value in (given or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise SetupError(f"headers must map names to texts, got {short(name)}: {short(value)}")
-    return dict(given or {})
-
-
-def _check(filters: Filters, has_archive: bool, limit: int) -> None:
-    if not 1 <= limit <= MOST_LISTED:
-        raise SetupError(f"limit must be 1 to {MOST_LISTED}, got {limit!r}")
-    if filters.archived and not has_archive:
-        raise SetupError("there is no archive: message_archive_table_name is None")
-    if filters.archived and filters.state is not None and filters.state not in ARCHIVED_STATES:
-        raise SetupError(f"no archived message is {filters.state.name}: leave archived=True out")
-    if filters.reason is not None and not filters.archived:
-        raise SetupError("only archived messages have a reason: give archived=True, too")

@@ -105,6 +105,7 @@ class Filters:
     key: str | None = None
     error: str | None = None
     reason: str | None = None
+    fingerprint: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     since: datetime | float | None = None
     """A moment, or seconds before the database's now."""

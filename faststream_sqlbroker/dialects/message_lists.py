@@ -1,49 +1,19 @@
-"""Lists of messages for operators: pages by the last row's position, in the order of an index.
-
-A walk is a range of one index. Filters that the index does not know are checked row by row: the
-position of the last row that may be looked at is found in the index first, so that a page reads a
-limited number of rows, however few of them match.
-"""
+"""Lists of messages for operators: pages by the last row's position, in the order of an index."""
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    Table,
-    and_,
-    case,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    text,
-    type_coerce,
-)
-from sqlalchemy.types import NullType
+from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters, NotACursorError
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.dialects.claimed_rows import NEEDED_TIMES
+from faststream_sqlbroker.dialects.message_walks import SCANNED, Part, Position, Walk, walks_of
 from faststream_sqlbroker.dialects.operations import Operations
-from faststream_sqlbroker.dialects.sqlite.sql import FIRST_MOMENT, LAST_MOMENT
-from faststream_sqlbroker.schema.types import MYSQL, UtcTimestamp, clock, later
 
-SCANNED = 20_000
-"""Rows that a page looks at, at most, if an index does not know all filters."""
-STEP = 2_000
-"""Rows of these that one statement looks at, so that none lasts long: on a busy machine MySQL reads
-some 12 000 rows a second that lie far apart."""
-_CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
-_LEASED = text("state = 'PROCESSING'")
 HIDDEN_COLUMNS = ("payload", "headers")
 _SHOWN = (
     "id",
@@ -66,49 +36,6 @@ _SHOWN = (
 )
 LIVE_COLUMNS = (*_SHOWN, "lease_expires_at", "lease_token")
 ARCHIVED_COLUMNS = (*_SHOWN, "archived_at", "reason", "related_id", "error_fingerprint")
-Position = Sequence[Any]
-"""The values of a walk's order columns in one row."""
-
-
-@dataclass(frozen=True)
-class Walk:
-    """A range of one index of a table, in the index's order."""
-
-    name: str
-    """Names it in a cursor: "leased", or "ready" and its priority, and so on."""
-    table: Table
-    index: str | None
-    where: Sequence[Any]
-    order: Sequence[ColumnElement[Any]]
-    falling: bool = False
-
-    def select(self, dialect: Operations, columns: Sequence[Any]) -> Select[Any]:
-        """The rows of the range, in its order."""
-        statement = select(*columns).select_from(self.table).where(*self.where)
-        if dialect.name in MYSQL:
-            index = dialect.names[self.index] if self.index else "PRIMARY"
-            statement = statement.with_hint(self.table, f"FORCE INDEX ({index})", dialect.name)
-        elif self.index:
-            index = dialect.names[self.index]
-            statement = statement.with_hint(self.table, f"INDEXED BY {index}", "sqlite")
-        return statement.order_by(*(c.desc() if self.falling else c.asc() for c in self.order))
-
-    def beyond(self, position: Position, *, inclusive: bool = False) -> Any:
-        """Whether a row comes after `position`; with `inclusive`, the row there, too."""
-        column = self.order[0]
-        value = position[0]
-        further = column < value if self.falling else column > value
-        if len(self.order) == 1:
-            return or_(further, column == value) if inclusive else further
-        rest = Walk("", self.table, None, (), self.order[1:], self.falling)
-        # The first part is the range of the index; the second leaves out rows at its edge.
-        edge = column <= value if self.falling else column >= value
-        return and_(edge, or_(further, rest.beyond(position[1:], inclusive=inclusive)))
-
-    def up_to(self, position: Position) -> Any:
-        """Whether a row comes before `position` or is there."""
-        backwards = Walk("", self.table, None, (), self.order, not self.falling)
-        return backwards.beyond(position, inclusive=True)
 
 
 @dataclass(slots=True)
@@ -139,12 +66,12 @@ def read_page(
     name, position = (None, None) if after is None else _load(after)
     page = Page([])
     budget = SCANNED
-    walks = _from(list(_walks(connection, dialect, filters)), name)
+    walks = _from(list(walks_of(connection, dialect, filters)), name)
     for walk in walks:
         at = position if walk.name == name else None
         # With no room left, one more row still tells whether there is another page.
         room = limit - len(page.rows)
-        part = _Part(connection, dialect, walk, at, filters)
+        part = Part(connection, dialect, walk, at, filters)
         found, end = part.read(names, room, budget)
         page.rows += found[:room]
         if found[:room]:
@@ -165,189 +92,6 @@ def read_page(
 def _columns(filters: Filters, *, hidden: bool) -> Sequence[str]:
     shown = ARCHIVED_COLUMNS if filters.archived else LIVE_COLUMNS
     return (*shown, *HIDDEN_COLUMNS) if hidden else shown
-
-
-def shown_columns(table: Table, names: Sequence[str], database: str) -> list[Any]:
-    """The columns `names` of `table`, so that no value makes a row unreadable.
-
-    Another program may have stored anything: headers come as they are, and in SQLite, whose columns
-    take any value, what is no time counts as now if it is needed, else as NULL, as for a claim.
-    """
-    return [_shown(table.c[name], database).label(name) for name in names]
-
-
-def _shown(column: Any, database: str) -> Any:
-    if column.name == "headers":
-        return type_coerce(column, NullType())
-    if database != "sqlite" or not isinstance(column.type, UtcTimestamp):
-        return column
-    known = column.between(literal_column(str(FIRST_MOMENT)), literal_column(str(LAST_MOMENT)))
-    is_time = and_(func.typeof(column) == "integer", known)
-    other: Any = clock() if column.name in NEEDED_TIMES else null()
-    return type_coerce(case((is_time, column), else_=other), UtcTimestamp())
-
-
-class _Part:
-    """What one walk gives to a page."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        dialect: Operations,
-        walk: Walk,
-        at: Position | None,
-        filters: Filters,
-    ) -> None:
-        """Read on behind the position `at`; None: from the begin."""
-        self._connection = connection
-        self._dialect = dialect
-        self._walk = walk
-        self._beyond = [] if at is None else [walk.beyond(at)]
-        self._extra = _unindexed(walk, filters, dialect.name)
-        self._looked_at = 0
-        c = walk.table.c
-        moment = c.archived_at if filters.archived else c.created_at
-        self._moment = _shown(moment, dialect.name)
-
-    def _rows(self, *columns: Any) -> Select[Any]:
-        return self._walk.select(self._dialect, columns).where(*self._beyond)
-
-    def read(
-        self, names: Sequence[str], room: int, budget: int
-    ) -> tuple[Sequence[Any], Position | None]:
-        """Up to `room` + 1 rows; and the position of the last row that may be looked at, if there
-        are rows behind it.
-        """
-        columns = shown_columns(self._walk.table, names, self._dialect.name)
-        if not self._extra:
-            return self._connection.execute(self._rows(*columns).limit(room + 1)).all(), None
-        found: list[Any] = []
-        left = max(budget, 1)
-        while True:
-            end = self._end(min(STEP, left))
-            statement = self._rows(*columns).where(*self._extra).limit(room + 1 - len(found))
-            if end is not None:
-                statement = statement.where(self._walk.up_to(end))
-                self._looked_at += min(STEP, left)
-            found += self._connection.execute(statement).all()
-            left -= STEP
-            if end is None or left <= 0 or len(found) > room:
-                return found, end
-            self._beyond = [self._walk.beyond(end)]
-
-    def _end(self, step: int) -> Position | None:
-        """The position `step` rows ahead; None: the walk ends before."""
-        order = [str(column.key) for column in self._walk.order]
-        columns = shown_columns(self._walk.table, order, self._dialect.name)
-        row = self._connection.execute(self._rows(*columns).limit(1).offset(step - 1)).first()
-        return None if row is None else tuple(row)
-
-    def looked_at(self) -> int:
-        """How many rows were looked at, once the walk has ended."""
-        if not self._extra:
-            return 0
-        # The last step ended before its limit: it is counted, in the index.
-        counted = self._rows(literal_column("1").label("one")).limit(STEP).subquery()
-        counting = select(func.count()).select_from(counted)
-        return self._looked_at + int(self._connection.execute(counting).scalar_one())
-
-    def time_of(self, position: Position) -> datetime | None:
-        """When the message there was created or archived; None: it has just gone."""
-        statement = select(self._moment).where(self._walk.table.c.id == position[-1])
-        moment: datetime | None = self._connection.execute(statement).scalar()
-        return moment
-
-
-# The walks of a list.
-
-
-def _walks(connection: Connection, dialect: Operations, filters: Filters) -> Iterator[Walk]:
-    if filters.archived:
-        yield _archive_walk(dialect, filters)
-        return
-    c = dialect.tables.message.c
-    if filters.queue is None:
-        yield Walk("all", dialect.tables.message, None, (), (c.id,), falling=True)
-    elif filters.key is not None:
-        where = (c.queue == filters.queue, c.key == filters.key)
-        yield Walk("key", dialect.tables.message, "key_index", where, (c.id,))
-    else:
-        yield from _queue_walks(connection, dialect, filters.queue, filters.state)
-
-
-def _queue_walks(
-    connection: Connection, dialect: Operations, queue: str, state: MessageState | None
-) -> Iterator[Walk]:
-    """What is leased, then what waits in the order of claims."""
-    table = dialect.tables.message
-    c = table.c
-    mysql = dialect.name in MYSQL
-    if state in {None, MessageState.PROCESSING}:
-        leased = text("lease_expires_at IS NOT NULL") if mysql else _LEASED
-        of_queue = (c.queue == queue, leased)
-        yield Walk("leased", table, "leased_index", of_queue, (c.lease_expires_at, c.id))
-    if state is None or state in CLAIMABLE_STATES:
-        claimable = text("claimable = 1") if mysql else _CLAIMABLE
-        for pair in dialect.ready_pairs(connection, [queue]):
-            of_pair = (claimable, c.queue == queue, c.priority == pair.priority)
-            name = f"ready {pair.priority}"
-            yield Walk(name, table, "ready_index", of_pair, (c.next_attempt_at, c.id))
-
-
-def _archive_walk(dialect: Operations, filters: Filters) -> Walk:
-    table = dialect.tables.archive
-    assert table is not None  # noqa: S101 - the store has looked
-    c = table.c
-    where = list(_between(c.archived_at, filters))
-    index = "archived_index"
-    if filters.queue is not None:
-        where.insert(0, c.queue == filters.queue)
-        index = "archive_queue_index"
-    return Walk("archive", table, index, where, (c.archived_at, c.id), falling=True)
-
-
-def _between(column: Any, filters: Filters) -> Iterator[Any]:
-    if filters.since is not None:
-        yield column >= _moment(filters.since)
-    if filters.until is not None:
-        yield column < _moment(filters.until)
-
-
-def _moment(value: datetime | float) -> Any:
-    if isinstance(value, datetime):
-        return value
-    return later(literal_column(str(-round(value * 1_000_000))))
-
-
-def _unindexed(walk: Walk, filters: Filters, database: str) -> list[Any]:
-    """The conditions that the walk's index does not know."""
-    c = walk.table.c
-    found: list[Any] = []
-    if filters.state is not None and not _only(walk, filters.state):
-        found.append(c.state == filters.state.name)
-    if filters.key is not None and walk.name != "key":
-        found.append(c.key == filters.key)
-    if filters.error is not None:
-        found.append(c.last_error.contains(filters.error, autoescape=True))
-    if filters.reason is not None:
-        found.append(c.reason == filters.reason)
-    found += [_header(walk, database, *each) for each in filters.headers.items()]
-    if not filters.archived:
-        found += _between(c.created_at, filters)
-    return found
-
-
-def _only(walk: Walk, state: MessageState) -> bool:
-    return walk.name == "leased" and state is MessageState.PROCESSING
-
-
-def _header(walk: Walk, database: str, name: str, value: str) -> Any:
-    headers = walk.table.c.headers
-    found = headers[name].as_string()
-    if database == "sqlite":
-        # Another program may have stored there what is not JSON, which would be an error.
-        found = case((func.json_valid(headers) == 1, found))
-    return found == value
 
 
 def _from(walks: list[Walk], name: str | None) -> list[Walk]:

@@ -8,20 +8,22 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.dead_letters import DeadLetters
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.stored import Filters, MessagePage, StoredMessage, decode_body
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
+from faststream_sqlbroker.dialects.dead_letters import dead_letters
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.message_lists import (
     ARCHIVED_COLUMNS,
     HIDDEN_COLUMNS,
     LIVE_COLUMNS,
     read_page,
-    shown_columns,
 )
+from faststream_sqlbroker.dialects.message_walks import shown_columns
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -62,6 +64,13 @@ class StoredMessages:
 
         transactions = self._inspecting if hidden or filters.headers else self._operating
         return await transactions.run(work, self._places, write=False)
+
+    async def dead_letters(self, filters: Filters, limit: int) -> DeadLetters:
+        """The `limit` largest groups of the archived messages that match `filters`."""
+        transactions = self._inspecting if filters.headers else self._operating
+        return await transactions.run(
+            lambda c: dead_letters(c, self._dialect, filters, limit), self._places, write=False
+        )
 
     async def one(self, message_id: int, *, hidden: bool) -> StoredMessage | None:
         """The message, live or archived; with `hidden`, also its headers and body."""

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin import StoredMessage
 from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("`broker.admin.messages`: lists and searches, page by page")
 
@@ -121,3 +122,40 @@ async def test_without_an_archive_there_is_none_to_list(engine: AsyncEngine) -> 
     assert await broker.admin.message(message_id + 1) is None
     [queue] = await broker.admin.queues()
     assert (queue.out_per_minute, queue.used) == (None, True)
+
+
+@pytest.mark.capability("`broker.admin`: dead letters by their errors")
+async def test_dead_letters_of_handlers_are_grouped_by_what_raised(broker: SqlBroker) -> None:
+    """Whatever the text says: each names another message."""
+
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(body: str) -> None:
+        if body.isdigit():
+            raise ValueError(f"no customer {body}")
+        raise KeyError(body)
+
+    await broker.publish_batch("1", "2", "three", queue="q")
+    await broker.start()
+
+    async def failed() -> bool:
+        return (await broker.admin.dead_letters()).count == 3
+
+    await eventually(failed)
+    found = await broker.admin.dead_letters(queue="q", since="1h")
+    assert [group.count for group in found.groups] == [2, 1]
+    largest = found.groups[0]
+    assert largest.fingerprint is not None
+    assert largest.error is not None
+    assert largest.error.startswith("ValueError: no customer")
+    page = await broker.admin.messages(state="FAILED", fingerprint=largest.fingerprint)
+    assert len(page.messages) == 2
+    assert (await broker.admin.dead_letters(error="KeyError")).groups == found.groups[1:]
+
+
+async def test_wrong_arguments_of_dead_letters_are_refused(broker: SqlBroker) -> None:
+    with pytest.raises(SetupError, match="fingerprint must be the 16 digits"):
+        await broker.admin.dead_letters(fingerprint="x")
+    with pytest.raises(SetupError, match="limit must be 1 to 1000, got 0"):
+        await broker.admin.dead_letters(limit=0)
+    with pytest.raises(SetupError, match="only archived messages have a fingerprint"):
+        await broker.admin.messages(fingerprint="1" * 16)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import message_lists
+from faststream_sqlbroker.dialects import message_lists, message_walks
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
 from tests.helpers import mysql_numbers
@@ -30,6 +30,9 @@ INDEXED: list[dict[str, Any]] = [
     {"archived": True},
     {"archived": True, "queue": "other5"},
     {"archived": True, "queue": "other5", "since": 600.0, "until": 5.0},
+    {"archived": True, "state": MessageState.FAILED},
+    {"archived": True, "state": MessageState.FAILED, "since": 600.0},
+    {"archived": True, "state": MessageState.DISCARDED},
 ]
 """Filters that an index knows."""
 SEARCHED: list[dict[str, Any]] = [
@@ -40,7 +43,8 @@ SEARCHED: list[dict[str, Any]] = [
     {"until": 3_600.0},
     {"archived": True, "error": "none"},
     {"archived": True, "queue": "other5", "reason": "none"},
-    {"archived": True, "state": MessageState.FAILED, "since": 600.0},
+    {"archived": True, "state": MessageState.FAILED, "fingerprint": "0123456789abcdef"},
+    {"archived": True, "state": MessageState.FAILED, "queue": "q"},
 ]
 """Filters that match nothing, so that a page is read until it may look at no more."""
 
@@ -57,12 +61,13 @@ def archive(crowded: Engine, database: str) -> Engine:
     ago = "statement_timestamp() - s.n * interval '1 second'"
     if database != "postgresql":
         ago = "UTC_TIMESTAMP(6) - INTERVAL s.n SECOND"
+    state = "CASE MOD(s.n, 10) WHEN 0 THEN 'FAILED' ELSE 'COMPLETED' END"
     with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(
             text(
                 "INSERT INTO message_archive "
                 "(id, queue, payload, state, created_at, next_attempt_at, archived_at) "
-                f"SELECT s.n, CONCAT('other', MOD(s.n, 20)), 'x', 'COMPLETED', {ago}, {ago}, {ago} "
+                f"SELECT s.n, CONCAT('other', MOD(s.n, 20)), 'x', {state}, {ago}, {ago}, {ago} "
                 f"FROM {numbers}"
             )
         )
@@ -86,7 +91,7 @@ def sent(connection: Connection) -> Iterator[list[tuple[str, Any]]]:
 
 def page(connection: Connection, dialect: Any, filters: dict[str, Any]) -> message_lists.Page:
     # In two statements, the second of which begins where the first ended.
-    step = patch.object(message_lists, "STEP", SCANNED // 2)
+    step = patch.object(message_walks, "STEP", SCANNED // 2)
     with patch.object(message_lists, "SCANNED", SCANNED), step:
         return message_lists.read_page(
             connection, dialect, Filters(**filters), LIMIT, None, hidden=True
