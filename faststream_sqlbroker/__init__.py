@@ -13,6 +13,7 @@ from faststream_sqlbroker.broker.pipelines import Pipeline, Step
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
 from faststream_sqlbroker.broker.router import SqlBrokerPublisher, SqlBrokerRoute, SqlBrokerRouter
 from faststream_sqlbroker.control_exceptions import Move, NotReadyYet, Postpone, RetryPossible
+from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.policies import (
     BlockingWait,
     Concurrency,
@@ -57,6 +58,7 @@ from faststream_sqlbroker.exceptions import (
     MissingExtraError,
     NotSupportedError,
     PublishError,
+    QueueFullError,
     RightsError,
     SchemaError,
     SetupError,
@@ -101,6 +103,7 @@ __all__ = (
     "Lock",
     "LockLostError",
     "LockNotAcquiredError",
+    "MaxDepth",
     "MessageTooLargeError",
     "MissingExtraError",
     "Move",
@@ -114,6 +117,7 @@ __all__ = (
     "PolicyWait",
     "Postpone",
     "PublishError",
+    "QueueFullError",
     "Reason",
     "ReceivedMessage",
     "Reservation",

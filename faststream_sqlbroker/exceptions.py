@@ -6,7 +6,9 @@ SqlBrokerError
 │   ├── SchemaError             the tables are not those that this version needs
 │   └── RightsError             the database user lacks rights that this process needs
 ├── PublishError                the message cannot be stored as given (also a ValueError)
-│   └── MessageTooLargeError    the message exceeds a limit of the database (also a StoreError)
+│   └── MessageTooLargeError    the message exceeds max_payload or a limit of the database (also a
+│                               StoreError)
+├── QueueFullError              the queue has as many due messages as max_depth allows
 ├── NotSupportedError           this database or driver lacks the feature (also FastStream's)
 ├── TransactionEndedError       a handler's transaction ended before its ack
 ├── LeaseLostError              a reservation lost its lease; its outcome was not written
@@ -55,6 +57,18 @@ class RightsError(SetupError):
 
 class PublishError(SqlBrokerError, ValueError):
     """The message cannot be stored as given; nothing was written."""
+
+
+class QueueFullError(SqlBrokerError):
+    """The queue has as many due messages as its `max_depth` allows; nothing was written.
+
+    Attributes:
+        queue: Its name.
+    """
+
+    def __init__(self, queue: str, text: str) -> None:
+        super().__init__(text)
+        self.queue = queue
 
 
 class NotSupportedError(SqlBrokerError, FeatureNotSupportedException):
@@ -121,7 +135,9 @@ class AccessError(StoreError):
 
 
 class MessageTooLargeError(PublishError, StoreError):
-    """The message exceeds the database's limit on a statement or a row; it was not sent."""
+    """The message exceeds the database's limit on a statement or a row, or the `max_payload` of the
+    broker; it was not sent.
+    """
 
 
 class TransientStoreError(StoreError):

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,9 @@ from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.startup_warnings import startup_warnings
 from faststream_sqlbroker.broker.under_test import SqlBrokerUnderTest
 from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
@@ -38,6 +40,7 @@ from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.requests import Requests
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.sampling import Sampler
@@ -83,6 +86,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         listen_url: URL | str | None = None,
         graceful_timeout: Duration | None = 15.0,
         presence_interval: Duration = INTERVAL,
+        max_payload: int | None = None,
+        max_depth: "Mapping[str, MaxDepth | int] | None" = None,
         metrics: Recorder | None = None,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
@@ -129,6 +134,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             presence_interval: Time between two heartbeats of this process's subscribers in the
                 database, 100 ms or more. Within it they learn of paused queues. A process counts as
                 dead after four intervals without a heartbeat.
+            max_payload: Most bytes of a body that this process publishes, answers included; None
+                leaves it to the database.
+            max_depth: How many due messages a queue may have before this process's publishes to it
+                wait, raise or are dropped, by the queue's full name; a number is a `MaxDepth` of
+                it.
             metrics: Where the broker's own metrics go, such as `SqlBrokerPrometheusMetrics`; None:
                 they are not taken.
             ack_policy: Default policy of all subscribers.
@@ -164,8 +174,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
 
         Raises:
             SetupError: the engine cannot be used (synchronous, of another database, in-memory
-                SQLite, with a StaticPool), `security` does not fit the URL, a duration is not
-                valid, or presence_interval is less than 100 ms.
+                SQLite, with a StaticPool), `security` does not fit the URL, a duration or a limit
+                is not valid, or presence_interval is less than 100 ms.
         """
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer, security=security)
         self._listen_engine = make_listen_engine(listen_url, security=security)
@@ -183,9 +193,13 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             clock=clock,
         )
         self._recorder = None if metrics is None else GuardedRecorder(metrics, self._log_of_loops)
+        self._max_payload = max_payload
+        self._max_depth = checked_depths(max_depth)
+        if max_payload is not None:
+            whole_number("max_payload", max_payload, other=" of bytes, or None")
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
-        publisher = Publisher(store, self._wakeups)
+        publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock))
         self._requests = Requests(store, publisher, self._wakeups, self._rights, self._log_of_loops)
         super().__init__(
             config=SqlBrokerConfig(
@@ -243,6 +257,19 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         )
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
+
+    def _publish_limits(self, store: Store, clock: Clock) -> PublishLimits | None:
+        """What publishes are held to; None if nothing."""
+        if self._max_payload is None and not self._max_depth:
+            return None
+        return PublishLimits(
+            store,
+            self._max_depth,
+            self._max_payload,
+            log=self._log_of_loops,
+            clock=clock,
+            recorder=self._recorder,
+        )
 
     def _state_changed(self) -> None:
         """Another process may have paused a queue, or redefined a schedule."""
@@ -321,6 +348,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             found |= getattr(subscriber, "activities", set())
         if self.publishers or self.schedules:
             found.add(Activity.PUBLISH)
+        if self._max_depth:
+            found.add(Activity.COUNT)
         return frozenset(found)
 
     async def _check_schema(self) -> None:

@@ -62,12 +62,13 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             options: See `PublishOptions`.
 
         Returns:
-            The message's id; None with `with_ack`, or if the queue has a message with the same
-            dedup_id already.
+            The message's id; None with `with_ack`, if the queue has a message with the same
+            dedup_id already, or if the queue is full and its `max_depth` drops.
 
         Raises:
             PublishError: a value cannot be stored, a connection cannot be used, or `with_ack` finds
                 no ack to join; nothing was written.
+            QueueFullError: the queue is full by its `max_depth`; nothing was written.
             UnknownOutcomeError: the answer to the COMMIT was lost; the message may be committed.
             StoreError: the database refused the message or could not be reached; nothing was
                 written.
@@ -98,6 +99,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
 
         Raises:
             PublishError: as `publish`; or the only argument is a list of messages.
+            QueueFullError: as `publish`; a queue that drops only leaves its own messages out.
             StoreError: as `publish`.
         """
         if not messages:
@@ -112,6 +114,19 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             cmd, producer=self.config.producer
         )
         return result
+
+    async def wait_for_room(self, queue: str) -> None:
+        """Wait until `queue` has fewer due messages than its `max_depth`; without one it returns.
+
+        For a publish in a transaction of yours, which does not wait: wait before it begins.
+
+        Raises:
+            QueueFullError: no room came within the limit's timeout.
+            StoreError: the database could not be asked.
+        """
+        await self.connect()
+        producer: Any = self.config.producer
+        await producer.wait_for_room(queue)
 
     @overload
     def publish_sync(
@@ -160,6 +175,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
 
         Raises:
             PublishError: as `publish`; or neither or both of connection and session were given.
+            QueueFullError: the queue is full by its `max_depth`, also where that would wait.
             SetupError: the codec awaits something.
         """
         if (connection is None) == (session is None) or "with_ack" in options:

@@ -87,6 +87,12 @@ RELEASED = _of_messages(
     "Messages of which this process found the lease of another, or its own, run out, and gave them "
     "back.",
 )
+REFUSED = _of_messages(
+    "refused_messages",
+    ("queue", "how"),
+    "Messages that were not published, as the queue had as many due ones as `max_depth` allows. "
+    "`how` is `raised`, also after a wait that was too long, or `dropped`.",
+)
 CLAIM_SECONDS = _seconds(
     "claim_seconds",
     ("subscriber",),
@@ -105,6 +111,12 @@ LEASE_MARGIN = _seconds(
     "What was left of the shortest lease held here, at each look of the loop that renews leases. 0 "
     "is a lease that has run out, or nearly.",
     MARGINS,
+)
+FULL_WAIT = _seconds(
+    "queue_full_wait_seconds",
+    ("queue",),
+    "Waits of publishes for room in a queue with a `max_depth`, also those in vain.",
+    WAITS,
 )
 POLICY_WAIT = _seconds(
     "policy_wait_seconds",
@@ -165,10 +177,12 @@ METRICS = (
     RETRIED,
     LOST,
     RELEASED,
+    REFUSED,
     CLAIM_SECONDS,
     FLUSH_SECONDS,
     LEASE_MARGIN,
     POLICY_WAIT,
+    FULL_WAIT,
     HELD,
     HEALTHY,
     POOL_USED,

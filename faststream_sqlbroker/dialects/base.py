@@ -21,6 +21,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import live_subscribers
+from faststream_sqlbroker.dialects.depths import add_depths
 from faststream_sqlbroker.dialects.handler_locks import HandlerLocks
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
@@ -50,6 +51,7 @@ class Dialect(Operations):
         super().add_looks(pairs, now, *binds)
         add_queue_states(self, now)
         add_queue_counts(self, now)
+        add_depths(self, now)
 
     @abstractmethod
     def removing(self, ids: Sequence[int]) -> Work[None]:

@@ -118,6 +118,12 @@ def _publish(tables: Tables, dialect: Any) -> Iterator[Need]:
         yield message, "SELECT", ("id", "queue", "dedup_id"), False
 
 
+def _count(tables: Tables, dialect: Any) -> Iterator[Need]:
+    claimable = ("claimable",) if dialect.name in MYSQL else ()
+    columns = ("queue", "priority", "state", "next_attempt_at", "id", *claimable)
+    yield tables.message, "SELECT", columns, False
+
+
 def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
     claimable = ("claimable",) if dialect.name in MYSQL else ()
     yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
@@ -187,6 +193,7 @@ def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
 
 _NEEDS = {
     Activity.PUBLISH: _publish,
+    Activity.COUNT: _count,
     Activity.CONSUME: _consume,
     Activity.TAKE: _take,
     Activity.REQUEST: _request,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
@@ -18,25 +19,53 @@ if TYPE_CHECKING:
 class Publisher:
     """Writes messages and sends the hints that follow them."""
 
-    def __init__(self, store: "Store", wakeups: Wakeups) -> None:
+    def __init__(
+        self, store: "Store", wakeups: Wakeups, limits: PublishLimits | None = None
+    ) -> None:
+        """Write to `store`, within `limits`."""
         self._store = store
         self._wakeups = wakeups
+        self._limits = limits
 
     async def publish(
         self,
         rows: Sequence[NewMessage],
         *,
         connection: "AsyncConnection | AsyncSession | None" = None,
+        droppable: bool = True,
     ) -> list[int | None]:
-        """Insert `rows`; their ids in the order given, None where a dedup_id exists already.
+        """Insert `rows`; their ids in the order given, None where a dedup_id exists already, or
+        where the row was dropped, as its queue is full.
 
         Without `connection` the messages are committed when this returns. With it they belong to
-        the caller's transaction, which is neither begun, committed nor flushed here.
+        the caller's transaction, which is neither begun, committed nor flushed here. With
+        `droppable` false a full queue that drops raises.
 
         Raises:
-            PublishError: the connection cannot be used.
+            PublishError: the connection cannot be used, or a body is larger than `max_payload`.
+            QueueFullError: a queue is full.
             StoreError: the database refused or could not be reached.
         """
+        if not rows:
+            return []
+        if self._limits is None:
+            return await self._write(rows, connection=connection)
+        self._limits.check_payload(rows)
+        kept = await self._limits.admit(
+            rows,
+            connection=self._counting_on(connection),
+            waits=connection is None,
+            droppable=droppable,
+        )
+        if kept is None:
+            return await self._write(rows, connection=connection)
+        return _spread(kept, await self._write(_only(rows, kept), connection=connection))
+
+    def _counting_on(self, connection: Any) -> Any:
+        """The caller's connection on which to count; None: the broker's own."""
+        return connection
+
+    async def _write(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         if not rows:
             return []
         due = due_queues(rows)
@@ -51,6 +80,16 @@ class Publisher:
             self._wakeups.published_in(transaction, due)
         return ids
 
+    async def wait_for_room(self, queue: str) -> None:
+        """Wait until `queue` has fewer due messages than its `max_depth`.
+
+        Raises:
+            QueueFullError: that took longer than the limit's timeout.
+            StoreError: the queue could not be counted.
+        """
+        if self._limits is not None:
+            await self._limits.wait_for_room(queue)
+
     def join(
         self, rows: Sequence[NewMessage], delivery: Sequence[ClaimedMessage], *, required: bool
     ) -> bool:
@@ -59,9 +98,9 @@ class Publisher:
 
         Raises:
             PublishError: it was not, and `required`; or one of `rows` is larger than the database
-                takes.
+                or `max_payload` takes.
         """
-        self._store.refuse_too_large(rows)
+        self._refuse_too_large(rows)
         return join(self._store, delivery, rows, required=required)
 
     def check_size(self, row: NewMessage) -> None:
@@ -69,15 +108,45 @@ class Publisher:
         database takes.
 
         Raises:
-            MessageTooLargeError: it is.
+            MessageTooLargeError: it is, or it is larger than `max_payload`.
         """
-        self._store.refuse_too_large([row])
+        self._refuse_too_large([row])
+
+    def _refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
+        if self._limits is not None:
+            self._limits.check_payload(rows)
+        self._store.refuse_too_large(rows)
 
     def publish_sync(
         self, rows: Sequence[NewMessage], *, connection: "Connection | Session"
     ) -> list[int | None]:
-        """Insert `rows` in a synchronous caller's transaction; subscribers find them by polling."""
+        """Insert `rows` in a synchronous caller's transaction; subscribers find them by polling.
+
+        Raises:
+            PublishError: as `publish`.
+            QueueFullError: a queue is full; nothing is waited for.
+            StoreError: as `publish`.
+        """
+        if self._limits is None:
+            return self._write_sync(rows, connection=connection)
+        self._limits.check_payload(rows)
+        kept = self._limits.admit_sync(rows, connection=self._counting_on(connection))
+        if kept is None:
+            return self._write_sync(rows, connection=connection)
+        return _spread(kept, self._write_sync(_only(rows, kept), connection=connection))
+
+    def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         return self._store.insert_sync(connection, rows) if rows else []
+
+
+def _only(rows: Sequence[NewMessage], kept: Sequence[bool]) -> list[NewMessage]:
+    return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept]
+
+
+def _spread(kept: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
+    """`ids` of the rows that were kept, and None for the others."""
+    of_kept = iter(ids)
+    return [next(of_kept) if is_kept else None for is_kept in kept]
 
 
 def _transaction_of(connection: Any) -> Any:

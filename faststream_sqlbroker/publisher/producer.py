@@ -169,6 +169,14 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         row = await self._row(cmd, cmd.body)
         return await self._requests.ask(row, address, cmd.correlation_id, timeout)
 
+    async def wait_for_room(self, queue: str) -> None:
+        """Wait until `queue` has fewer due messages than its `max_depth`.
+
+        Raises:
+            QueueFullError: that took longer than the limit's timeout.
+        """
+        await self._publisher.wait_for_room(queue)
+
     def publish_sync(
         self, cmd: SqlBrokerPublishCommand, connection: "Connection | Session"
     ) -> int | None:

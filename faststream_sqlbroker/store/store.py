@@ -39,6 +39,7 @@ from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.ack_first import AckFirstStarts
 from faststream_sqlbroker.store.checkout import Checkouts
 from faststream_sqlbroker.store.dead_sessions import DeadSessionWatch
+from faststream_sqlbroker.store.depths import Depths
 from faststream_sqlbroker.store.direct_claim import DirectClaims
 from faststream_sqlbroker.store.driver import DriverShortcut
 from faststream_sqlbroker.store.errors import ErrorClasses
@@ -134,6 +135,7 @@ class Store:
         self.messages = StoredMessages(self._transactions, self.dialect, self._places)
         self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
+        self.depths = Depths(self._transactions, self.dialect, self._places)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         if listen_engine is not None:

@@ -278,6 +278,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             under_test.pump,
             under_test.held,
             given,
+            broker._publish_limits(broker._store, broker._clock),  # noqa: SLF001
         )
         broker._requests = TestRequests(  # noqa: SLF001
             publisher,

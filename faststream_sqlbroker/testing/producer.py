@@ -14,6 +14,7 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from faststream_sqlbroker.flow.publish_limits import PublishLimits
     from faststream_sqlbroker.flow.requests import Requests
     from faststream_sqlbroker.response import SqlBrokerPublishCommand
     from faststream_sqlbroker.store import Store
@@ -57,10 +58,16 @@ class FakePublisher(Publisher):
     """Keeps messages of a caller's transaction back until it has been committed."""
 
     def __init__(
-        self, store: "Store", wakeups: Any, pump: "Pump", held: "HeldPublishes", given: Any
+        self,
+        store: "Store",
+        wakeups: Any,
+        pump: "Pump",
+        held: "HeldPublishes",
+        given: Any,
+        limits: "PublishLimits | None" = None,
     ) -> None:
         """`given` is the engine with which the test shares its tables, or None."""
-        super().__init__(store, wakeups)
+        super().__init__(store, wakeups, limits)
         self.table = store.tables.config.message_table_name
         self._pump = pump
         self._held = held
@@ -68,12 +75,16 @@ class FakePublisher(Publisher):
         self._negative = count(1)
 
     @override
-    async def publish(
+    def _counting_on(self, connection: Any) -> Any:
+        """The test's private database is counted on its own connections."""
+        return connection if self._given is not None else None
+
+    @override
+    async def _write(
         self, rows: "Sequence[NewMessage]", *, connection: Any = None
     ) -> "list[int | None]":
-        """As `Publisher.publish`."""
-        if connection is None:
-            return await super().publish(rows)
+        if connection is None or not rows:
+            return await super()._write(rows, connection=None)
         plain: Any = connection
         if isinstance(plain, AsyncSession):
             plain = await plain.connection()
@@ -108,13 +119,13 @@ class FakePublisher(Publisher):
         await self._pump.published(list(told.values()), self.table)
 
     @override
-    def publish_sync(self, rows: "Sequence[NewMessage]", *, connection: Any) -> "list[int | None]":
-        """As `Publisher.publish_sync`; the ids of what is held back are negative: without an event
-        loop none can be had from the database.
+    def _write_sync(self, rows: "Sequence[NewMessage]", *, connection: Any) -> "list[int | None]":
+        """The ids of what is held back are negative: without an event loop none can be had from the
+        database.
         """
         plain = connection if isinstance(connection, Connection) else connection.connection()
         if self._is_ours(plain):
-            ids = super().publish_sync(rows, connection=connection)
+            ids = super()._write_sync(rows, connection=connection)
             self._held.hold(plain, lambda: self._pump.published(ids, self.table))
             return ids
         if not plain.in_transaction():

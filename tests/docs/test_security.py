@@ -13,6 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from faststream_sqlbroker import (
     AccessError,
     LockLostError,
+    MaxDepth,
+    QueueFullError,
+    RightsError,
     SqlBroker,
     SqlBrokerResponse,
     StoreError,
@@ -80,10 +83,10 @@ async def broker(user: Account) -> AsyncIterator[SqlBroker]:
 
 def test_every_block_is_run_by_a_test() -> None:
     assert (
-        len(BLOCK.findall(PAGE)) == PAGE.count("```sql") == PAGE.count("\n-- step: everything") + 7
+        len(BLOCK.findall(PAGE)) == PAGE.count("```sql") == PAGE.count("\n-- step: everything") + 9
     )
     for database in NAMES:
-        for role in ("producer", "consumer", "reader", "operator"):
+        for role in ("producer", "counter", "consumer", "reader", "operator"):
             assert grants(role, database)
 
 
@@ -110,6 +113,30 @@ async def test_a_producer(user: Account, broker: SqlBroker) -> None:
         "SELECT scope FROM message_policy_state",
     )
     assert len(refused) == 9
+
+
+@servers_only
+async def test_a_producer_that_counts(user: Account) -> None:
+    engine = user.engine()
+    broker = SqlBroker(engine, logger=None, max_depth={"q": MaxDepth(1, "raise")})
+    broker.publisher("q")
+    try:
+        given(
+            user,
+            *(statement for step in grants("producer", _kind(user)).values() for statement in step),
+        )
+        with pytest.raises(RightsError, match="to keep to max_depth"):
+            await broker.start()
+        given(user, *grants("counter", _kind(user))[""])
+        await broker.start()
+        assert await broker.publish("x", "q")
+        async with broker.engine.begin() as connection:
+            with pytest.raises(QueueFullError):
+                await broker.publish("x", "q", connection=connection)
+        assert user.try_as("SELECT payload FROM message")
+    finally:
+        await broker.stop()
+        await engine.dispose()
 
 
 @postgresql_only

@@ -10,6 +10,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.dialects import queue_counts as module
+from faststream_sqlbroker.dialects.depths import due_messages
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.dialects.queue_counts import (
@@ -21,7 +22,7 @@ from faststream_sqlbroker.dialects.queue_counts import (
 )
 from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
-from tests.plans.conftest import FEWER, FUTURE, TABLES
+from tests.plans.conftest import DUE, FEWER, FUTURE, TABLES
 from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import check, explain
 
@@ -98,6 +99,10 @@ def test_sqlite_counts_on_in_the_index(tmp_path: Path) -> None:
     assert count == SQLITE_COUNTS
     assert took < 2.0, took
     raw = sqlite3.connect(path)
+    steps = raw.execute(
+        f"EXPLAIN QUERY PLAN {dialect.sql['count_due']}", {**PAIR, "most": EXACT}
+    ).fetchall()
+    assert any("SEARCH" in step[-1] and "message_ready" in step[-1] for step in steps), steps
     for kind in KINDS:
         for what in ("sample", "estimate"):
             binds = {**PAIR, "most": EXACT}
@@ -111,3 +116,19 @@ def test_sqlite_counts_on_in_the_index(tmp_path: Path) -> None:
                 for step in steps
             ), steps
     raw.close()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+def test_a_limited_count_reads_no_more_than_its_limit(crowded: Engine, database: str) -> None:
+    """Neither other queues nor what is not due, however much of it there is."""
+    kind = PostgresqlDialect if database == "postgresql" else MysqlDialect
+    dialect = kind(TABLES, crowded.dialect)
+    with crowded.connect() as connection:
+        assert due_messages(connection, dialect, "q", 200) == 200  # compiles the statements
+        assert due_messages(connection, dialect, "q", 1_000) == DUE
+        if database == "postgresql":
+            plan = explain(connection, "count_due", **PAIR, most=200)
+            check(plan, indexes={"message_ready"}, buffers=400)
+        else:
+            with reads(connection, at_most=3 * 200 + 200):
+                due_messages(connection, dialect, "q", 200)
