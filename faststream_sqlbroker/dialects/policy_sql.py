@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, Integer, SmallInteger, String, Text, bindparam
 
+from faststream_sqlbroker.core.policies.flags import LET_IN
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.claimed_rows import MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
@@ -177,12 +178,13 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     )
     # Another program may write created_at by a clock that is ahead. No message arrives after now.
     arrived = f"{w.earlier}(m.created_at, {w.now})"
+    delivered = f"m.attempts_count + m.deliveries_count + (m.policy_marks & {LET_IN})"
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
         "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, "
         f"{w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, "
-        "m.attempts_count + m.deliveries_count\n"
+        f"{delivered}\n"
         f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
         "  AND (m.policy_marks & :own) = 0\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
@@ -190,7 +192,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         "policy_arrivals_of": f"SELECT m.id, {w.open}m.{{key}}{w.close}, "
         f"{w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, "
-        "m.attempts_count + m.deliveries_count, u.n\n"
+        f"{delivered}, u.n\n"
         f"FROM {w.rows({'n': 'int', 'k': 'key'})} {w.join} {{message}} m {w.key_hint} "
         "ON m.queue = :queue AND m.{key} = u.k\n"
         f"WHERE {w.claimable} AND m.next_attempt_at <= {w.now} AND {marked}\n"

@@ -3,7 +3,7 @@
 import re
 from datetime import timedelta
 
-from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, SLOT
+from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, LET_IN, PUT_OFF
 from faststream_sqlbroker.core.policies.scopes import scope_of
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import Reason, WaitingMessage, moment_text
@@ -20,7 +20,7 @@ def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     if (
         not delays
         or not message.policy_marks & DELAYED
-        or message.policy_marks & (BURST | SLOT)
+        or message.policy_marks & (BURST | LET_IN | PUT_OFF)
         or message.state is not MessageState.PENDING
         or message.next_attempt_at <= message.now
     ):
@@ -90,11 +90,11 @@ def slot(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     throttles = facts.policies("Throttle(")
     if not throttles:
         return []
-    if message.policy_marks & SLOT and message.next_attempt_at > message.now:
-        own = next((text for text in throttles if "key=True" in text), throttles[0])
-        at = moment_text(message.next_attempt_at, message.now)
+    if message.policy_marks & PUT_OFF and message.next_attempt_at > message.now:
+        own = next((text for text in throttles if "when_exceeded=" in text), throttles[0])
         until = message.next_attempt_at
-        return [Reason("throttled", f"its slot is at {at}", until=until, policy=own)]
+        words = f"it asks for a slot of {own} again at {moment_text(until, message.now)}"
+        return [Reason("throttled", words, until=until, policy=own)]
     found = []
     for text, at_next in [*facts.next_slots, *facts.key_slots(message.key)]:
         until = from_microseconds(at_next)

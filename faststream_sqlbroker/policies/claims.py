@@ -174,9 +174,11 @@ class _QueueClaim:
         if not opened or (free := self._leases(limit)) < 1:
             return []
         only = self._wanted.only
-        dead = [i for i in self._intake.dead if only in (None, i)][:free]
+        # What may start goes first: a slot was found for it, and it would not be counted by the
+        # next claim.
+        chosen = self._starting(self._slots.room(free, self._starts))
+        dead = [i for i in self._intake.dead if only in (None, i)][: free - len(chosen)]
         self.more |= len(dead) < len(self._intake.dead)
-        chosen = self._starting(min(self._slots.room(free, self._starts), free - len(dead)))
         leased = self._lease(chosen, self._suspicion)
         self.suspects |= leased.suspects
         found = [*self._lease(dead, None), *leased]
@@ -299,9 +301,8 @@ class _QueueClaim:
 
     def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
-            self.more |= not self._intake.slots(
-                policy, self._slots.room(self._leases(limit), self._starts)
-            )
+            room = self._slots.room(self._leases(limit), self._starts)
+            self.more |= self._slots.own is not None and not self._slots.own.let_in(room)
         elif isinstance(policy, Concurrency) and policy.per_key:
             self._per_key = policy.limit
 

@@ -6,7 +6,7 @@ last scan of this process. All of it runs under the queue's lock, in lists.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,10 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.policies import Debounce, Delay, KeepLast, Throttle
-from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, SLOT
+from faststream_sqlbroker.core.policies import Debounce, Delay, KeepLast
+from faststream_sqlbroker.core.policies.flags import BURST, DELAYED
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
-from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED, THROTTLED
+from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.policies.rows import SCAN, Arrival, PolicyRows
 
@@ -90,7 +88,7 @@ class Intake:
 
     def delay(self, policy: Delay) -> bool:
         """Shift what is due for the first time; whether all of it was looked at."""
-        arrivals, whole = self._arrivals(DELAYED)
+        arrivals, whole = self.arrivals(DELAYED)
         due = {
             a.id: None if a.delivered else max(a.due, self.opened) + policy.length for a in arrivals
         }
@@ -102,7 +100,7 @@ class Intake:
         """Let new messages take part in the bursts of their keys, or be the newest; whether all of
         them have. If not, `catch_up` does so for the keys that are to be delivered.
         """
-        arrivals, whole = self._arrivals(BURST)
+        arrivals, whole = self.arrivals(BURST)
         self._before_burst = self.before
         self._join(policy, arrivals)
         self.before |= BURST
@@ -161,70 +159,23 @@ class Intake:
         self._shift(due, BURST)
         return due, gone
 
-    def slots(self, policy: Throttle, limit: int) -> bool:
-        """Give messages slots of their own, or what becomes of those without; whether all were
-        looked at.
-
-        `policy` does not let them wait for one. At most `limit` are granted now, as no more could
-        start; those above them wait for the next claim. The expired need none.
-        """
-        # Each arrival changes the log that the next one of its key sees, so all cases are one loop.
-        arrivals, whole = self._arrivals(SLOT)
-        self.before |= SLOT
-        left: list[int] = []
-        scope = slot_scope(self.queue)
-        keys = {self._slot_key(policy, a) for a in arrivals} - {None}
-        known = self.rows.states(self.connection, scope, [key for key in keys if key is not None])
-        logs = {key: load_slots(policy, known.get(key)) for key in keys if key is not None}
-        due: dict[int, int | None] = {}
-        coming: dict[str, SlotLog] = {}
-        put_off: dict[int, int | None] = {}
-        dropped: dict[int, Discard] = {}
-        for a in arrivals:
-            key = None if a.expired else self._slot_key(policy, a)
-            slot = self.now if key is None else policy.next_slot(logs[key], self.now)
-            if slot <= self.now and not a.delivered and len(due) >= limit:
-                left.append(a.due)
-            elif slot <= self.now or a.delivered:
-                due[a.id] = slot
-                if key is not None:
-                    logs[key].append(slot)
-            elif policy.when_exceeded == "backoff":
-                # Each after a slot of its own, so that few find nothing when they come back; but
-                # who takes the slot is open until then.
-                back = coming.setdefault(key or "", logs[key or ""].copy())
-                back.append(policy.next_slot(back, self.now))
-                late = self.clock.jitter(policy.backoff) - policy.backoff / 2
-                put_off[a.id] = back.last + round(late)
-            elif policy.when_exceeded == "drop":
-                dropped[a.id] = Discard(THROTTLED)
-            else:
-                self.dead.append(a.id)
-                left.append(a.due)  # until it is claimed as one
-        self.rows.keep(self.connection, scope, kept_slots(policy, logs))
-        self.rows.discard(self.connection, self.queue, dropped, keep=self.keep)
-        self._shift(put_off, 0)
-        self._shift(due, SLOT)
-        self._scan_back(SLOT, min(left, default=self.now))
-        return whole and (limit < 1 or len(left) == len(self.dead))
-
-    def _scan_back(self, own: int, at: int) -> None:
+    def scan_back(self, own: int, at: int) -> None:
         """Let the next scan begin at `at` or earlier: what is due from then on lacks `own`."""
         for pair in self.pairs:
             place = self.queue, pair.priority, own
             self.position.ended_at[place] = min(self.position.ended_at[place], at)
 
-    @staticmethod
-    def _slot_key(policy: Throttle, arrival: Arrival) -> str | None:
-        return arrival.key if policy.key else ""
+    def mark(self, messages: Sequence[int], mark: int) -> None:
+        """Give them `mark`; their due times stay."""
+        self._shift(dict.fromkeys(messages), mark)
 
-    def _shift(self, due: dict[int, int | None], mark: int) -> None:
+    def _shift(self, due: Mapping[int, int | None], mark: int) -> None:
         self.rows.shift(self.connection, self.queue, due, mark)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
-    def _arrivals(self, own: int) -> tuple[list[Arrival], bool]:
+    def arrivals(self, own: int) -> tuple[list[Arrival], bool]:
         """What has not got the mark `own`, and whether that is all; if not, all that was due before
-        some time.
+        some time. Of one priority, what was delivered before comes first.
         """
         found: list[Arrival] = []
         horizon: int | None = None
@@ -244,11 +195,11 @@ class Intake:
             if whole:
                 took = self.clock.monotonic() - asked
                 self.position.whole_after[place] = asked + max(WHOLE_LOOK, SLOW_SHARE * took)
-            found += rows
+            found += sorted(rows, key=lambda arrival: not arrival.delivered)
         if horizon is None:
             return found, True
         # What is due later may come after something of another priority that was not read yet.
-        self._scan_back(own, horizon)
+        self.scan_back(own, horizon)
         return [a for a in found if a.due <= horizon], False
 
 

@@ -28,7 +28,7 @@ class Arrival:
     """Never later than the database's time of the look."""
     expired: bool
     delivered: bool
-    """Whether it was delivered before."""
+    """Whether it was delivered before, or let in by a Throttle."""
 
 
 class Live(NamedTuple):

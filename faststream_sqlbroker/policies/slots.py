@@ -6,21 +6,18 @@ Times are microseconds since 1970.
 from collections.abc import Mapping, Sequence
 
 from faststream_sqlbroker.core.policies import Policy, Throttle
-from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import (
     AHEAD,
     SLOT_SHARE,
     first_slot,
-    kept_slots,
-    load_slots,
     next_slots,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
-from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.policies.gates import gate_of
 from faststream_sqlbroker.policies.intake import Intake, slot_scope
 from faststream_sqlbroker.policies.key_slots import KeySlots
+from faststream_sqlbroker.policies.own_slots import OwnSlots
 from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.rows import Live
 
@@ -60,9 +57,16 @@ class Slots:
         self._throttles = [gate.policy for gate in self._gates]
         self._logs = [gate.log for gate in self._gates]
         each = next((policy for _, policy in throttles if not policy.gates), None)
-        self._each = None if each is None or each.when_exceeded == "wait" else each
-        self.keys = None if each is self._each else self._of_waiting(intake, each)
+        self.own: OwnSlots | None = None
+        """Those of a throttle that refuses what is above its rate."""
+        self.keys: KeySlots | None = None
         """The slots of each key, if messages wait for those."""
+        if each is not None:
+            when = self._now + self.lead, self._until if self.lead else self._now
+            if each.when_exceeded == "wait":
+                self.keys = KeySlots(intake, each, *when)
+            else:
+                self.own = OwnSlots(intake, each, *when)
         self._granted: list[int] | None = None
         self._look_before = AHEAD // 2
         """How long before a slot to look again (microseconds): so that the claim has ended when the
@@ -70,12 +74,6 @@ class Slots:
         self._again: dict[int, int] = {}
         self.later: list[int] = []
         """The slots of messages that were put off."""
-
-    def _of_waiting(self, intake: Intake, policy: Throttle | None) -> KeySlots | None:
-        if policy is None:
-            return None
-        until = self._until if self.lead else self._now
-        return KeySlots(intake, policy, self._now + self.lead, until)
 
     def _needed_lead(self, took: Sequence[float]) -> int:
         longest = round(max(took, default=0.0) * MICROSECONDS)
@@ -120,40 +118,14 @@ class Slots:
         return next_slot - self.lead - self._look_before
 
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
-        """Up to `limit` of `chosen` that may start; where its own slot has passed by, a message
-        asks for another.
-
-        Only what is about to start asks: what waits for a worker would ask again and again.
-        """
+        """Up to `limit` of `chosen` that may start; each takes the slot that it needs."""
         if self.keys is not None:
             return self._of_keys(self.keys, chosen, live, limit)
-        if self._each is None:
-            return list(chosen[:limit])
-        asking = self._asking(self._each, chosen, live)
-        keys = {message: (key or "") if self._each.key else "" for message, key in asking.items()}
-        free = {message for message, key in asking.items() if self._each.key and key is None}
-        known = self._rows.states(self._connection, slot_scope(self._queue), keys.values())
-        logs = {key: load_slots(self._each, known.get(key)) for key in keys.values()}
-        starting: list[int] = []
-        put_off: dict[int, int | None] = {}
-        # One loop: each slot taken changes the log that the next message of the key sees.
-        for message in chosen:
-            if len(starting) == limit:
-                break
-            if message in asking and message not in free:
-                log = logs[keys[message]]
-                log.append(self._each.next_slot(log, self._now + self.lead))
-                self._again[message] = log.last
-            elif message in free:
-                self._again[message] = self._now
-            if self._again.get(message, self._now) > (self._until if self.lead else self._now):
-                put_off[message] = self._again[message]
-                self.later.append(self._again[message])
-            else:
-                starting.append(message)
-        self._rows.keep(self._connection, slot_scope(self._queue), kept_slots(self._each, logs))
-        self._rows.shift(self._connection, self._queue, put_off, SLOT)
-        return starting
+        if self.own is not None:
+            starting = self.own.on_time(chosen, live, limit)
+            self.later += self.own.later
+            return starting
+        return list(chosen[:limit])
 
     def _of_keys(
         self, keys: KeySlots, chosen: Sequence[int], live: Mapping[int, Live], limit: int
@@ -179,14 +151,6 @@ class Slots:
         keys.keep(taken)
         return starting
 
-    def _asking(
-        self, policy: Throttle, chosen: Sequence[int], live: Mapping[int, Live]
-    ) -> dict[int, str | None]:
-        """The messages whose slot has passed by, by id, with their keys."""
-        earliest = self._now + self.lead - policy.max_lag
-        found = {i: live[i] for i in chosen if i in live and not live[i].expired}
-        return {i: each.key for i, each in found.items() if each.due < earliest}
-
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
         """Tell each row when it may start, and store the slots taken; how many rows start."""
         starting = [row for row in rows if row.outcome is None and not _expired(row)]
@@ -196,15 +160,24 @@ class Slots:
         if self._lag is None or not starting:
             return len(starting)
         doubt = self._read.answered - self._read.asked
-        for n, row in enumerate(starting):
-            own = to_microseconds(row.next_attempt_at)
-            at = self._again.get(row.id, own) if self._granted is None else self._granted[n]
+        started = {row.id: self._start(n, row) for n, row in enumerate(starting)}
+        for row in starting:
+            at = started[row.id]
             # A clock that is read more slowly than max_lag leaves every slot in doubt: then a
             # start may be later than max_lag, by no more than twice that time.
             earliest = self._read.surely_after(at)
             latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
             row.slot = Slot(earliest, latest, at)
+        if self.own is not None:
+            self.own.keep(started)
         return len(starting)
+
+    def _start(self, number: int, row: ClaimedMessage) -> int:
+        """When the message may start, the `number`th of those that do."""
+        shared = self._now if self._granted is None else self._granted[number]
+        if self.own is not None:
+            return max(shared, self.own.slot(row.id))
+        return self._again.get(row.id, shared)
 
 
 def _expired(row: ClaimedMessage) -> bool:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.flags import SLOT
+from faststream_sqlbroker.core.policies.flags import LET_IN, SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import ordered
 from faststream_sqlbroker.policies import claims
 from faststream_sqlbroker.policies.intake import WHOLE_LOOK
+from faststream_sqlbroker.policies.own_slots import LONGEST_WAIT
 from faststream_sqlbroker.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
@@ -40,7 +41,7 @@ throttles = st.builds(
 
 class KeyedThrottleMachine(Machine):
     """Each message asks for a slot of its key when it is claimed; what becomes of it without one,
-    the policy says. What waits stays as it is."""
+    the policy says. What waits stays as it is; what was let in once is never refused."""
 
     policies: ClassVar = st.tuples(throttles)
     outcomes: ClassVar = ("ack", "nack", "release", "crash", "crash")
@@ -49,6 +50,9 @@ class KeyedThrottleMachine(Machine):
         self.policy: Throttle = self.given[0]  # type: ignore[assignment]
         self.slots: dict[str | None, list[int]] = defaultdict(list)
         self.slot: dict[int, int] = {}
+        self.let_in: set[int] = set()
+        self.promised: set[int] = set()
+        """Messages that were let in, and have not been leased since."""
 
     def log_of(self, message: Message) -> str | None:
         """Whose slots it takes; None: it takes none."""
@@ -58,6 +62,9 @@ class KeyedThrottleMachine(Machine):
         before = dict(self.slot)
         self.refused = list[Message]()
         self.back: list[tuple[str | None, int]] = []
+        self.kept = list[str | None]()
+        """Of each message that was let in by this claim and not leased: whose slot it is to take.
+        """
         self.gone = set(self.archived())
         rows = self.world.live()
         claimed = {row.id: row for row in claim.rows}
@@ -70,6 +77,8 @@ class KeyedThrottleMachine(Machine):
         self.come_back_at_slots()
         for message_id in self.gone:
             assert self.policy.when_exceeded == "drop"
+            assert not self.live[message_id].delivered, "it was let in before"
+            assert message_id not in self.let_in
             self.refused.append(self.live.pop(message_id))
         for message in self.refused:
             self.nothing_was_free(message)
@@ -78,8 +87,17 @@ class KeyedThrottleMachine(Machine):
     def look_at(self, message: Message, row: dict[str, Any]) -> None:
         """The effect of a claim on a message that it did not lease."""
         due = microseconds(row["next_attempt_at"])
-        if message.lease is None and row["policy_marks"] & SLOT:
-            self.slot[message.id] = due
+        if row["policy_marks"] & LET_IN:
+            self.let_in.add(message.id)
+        known = message.delivered or message.id in self.let_in
+        if not row["policy_marks"] & SLOT:
+            self.promised.discard(message.id)
+        elif message.lease is None and message.id not in self.promised:
+            self.promised.add(message.id)
+            self.kept.append(self.log_of(message))
+        if message.lease is None and due != message.due and known:
+            assert self.now < due <= self.now + LONGEST_WAIT, "it comes back soon"
+            self.refused.append(message)
         elif message.lease is None and due != message.due:
             assert self.policy.when_exceeded == "backoff"
             self.back.append((self.log_of(message), due))
@@ -90,6 +108,8 @@ class KeyedThrottleMachine(Machine):
         """A message is leased: in its slot, or to be made a dead letter."""
         if row.outcome is not None:
             assert self.policy.when_exceeded == "dead_letter"
+            assert not message.delivered
+            assert message.id not in self.let_in
             self.refused.append(message)
             return
         assert row.slot is not None
@@ -117,8 +137,7 @@ class KeyedThrottleMachine(Machine):
     def come_back_at_slots(self) -> None:
         """What backs off comes back shortly after the next free slots, each at one of its own."""
         for key in {key for key, _ in self.back}:
-            # A retry that was looked at later in the same claim may have taken a slot to come.
-            slots = [slot for slot in self.slots[key] if slot <= self.now]
+            slots = list(self.slots[key])
             for due in sorted(due for other, due in self.back if other == key):
                 slots.append(earliest([self.policy], slots, self.now))
                 assert slots[-1] <= due
@@ -126,9 +145,10 @@ class KeyedThrottleMachine(Machine):
     def nothing_was_free(self, message: Message) -> None:
         log = self.log_of(message)
         assert log is not None, "a message without a key takes no slot"
-        assert earliest([self.policy], self.slots[log], self.now) > self.now, (
-            "there was a slot for it"
-        )
+        slots = list(self.slots[log])
+        for _ in range(self.kept.count(log)):
+            slots.append(earliest([self.policy], slots, self.now))
+        assert earliest([self.policy], slots, self.now) > self.now, "there was a slot for it"
 
     def no_message_is_forgotten(self, claim: Claim, limit: int) -> None:
         """With room left, each message with a slot now is leased; all others have asked for one."""
@@ -160,6 +180,7 @@ class KeyedThrottleMachine(Machine):
         # Its slot is gone, so the next attempt must show another: if it were the same, it would not
         # be the earliest.
         self.slot.pop(message.id, None)
+        self.promised.discard(message.id)
         if how in {"ack", "reject"}:
             self.seen.add(message.id)
 

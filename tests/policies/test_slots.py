@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker.core.policies import Throttle, Window, checked_policies
-from tests.policies.world import World, microseconds
+from faststream_sqlbroker.core.policies.throttle import Exceeded
+from tests.policies.world import World, microseconds, outcome
 
 SECOND = 1_000_000
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "policies.md"
@@ -29,6 +30,8 @@ def test_unused_slots_are_free_and_used_ones_are_spent(world: World) -> None:
     what_waits_for_a_worker_gets_a_slot_only_if_it_comes_soon(world)
     what_waits_for_a_worker_does_not_start_after_its_window(world)
     what_is_within_the_rate_is_neither_refused_nor_delayed(world)
+    what_was_let_in_is_not_refused_any_more(world)
+    a_retry_takes_its_slot_when_its_turn_has_come(world)
     what_backs_off_comes_back_at_the_next_free_slots(world)
     the_throttles_of_the_documentation_do_what_they_say(world)
 
@@ -147,6 +150,51 @@ def what_is_within_the_rate_is_neither_refused_nor_delayed(world: World) -> None
             assert [row.id for row in rows if row.outcome is None] == rest[:2]
             refuse = [row.id for row in rows if row.outcome is not None] or [*world.archived()]
             assert sorted(refuse) == (rest[2:] if end else [])
+
+
+REFUSING: list[Exceeded] = ["drop", "dead_letter", "backoff"]
+
+
+def what_was_let_in_is_not_refused_any_more(world: World) -> None:
+    """A worker that was late gives messages back, and a process dies with some: they were within
+    the rate, and go before what is new.
+    """
+    for exceeded in REFUSING:
+        for key in (False, True):
+            world.begin([Throttle(2, per="10s", key=key, when_exceeded=exceeded)])
+            ids = [world.put("a") for _ in range(2)]
+            late, lost = world.claim(0, 20).rows
+            world.settle(late, outcome("release", 0))
+            world.crash(lost)
+            world.put("a", priority=-1)
+            for _ in range(3):
+                assert [row.id for row in world.claim(1, 20).rows if row.outcome is None] == []
+                world.advance(SECOND)
+            assert not set(ids) & set(world.archived())
+            world.advance(8 * SECOND)
+            new = [world.put("a") for _ in range(2)]
+            starting = [row.id for row in world.claim(2, 20).rows if row.outcome is None]
+            assert starting == ids, "what is new went before"
+            assert exceeded != "drop" or set(new) <= set(world.archived())
+
+
+def a_retry_takes_its_slot_when_its_turn_has_come(world: World) -> None:
+    """Not when it arrives: what is urgent goes first, and another rate holds for it, too."""
+    for exceeded in REFUSING:
+        policy = Throttle(1, per="1h", when_exceeded=exceeded)
+        world.begin([policy])
+        retried = world.put("a")
+        [row] = world.claim(0, 20).rows
+        world.settle(row, outcome("nack", 0))
+        assert world.claim(0, 20).rows == []
+        world.advance(3601 * SECOND)
+        urgent = world.put("a", priority=100)
+        assert [row.id for row in world.claim(1, 20).rows] == [urgent]
+        world.advance(59 * SECOND)
+        assert world.claim(1, 20).rows == []
+        world.advance(62 * SECOND)
+        world.policies = [Throttle(1, per="1m", when_exceeded=exceeded)]
+        assert [row.id for row in world.claim(2, 20).rows] == [retried]
 
 
 def what_backs_off_comes_back_at_the_next_free_slots(world: World) -> None:

@@ -8,11 +8,17 @@ DELAYED = 1
 BURST = 2
 """It has taken part in a burst of Debounce, and has not been superseded so far."""
 SLOT = 4
-"""Its due time is the slot that a Throttle per key gave it; every attempt needs a new one."""
+"""A Throttle that refuses what is above its rate has found a slot for its next attempt."""
 
 JOINED = 8
 """A handler's transaction has locked the row. The flag is committed only with the ack; see
 `dialects.handler_locks`."""
 
-KEPT = 0x7FFF & ~(SLOT | JOINED)
-"""Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT but the two above."""
+LET_IN = 16
+"""Such a Throttle has let it in once: from then on it waits for its slots and is not refused."""
+PUT_OFF = 32
+"""Its due time is when it asks for a slot again."""
+
+KEPT = 0x7FFF & ~(SLOT | JOINED | PUT_OFF)
+"""Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT but those that say something
+of one attempt."""
