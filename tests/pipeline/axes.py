@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -169,6 +170,14 @@ def dependencies(seen: Seen) -> dict[str, list[Any]]:  # noqa: C901 - functions,
             raise
         seen.add("closed in thread")
 
+    async def swallows() -> AsyncIterator[int]:
+        with suppress(Exception):
+            yield 9
+
+    async def fails_at_the_end() -> AsyncIterator[int]:
+        yield 10
+        raise ValueError("at the end")
+
     async def of_body(body: Any) -> Any:
         seen.add("of body", body)
         return body
@@ -199,6 +208,8 @@ def dependencies(seen: Seen) -> dict[str, list[Any]]:  # noqa: C901 - functions,
             *needs(opened),
             _only("other", Annotated[int, Depends(opened_in_thread)]),
         ],
+        "swallows errors": needs(swallows),
+        "fails at the end": needs(fails_at_the_end),
         "of the body": needs(of_body, Any),
         "fails": needs(fails),
         "wrong result": needs(returns_text),

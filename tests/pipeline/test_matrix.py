@@ -29,6 +29,11 @@ FULL: dict[str, dict[str, tuple[str, ...]]] = {
     "errors in middlewares": {"outcome": _SOME, "middlewares": AXES["middlewares"]},
     "bodies": {"body": AXES["body"], "payload": AXES["payload"]},
     "arguments": {"dependencies": AXES["dependencies"], "parameters": AXES["parameters"]},
+    "errors and dependencies": {
+        "outcome": ("returns", "ValueError", "RejectMessage", "SystemExit", "CancelledError"),
+        "dependencies": ("generator", "both generators", "swallows errors", "fails at the end"),
+        "kind": ("plain", "batch", "transactional"),
+    },
     "answers": {
         "answer": AXES["answer"],
         "publishers": AXES["publishers"],

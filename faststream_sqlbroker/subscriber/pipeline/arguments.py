@@ -116,6 +116,9 @@ class _Solved:
             return await self._call(values, None)
         async with AsyncExitStack() as stack:
             return await self._call(values, stack)
+        # A dependency has swallowed the handler's error. That is a failure, as in FastDepends: the
+        # message must not count as handled.
+        raise AssertionError("unreachable")
 
     async def _call(self, values: Values, stack: AsyncExitStack | None) -> Any:
         arguments = self._arguments
