@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import inspect
+from collections import UserDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -295,6 +296,26 @@ ANSWERS: dict[str, tuple[Any, Any]] = {
         SqlBrokerResponse("r", priority=3, key="k", headers={"h": 1}),
         NOTHING,
     ),
+}
+
+
+async def _numbers_as_keys(_message: Any, _original: Any) -> Any:
+    return {1: 2}
+
+
+async def _mapping(_message: Any, _original: Any) -> Any:
+    return UserDict(order=1, x=2)
+
+
+async def _calls_original(message: Any, original: Any) -> Any:
+    return await original(message)
+
+
+DECODERS: dict[str, Any] = {
+    "ours": None,
+    "calls ours": _calls_original,
+    "numbers as keys": _numbers_as_keys,
+    "mapping": _mapping,
 }
 POLICIES: dict[str, AckPolicy | None] = {
     "default": None,

@@ -65,6 +65,7 @@ class Case:
 
     body: str = "dict"
     payload: str = "order"
+    decoder: str = "ours"
     parameters: str = "none"
     dependencies: str = "none"
     middlewares: str = "none"
@@ -82,6 +83,7 @@ class Case:
 AXES: dict[str, tuple[str, ...]] = {
     "body": tuple(axes.BODIES),
     "payload": tuple(axes.PAYLOADS),
+    "decoder": tuple(axes.DECODERS),
     "parameters": tuple(axes.PARAMETERS),
     "dependencies": tuple(axes.dependencies(Seen())),
     "middlewares": tuple(axes.middlewares(Seen())),
@@ -161,6 +163,7 @@ class Run:
         options: Any = {
             "batch": case.kind == "batch",
             "transactional": case.kind == "transactional",
+            "decoder": axes.DECODERS[case.decoder],
         }
         if (policy := axes.POLICIES[case.policy]) is not None:
             options["ack_policy"] = policy

@@ -28,6 +28,7 @@ FULL: dict[str, dict[str, tuple[str, ...]]] = {
     "errors and acks": {"outcome": AXES["outcome"], "policy": AXES["policy"]},
     "errors in middlewares": {"outcome": _SOME, "middlewares": AXES["middlewares"]},
     "bodies": {"body": AXES["body"], "payload": AXES["payload"]},
+    "decoders": {"body": AXES["body"], "decoder": AXES["decoder"]},
     "arguments": {"dependencies": AXES["dependencies"], "parameters": AXES["parameters"]},
     "errors and dependencies": {
         "outcome": ("returns", "ValueError", "RejectMessage", "SystemExit", "CancelledError"),

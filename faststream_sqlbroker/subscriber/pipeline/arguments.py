@@ -107,7 +107,7 @@ class _Solved:
         values: Values = {CONTEXT: self._context}
         if self._is_spread:
             # Such a body fails in FastDepends, with FastDepends' error.
-            if not isinstance(body, Mapping) or not RESERVED.isdisjoint(body):
+            if not _names_arguments(body):
                 return await self._handler._wrapped_call(message)
             values.update(body)
         elif self._place is not None:
@@ -126,6 +126,15 @@ class _Solved:
             await self._dependencies.add(values, stack, {})
         result = await arguments.call(**arguments.of(values))
         return result if arguments.respond is None else arguments.respond(result)
+
+
+def _names_arguments(body: Any) -> bool:
+    """Whether each value of `body` may be an argument; a decoder may give keys that are no text."""
+    return (
+        isinstance(body, Mapping)
+        and RESERVED.isdisjoint(body)
+        and all(isinstance(name, str) for name in body)
+    )
 
 
 def _unchecked(model: CallModel, arguments: Arguments, context: Any, load: Load) -> Call | None:
@@ -158,11 +167,13 @@ def _with_message(
 
     async def call_compiled(message: Any) -> Any:
         body = load(message)
+        # Another decoder's may have keys that are no text, and is no JSON object.
+        is_object = body.__class__ is dict
         if body is UNKNOWN:
             body = await message.decode()
         # A global value of that name comes before the message.
         is_hidden = names and "message" in repository._global_context
-        if is_hidden or (copies and body.__class__ is not dict):
+        if is_hidden or (copies and not is_object):
             result = await call(**arguments.of({CONTEXT: context, place: body}))
         else:
             given = {place: body.copy() if copies else body}
