@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.flow.claim import RELEASE_PAUSE, Claimer
 from faststream_sqlbroker.flow.fetch_modes import Mode
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.lookout import EXCUSED_WAIT, Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.pace import ClaimResult, Found, Pace
@@ -107,6 +107,11 @@ class Fetcher:
     def longest_rest(self) -> float:
         """Seconds from one look to the next."""
         return self._settings.max_fetch_interval
+
+    @property
+    def looked_at(self) -> float:
+        """When its last look ended (monotonic seconds)."""
+        return self.ready.looked_at
 
     def saw(self, found: ReadyPairs) -> None:
         """Another subscriber's look has found this in the queues that are open: claim it."""
@@ -316,4 +321,6 @@ class Fetcher:
             limits.append(SLOW_IDLE_WAIT)
         if self._claimer.has_unanswered:
             limits.append(RELEASE_PAUSE)
-        return self._not_beyond_stale(min(limits))
+        wait = self._not_beyond_stale(min(limits))
+        # The end of another's look wakes the loop, which must not spin until then.
+        return max(wait, EXCUSED_WAIT) if self.rests and self._lookout.looks_for(self) else wait

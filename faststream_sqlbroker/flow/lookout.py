@@ -27,6 +27,8 @@ TOLD_INTERVAL = 3600.0
 """Seconds from one look to the next of a subscriber that is told, while there are none."""
 LONGEST_EXCUSE = 1.0
 """Most seconds for which a look that is under way is waited for."""
+EXCUSED_WAIT = 0.05
+"""Fewest seconds until it is asked again whether that look is still under way."""
 
 
 class Resting(Protocol):
@@ -47,6 +49,10 @@ class Resting(Protocol):
     @property
     def longest_rest(self) -> float:
         """Seconds from one look to the next."""
+
+    @property
+    def looked_at(self) -> float:
+        """When its last look ended (monotonic seconds)."""
 
     def saw(self, found: ReadyPairs) -> None:
         """Another one's look has found this in its open queues."""
@@ -86,8 +92,8 @@ class Lookout:
         self._leases = Leases(float("-inf"), frozenset(), None)
 
     def join(self, member: Resting, on_leases: Callable[[], None] = lambda: None) -> None:
-        """`member` takes part in looks of others while it rests; `on_leases` is called when a look
-        finds leases after one that found none.
+        """`member` takes part in looks of others while it rests; `on_leases` is called when leases
+        are found, and there were none before.
         """
         self._members[member] = on_leases
 
@@ -112,16 +118,19 @@ class Lookout:
         others = [m for m in self._members if m is not asking and m.rests and m.open]
         shares = {member: member.open for member in others}
         shares[asking] = asking.open
-        self._sharing = dict(shares)
-        self._asked_at = self._clock.monotonic()
+        sharing = self._sharing = dict(shares)
+        asked = self._asked_at = self._clock.monotonic()
         try:
             found = await self._ask(list(dict.fromkeys(q for qs in shares.values() for q in qs)))
             for member in others:
-                # What has been woken or reopened since looks for itself.
-                if self._sharing.get(member) == member.open and member.rests:
+                # What has been woken or reopened since looks for itself. What has looked since
+                # knows more: this look may miss a due time that nothing tells again.
+                is_same = sharing.get(member) == member.open and member in self._members
+                if is_same and member.rests and member.looked_at <= asked:
                     member.saw(_part(found.pairs, shares[member], len(shares)))
         finally:
-            self._sharing = {}
+            if self._sharing is sharing:
+                self._sharing = {}
         return _part(found.pairs, shares[asking], len(shares))
 
     def wait_when_told(self) -> float:
@@ -148,7 +157,8 @@ class Lookout:
             asked = self._clock.monotonic()
             leased = self._leased(queues)
             ends_in = await self._store.lease_ends_in(leased)
-            known = self._leases = Leases(asked, frozenset(leased), ends_in)
+            known = Leases(asked, frozenset(leased), ends_in)
+            self._note(known)
             age = self._clock.monotonic() - asked
         return None if known.ends_in is None else known.ends_in - age
 
@@ -166,11 +176,20 @@ class Lookout:
         found = await self._look_alive(queues, leased)
         if found is None:
             found = await self._store.look_around(queues, leased)
-        are_new = found.lease_ends_in is not None and self._leases.ends_in is None
-        self._leases = Leases(asked, frozenset(leased), found.lease_ends_in)
-        for on_leases in self._members.values() if are_new else ():
-            on_leases()
+        self._note(Leases(asked, frozenset(leased), found.lease_ends_in))
         return found
+
+    def _note(self, found: Leases) -> None:
+        """Keep `found`, unless it is older than what is known."""
+        known = self._leases
+        # Of two questions the older may be answered last. It may have missed a lease that no
+        # other look would find for an hour.
+        if found.at < known.at:
+            return
+        self._leases = found
+        if found.ends_in is not None and known.ends_in is None:
+            for on_leases in self._members.values():
+                on_leases()
 
     async def _look_alive(self, queues: Sequence[str], leased: Sequence[str]) -> Around | None:
         """Look with a sign of life, if it is time for one; None if it is not, or has failed."""

@@ -73,7 +73,8 @@ class Ready:
         self._found = ReadyPairs()
         self._known: dict[Pair, None] = {(queue, 0): None for queue in queues}
         self._begin: dict[Pair, datetime] = {}
-        self._looked_at = float("-inf")
+        self.looked_at = float("-inf")
+        """When the last look ended (monotonic seconds)."""
         self._took = 0.0
         self._turn = 0
         self._restricted = 0
@@ -85,7 +86,7 @@ class Ready:
     @property
     def age(self) -> float:
         """Seconds since the last look."""
-        return self._clock.monotonic() - self._looked_at
+        return self._clock.monotonic() - self.looked_at
 
     def move(self, event: Event) -> None:
         """Go where `event` leads."""
@@ -130,7 +131,7 @@ class Ready:
     def saw(self, found: ReadyPairs) -> None:
         """Another subscriber's look has just found this in `queues`."""
         self.move(Event.LOOKING)
-        self._looked_at = self._clock.monotonic()
+        self.looked_at = self._clock.monotonic()
         self._learn(found, self._restricted)
 
     async def scan(self, look: Look | None = None) -> None:
@@ -164,15 +165,15 @@ class Ready:
             found = await (self._store.ready_pairs(self._queues) if look is None else look())
         except TransientStoreError:
             # Perhaps because it is slow. Claims go on without; the next look decides.
-            self._looked_at = self._clock.monotonic()
-            self._took = self._looked_at - asked
+            self.looked_at = self._clock.monotonic()
+            self._took = self.looked_at - asked
             hangs = self._took >= LONGEST_SCAN_INTERVAL
             self.move(Event.SLOW if hangs else Event.UNANSWERED)
             raise
         except BaseException:
             self.move(Event.BROKEN)
             raise
-        self._looked_at = self._clock.monotonic()
+        self.looked_at = self._clock.monotonic()
         return found
 
     def _begin_after(self, found: ReadyPairs) -> None:

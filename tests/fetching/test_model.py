@@ -159,6 +159,20 @@ def test_no_due_row_is_forgotten(machine: type[Fetching]) -> None:
     check(machine, 150)
 
 
+@pytest.mark.parametrize("longest", [LONGEST, None])
+def test_a_look_of_another_is_not_waited_for_in_a_spin(longest: float | None) -> None:
+    world = World(max_fetch_interval=longest)
+    world.advance(HEALED)
+    row = world.put("a", 0, 0.7)
+    world.advance(0.6)
+    with patch.object(world.fetcher._lookout, "looks_for", lambda _: True):
+        if longest is not None:
+            world.fetcher.pace.idle_wait = LONGEST
+        world.advance(0.3)  # fails if the loop spins
+    world.advance(LATE, world.work)
+    assert row.id not in world.rows
+
+
 async def _no_look(_: Ready) -> None:
     return None
 

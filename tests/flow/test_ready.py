@@ -186,10 +186,10 @@ async def test_a_message_that_becomes_due_does_not_hurry_claims_without_scans() 
     ready = Ready(IntakePosition(found(1.0, later), found(0.0, later)), ["q"])  # type: ignore[arg-type]
     await ready.scan()
     assert ready.next_due() != []
-    ready._looked_at -= 61
+    ready.looked_at -= 61
     assert ready.next_due() == [], "the last claim has seen it"
     await ready.scan()
-    ready._looked_at -= 61
+    ready.looked_at -= 61
     assert ready.next_due() == [0.0], "the next look finds it"
 
 

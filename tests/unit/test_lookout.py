@@ -21,6 +21,7 @@ class Member:
     """A subscriber that says whether it rests."""
 
     longest_rest = 1.0
+    looked_at = float("-inf")
 
     def __init__(self, *queues: str, paused: Sequence[str] = ()) -> None:
         self.open: Sequence[str] = queues
@@ -40,12 +41,13 @@ class Store:
         self.searches = list[list[str]]()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self.lease_ends = 7.0
+        self.lease_ends: float | None = 7.0
         self.error: Exception | None = None
         self.refuses_signs = False
 
     async def look_around(self, queues: Any, leased: Any, sign: Any = None) -> Around:
         self.looks.append((list(queues), list(leased), sign is not None))
+        lease_ends = self.lease_ends
         await self.may_answer.wait()
         if self.error is not None:
             raise self.error
@@ -53,9 +55,9 @@ class Store:
             raise AccessError("no right to the table of states")
         found = ReadyPairs(ReadyPair(queue, 0, 0.0) for queue in queues)
         found.took = 0.4
-        return Around(found, self.lease_ends, None if sign is None else frozenset(("paused",)))
+        return Around(found, lease_ends, None if sign is None else frozenset(("paused",)))
 
-    async def lease_ends_in(self, queues: Any) -> float:
+    async def lease_ends_in(self, queues: Any) -> float | None:
         self.searches.append(list(queues))
         return self.lease_ends
 
@@ -139,6 +141,80 @@ async def test_a_look_that_hangs_or_fails_is_no_excuse(store: Any, time: Virtual
     with pytest.raises(TransientStoreError):
         await look
     assert other.seen == []
+
+
+async def held_up(store: Any, looking: Lookout, asking: Member) -> "asyncio.Task[ReadyPairs]":
+    """A look whose answer waits until the event, which is returned to the store, is set."""
+    store.may_answer = asyncio.Event()
+    count = len(store.looks)
+    look = asyncio.create_task(looking.look(asking))
+    while len(store.looks) == count:
+        await asyncio.sleep(0)
+    return look
+
+
+async def test_who_has_looked_since_is_not_told_what_an_older_look_found(
+    store: Any, time: VirtualTime
+) -> None:
+    slow, quick, woken, resting = (Member(name) for name in "abcd")
+    looking = lookout(store, time, slow, quick, woken, resting)
+    older = await held_up(store, looking, slow)
+    slow.rests = False
+    answer_older = store.may_answer
+    await time.advance(0.1)
+    # It looks for itself, and rests again before the older look has its answer.
+    store.may_answer = asyncio.Event()
+    store.may_answer.set()
+    woken.rests = False
+    await looking.look(woken)
+    woken.rests, woken.looked_at = True, time.monotonic()
+    await time.advance(0.1)
+    newer = await held_up(store, looking, quick)
+    quick.rests = False
+    for one in (woken, resting):
+        one.seen.clear()
+    answer_older.set()
+    await older
+    assert (woken.seen, resting.seen) == ([], [["d"]])
+    assert looking.looks_for(woken), "the newer look is still under way"
+    store.may_answer.set()
+    await newer
+    assert woken.seen == [["c"]]
+
+
+async def test_an_older_answer_does_not_hide_a_lease(store: Any, time: VirtualTime) -> None:
+    ours, other = Member("a"), Member("b")
+    looking = lookout(store, time, ours, other)
+    store.lease_ends = None
+    older = await held_up(store, looking, ours)
+    await time.advance(0.1)
+    store.lease_ends = 7.0
+    assert await looking.lease_ends_in(["a", "b"]) == 7.0
+    store.may_answer.set()
+    await older
+    await time.advance(2.0)
+    assert await looking.lease_ends_in(["a", "b"], told=True) == 5.0
+
+
+@pytest.mark.parametrize("by", ["a look", "a search"])
+async def test_who_is_told_of_leases_is_woken_when_there_are_some(
+    by: str, store: Any, time: VirtualTime
+) -> None:
+    ours = Member("a")
+    woken = list[str]()
+    looking = Lookout(store, Clock(time))
+    for name in ("a", "b"):
+        looking.join(ours if name == "a" else Member("b"), lambda name=name: woken.append(name))
+    store.lease_ends = None
+    await looking.look(ours)
+    assert woken == []
+    store.lease_ends = 7.0
+    await time.advance(LONGEST_TRUST + 0.01)
+    if by == "a look":
+        await looking.look(ours)
+    else:
+        await looking.lease_ends_in(["a"])
+    assert woken == ["a", "b"]
 
 
 async def test_the_end_of_a_lease_is_known_from_the_last_look(
