@@ -90,11 +90,18 @@ class ClaimedMessage:
     """When its handler may start; None: any time."""
     prefetched: bool = False
     """Whether it waits for a worker, and so has the shorter lease."""
+    header_key: tuple[str | None] | None = None
+    """The key that a header has; None: policies go by the key of the publish."""
 
     @property
     def headers(self) -> dict[str, Any]:
         """The headers by name. They are decoded at each call, which is nearly always one call."""
         return load_headers(self.stored_headers)
+
+    @property
+    def policy_key(self) -> str | None:
+        """What policies go by."""
+        return self.key if self.header_key is None else self.header_key[0]
 
     @property
     def created_at(self) -> datetime:

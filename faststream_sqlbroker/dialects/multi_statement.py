@@ -102,12 +102,11 @@ class MultiStatementDialect(Dialect):
         """
         hints = {
             f"{name}_hint": hint.format(self.names[f"{name}_index"])
-            for name in ("ready", "key", "leased")
+            for name in ("ready", "key", "policy_key", "leased")
         }
         ids: Any = bindparam("ids", expanding=True)
-        self.ordered = OrderedClaims(
-            self, {"in_index": "", **words, **hints, "of_ids": "IN :ids"}, ids, keys=keys
-        )
+        filled = {"in_index": "", "in_policy_index": "", **words, **hints, "of_ids": "IN :ids"}
+        self.ordered = OrderedClaims(self, filled, ids, keys=keys)
 
     @property
     def claimed_columns(self) -> str:

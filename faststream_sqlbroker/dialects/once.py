@@ -63,7 +63,9 @@ def claim_keys(
     }
     # In the order of keys: two transactions that claim the same keys lock them in the same order,
     # so they cannot deadlock.
-    ours = sorted((r for r in rows if r.id in held), key=lambda r: (r.queue, r.key or "", r.id))
+    ours = sorted(
+        (r for r in rows if r.id in held), key=lambda r: (r.queue, r.policy_key or "", r.id)
+    )
     if not ours:
         return verdicts
     _insert(connection, table, ours, ttl, worker)
@@ -71,7 +73,7 @@ def claim_keys(
     unknown: list[ClaimedMessage] = []
     taken: list[ClaimedMessage] = []
     for row in ours:
-        claim = claims[row.queue, row.key]
+        claim = claims[row.queue, row.policy_key]
         verdicts[row.id] = verdict = claim.judge(row)
         if verdict[0] is Verdict.UNKNOWN:
             unknown.append(row)
@@ -118,7 +120,7 @@ def _insert(
     binds = [
         {
             "scope": ONCE + row.queue,
-            "key": row.key,
+            "key": row.policy_key,
             "lease_token": _delivery(row),
             "info": {"message": row.id, "worker": worker, "ttl": ttl},
             "kept": _kept(ttl),
@@ -139,7 +141,7 @@ def _read(
     c = table.c
     found: dict[tuple[str, str | None], _Claim] = {}
     for queue, of_queue in groupby(rows, key=lambda row: row.queue):
-        keys = list(dict.fromkeys(row.key for row in of_queue))
+        keys = list(dict.fromkeys(row.policy_key for row in of_queue))
         stored: dict[str, _Claim] = {}
         for part in chunks(keys):
             known = select(c.key, c.lease_token, c.info, c.created_at, clock())
@@ -200,7 +202,7 @@ def _one(table: Table) -> ColumnElement[bool]:
 
 
 def _place(row: ClaimedMessage) -> dict[str, Any]:
-    return {"of_scope": ONCE + row.queue, "of_key": row.key}
+    return {"of_scope": ONCE + row.queue, "of_key": row.policy_key}
 
 
 def _kept(ttl: float) -> int:
@@ -215,7 +217,7 @@ def _delivery(row: ClaimedMessage) -> UUID:
 def give_back_keys(connection: Connection, table: Table, rows: Sequence[ClaimedMessage]) -> None:
     """Remove the claims of these deliveries; claims of others stay."""
     statement = delete(table).where(_one(table), table.c.lease_token == bindparam("token"))
-    ours = sorted(rows, key=lambda row: (row.queue, row.key or ""))
+    ours = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
     if ours:
         binds = [{**_place(row), "token": _delivery(row)} for row in ours]
         connection.execute(statement, binds)

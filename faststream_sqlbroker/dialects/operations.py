@@ -77,6 +77,7 @@ class Operations(ClaimedRows, ABC):
             "leased_index": preparer.quote(f"{tables.message.name}_leased"),
             "policy_state": preparer.format_table(tables.policy_state),
             "key_index": preparer.quote(f"{tables.message.name}_key"),
+            "policy_key_index": preparer.quote(f"{tables.message.name}_policy_key"),
         }
         if tables.archive is not None:
             self.names["archived_index"] = preparer.quote(f"{tables.archive.name}_archived")

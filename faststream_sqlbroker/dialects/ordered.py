@@ -59,8 +59,8 @@ class OrderedClaims:
 
         Args:
             dialect: Whose they are.
-            words: The database's own: now, claimable (of `m`), hints to indexes, in_index, after,
-                due_in, of_ids, and open and close round keys.
+            words: The database's own: now, claimable (of `m`), hints to indexes, in_index and
+                in_policy_index, after, due_in, of_ids, and open and close round keys.
             ids: The bind of that name.
             due: The type of a due time, if the driver wants to know.
             keys: How a queue's next keys are found.
@@ -75,7 +75,13 @@ class OrderedClaims:
 
         def add(name: str, text: str, *binds: Any, which: str = "") -> None:
             asked = SUSPECT_BINDS if which else ()
-            dialect.add_statement(f"ordered_{name}", text, *binds, *asked, which=which, **words)
+            more = {"which": which, **words}
+            dialect.add_statement(f"ordered_{name}", text, *binds, *asked, **more)
+            if name == "busy" or any(bind is mask for bind in binds):
+                of_header = sql.by_header(text)
+                dialect.add_statement(
+                    f"ordered_{name}{sql.BY_HEADER}", of_header, *binds, *asked, **more
+                )
 
         for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
             add(f"window{end}", sql.WINDOW, *pair, mask, which=which)
@@ -178,6 +184,7 @@ class Heads:
         per_key: int | None = None,
         starting: int | None = None,
         gate: KeyGate | None = None,
+        by_header: bool = False,
     ) -> None:
         """Look for up to `limit` messages, under the queues' locks.
 
@@ -193,6 +200,7 @@ class Heads:
             starting: So many of them start at once. The others wait for a worker, and are of keys
                 that have no lease: what waits must not take those of other processes' workers.
             gate: Passes over keys of which nothing may start.
+            by_header: Keys are those that were read from a header.
         """
         self._connection = connection
         self._sql = statements
@@ -202,6 +210,7 @@ class Heads:
         self._per_key = per_key
         self._starting = limit if starting is None or per_key == UNLIMITED else starting
         self._gate = gate
+        self._by_header = by_header
         self._size = max(WINDOW, 2 * limit)
         self._busy: dict[str, Counter[Key]] = {}
         self._taken = set(taken)
@@ -373,6 +382,8 @@ class Heads:
         ).all()
 
     def _execute(self, name: str, **binds: Any) -> Any:
+        if self._by_header and f"{name}{sql.BY_HEADER}" in self._sql:
+            name += sql.BY_HEADER
         return self._connection.execute(self._sql[name], binds)
 
 

@@ -129,3 +129,18 @@ def of_ready(keys: str) -> str:
     first that lives.
     """
     return keys.replace(_HEAD, FIRST_READY)
+
+
+BY_HEADER = "_by_header"
+"""The end of the names of statements that go by `policy_key`, in place of the key."""
+
+
+def by_header(text: str) -> str:
+    """The statement `text` with the key that was read from a header, and its index."""
+    for alias in ("m", "e"):
+        text = text.replace(f"{alias}.{{key}}", f"{alias}.policy_key")
+    return (
+        text.replace("{key_index}", "{policy_key_index}")
+        .replace("{key_hint}", "{policy_key_hint}")
+        .replace("{in_index}", "{in_policy_index}")
+    )

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, Integer, SmallInteger, String, Text, bindparam
 
-from faststream_sqlbroker.core.policies.flags import LET_IN
+from faststream_sqlbroker.core.policies.flags import HEADER_KEY, LET_IN
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.claimed_rows import MESSAGE_COLUMNS
+from faststream_sqlbroker.dialects.ordered_sql import BY_HEADER, by_header
 from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
 
 Columns = Mapping[str, str]
@@ -151,6 +152,10 @@ _BINDS = {
 }
 
 
+_OF_KEYS = "policy_arrivals", "policy_due", "policy_live"
+"""Statements that read keys."""
+
+
 def add_statements(dialect: Dialect, words: SqlFragments) -> None:
     """Add the statements of claims under policies to those of `dialect`."""
     for name, text in _statements(words, archive=dialect.has_archive).items():
@@ -158,6 +163,9 @@ def add_statements(dialect: Dialect, words: SqlFragments) -> None:
         if "{others}" in text:
             used += SUSPECT_BINDS
         dialect.add_statement(name, text, *used, others=OTHERS.format(of="m."))
+        if name.startswith(_OF_KEYS):
+            of_header = by_header(text)
+            dialect.add_statement(name + BY_HEADER, of_header, *used, others=OTHERS.format(of="m."))
 
 
 def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
@@ -176,6 +184,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"{w.column}next_attempt_at = COALESCE({w.at('u.due')}, m.next_attempt_at), "
         f"{w.column}policy_marks = (m.policy_marks | :mark) & :kept"
     )
+    given = f"{w.column}policy_key = u.k, {w.column}policy_marks = m.policy_marks | {HEADER_KEY}"
     # Another program may write created_at by a clock that is ahead. No message arrives after now.
     arrived = f"{w.earlier}(m.created_at, {w.now})"
     delivered = f"m.attempts_count + m.deliveries_count + (m.policy_marks & {LET_IN})"
@@ -200,6 +209,11 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         "ORDER BY u.n, m.next_attempt_at, m.id LIMIT :size",
         "policy_shift": found.replace("{rows}", w.rows({"id": "int", "due": "int"})).replace(
             "{set}", shifted
+        ),
+        "policy_headers": f"SELECT m.id, {w.open}m.headers{w.close} AS headers\n"
+        f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
+        "policy_give_keys": found.replace("{rows}", w.rows({"id": "int", "k": "key"})).replace(
+            "{set}", given
         ),
         "policy_states": f"SELECT {w.open}p.{{key}}{w.close}, {w.as_text('p.info')}\n"
         f"FROM {states} {w.join} {{policy_state}} p ON p.scope = :scope AND p.{{key}} = u.k",
@@ -237,10 +251,12 @@ def _choices(w: SqlFragments, due: str, marked: str) -> dict[str, str]:
 
 def _waits(w: SqlFragments) -> dict[str, str]:
     """What `broker.admin.policies` looks at: some of what is due, and of what is due later."""
+    marked = f"(m.policy_marks & {HEADER_KEY}) <> 0"
+    key = f"CASE WHEN {marked} THEN m.policy_key ELSE m.{{key}} END"
     texts = {}
     for name, compared in (("due", "<="), ("later", ">")):
         texts[f"policy_waits_{name}"] = (
-            f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}, m.state,\n"
+            f"SELECT m.id, {w.open}{key}{w.close}, {w.us('m.next_attempt_at')}, m.state,\n"
             f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.policy_marks, "
             "m.attempts_count, m.deliveries_count\n"
             f"FROM {{message}} m {w.ready_hint}\n"

@@ -41,6 +41,7 @@ SETTLED = (
     "lease_token",
     "lease_expires_at",
     "policy_marks",
+    "policy_key",
     "publish_count",
     "hops",
 )

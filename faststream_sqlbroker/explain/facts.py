@@ -10,10 +10,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, select, text
+from sqlalchemy import ColumnElement, Connection, Select, case, select, text
 
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.flags import HEADER_KEY
 from faststream_sqlbroker.core.policies.keep_last import Latest
 from faststream_sqlbroker.core.policies.scopes import scope_of
 from faststream_sqlbroker.core.policies.throttle import next_known
@@ -119,7 +120,7 @@ class PolicyFacts:
         """The throttles by key of which this key has no slot, and when it has the next
         (microseconds).
         """
-        by_key = [each for each in self.policies("Throttle(") if ", key=True" in each]
+        by_key = [each for each in self.policies("Throttle(") if ", key=" in each]
         if key is None or not by_key:
             return []
         if key not in self._slots:
@@ -190,8 +191,7 @@ class PolicyFacts:
         if key not in self._leases:
             wanted = (self._expected | {key}) - self._leases.keys()
             self._leases |= {each: [] for each in wanted}
-            column = self._dialect.tables.message.c.key
-            of_keys = self._leased.where(column.in_(sorted(wanted))).limit(MOST_LEASES)
+            of_keys = self._leased.where(self._key.in_(sorted(wanted))).limit(MOST_LEASES)
             for lease in self._read_leases(of_keys):
                 if lease.key in self._leases:
                     self._leases[lease.key].append(lease)
@@ -211,9 +211,15 @@ class PolicyFacts:
         return self._claimed[key]
 
     @property
+    def _key(self) -> ColumnElement[str]:
+        """What policies go by."""
+        c = self._dialect.tables.message.c
+        return case((c.policy_marks.op("&")(HEADER_KEY) != 0, c.policy_key), else_=c.key)
+
+    @property
     def _leased(self) -> Select[Any]:
         table = self._dialect.tables.message
-        found = select(table.c.id, table.c.key, table.c.lease_token)
+        found = select(table.c.id, self._key, table.c.lease_token)
         index = self._dialect.names["leased_index"]
         # A key may have many messages, but few are leased.
         for database in MYSQL:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Select, and_, func, literal_column, or_, select, text
 
+from faststream_sqlbroker.core.policies.flags import HEADER_KEY
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
     MIXED,
@@ -42,6 +43,7 @@ COLUMNS = (
     "lease_token",
     "lease_expires_at",
     "policy_marks",
+    "policy_key",
 )
 """What is read of a message: not its body, which may be large."""
 MOST_COUNTED = 1_000
@@ -106,7 +108,7 @@ class LiveMessage:
         return WaitingMessage(
             id=r.id,
             queue=r.queue,
-            key=r.key,
+            key=r.policy_key if r.policy_marks & HEADER_KEY else r.key,
             state=MessageState[r.state],
             attempts_count=r.attempts_count,
             deliveries_count=r.deliveries_count,

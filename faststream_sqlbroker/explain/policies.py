@@ -11,7 +11,7 @@ from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.policies.rows import Live
 
-_CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=True)?(, scope=.*)?\)")
+_CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=(?:True|Header\(.*\)))?(, scope=.*)?\)")
 
 
 def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:

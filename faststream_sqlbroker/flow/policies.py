@@ -134,7 +134,7 @@ class PolicyStarts:
 
     def _keyed(self, rows: Rows) -> Rows:
         """Those that may run once."""
-        return [] if self._once is None else [row for row in rows if row.key is not None]
+        return [] if self._once is None else [row for row in rows if row.policy_key is not None]
 
     async def _claim_keys(self, rows: Rows) -> Rows:
         keyed = self._keyed(rows)
@@ -226,7 +226,7 @@ class PolicyStarts:
         again: Rows = []
         if self._once is None:
             return again
-        for row in (row for row in rows if row.key is not None):
+        for row in (row for row in rows if row.policy_key is not None):
             if _may_run_again(row):
                 again.append(row)
             elif isinstance(row.outcome, Nack):

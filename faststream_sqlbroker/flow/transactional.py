@@ -240,7 +240,7 @@ class TransactionalDeliveries:
         """Whether `row` has a key (policy Once) that is given back, or spent, before its outcome is
         written.
         """
-        return self._once and row.key is not None and not _ends(row)
+        return self._once and row.policy_key is not None and not _ends(row)
 
     def _not_committed(
         self, transaction: "HandlerTransaction", rows: Rows, error: Exception
@@ -288,7 +288,7 @@ class TransactionalDeliveries:
         Not under policy Once, by which the handler of a message with a key runs once, whatever
         becomes of its COMMIT.
         """
-        if self._once and any(row.key is not None for row in rows):
+        if self._once and any(row.policy_key is not None for row in rows):
             return _failed(rows, error)
         lost = max(0, *(lost_leases(row) for row in rows))
         pause = backoff(FIRST_PAUSE + lost, self._clock)

@@ -68,9 +68,10 @@ class BurstHeads:
         """`rows` have been leased: they have left their bursts."""
         states: dict[str, tuple[Any, int]] = {}
         for row in rows:
-            if row.key is not None and row.key in self._known:
-                self._known[row.key].delivered(row.id)
-                states[row.key] = self._policy.dump(self._known[row.key]), self._now + FORGET_BURSTS
+            key = row.policy_key
+            if key is not None and key in self._known:
+                self._known[key].delivered(row.id)
+                states[key] = self._policy.dump(self._known[key]), self._now + FORGET_BURSTS
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
 

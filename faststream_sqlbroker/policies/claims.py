@@ -21,6 +21,7 @@ from faststream_sqlbroker.core.policies import (
     Policy,
     Throttle,
     Window,
+    key_of,
 )
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
@@ -59,6 +60,7 @@ class PolicyClaims:
         self._dialect = dialect
         self._clock = clock
         self.rows = PolicyRows(dialect)
+        self._by_header = PolicyRows(dialect, by_header=True)
 
     def claim(
         self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition
@@ -70,6 +72,7 @@ class PolicyClaims:
         due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
         locked = self._lock(connection, due, wanted.scopes)
+        rows_of = self._by_header if wanted.header is not None else self.rows
         read = self.rows.now(connection, self._clock) if locked else None
         if any(isinstance(policy, Debounce | KeepLast) for policy in wanted.policies) and locked:
             # Pairs were read before the lock. A message of a new priority, committed since, may
@@ -86,7 +89,7 @@ class PolicyClaims:
             if read is not None and queue in locked and ready and len(rows) < wanted.limit:
                 one = _QueueClaim(
                     self._dialect,
-                    self.rows,
+                    rows_of,
                     self._clock,
                     connection,
                     wanted,
@@ -182,6 +185,10 @@ class _QueueClaim:
         leased = self._lease(chosen, self._suspicion)
         self.suspects |= leased.suspects
         found = [*self._lease(dead, None), *leased]
+        if self._rows.by_header:
+            known = self._rows.live(self._connection, self._queue, [row.id for row in found])
+            for row in found:
+                row.header_key = (known[row.id].key,)
         if len(found) + len(leased.suspects) < len(dead) + len(chosen):
             self.waits.append(0.0)  # another transaction has locked some of them
         self._refuse(found, set(dead))
@@ -273,6 +280,10 @@ class _QueueClaim:
 
     def _ask_policies(self, limit: int) -> bool:
         """Let each look at what is due, in their order; whether anything may start now."""
+        if (header := self._wanted.header) is not None and not self._intake.read_keys(header):
+            self.more = True
+            if any(isinstance(policy, Debounce | KeepLast) for policy in self._wanted.policies):
+                return False  # a newer message of a key may be among those that have none yet
         for policy in self._wanted.policies:
             if isinstance(policy, Window):
                 opens, self._closes = policy.span(self._now)
@@ -369,6 +380,7 @@ class _QueueClaim:
             per_key=None if self._wanted.ordered else self._per_key or UNLIMITED,
             starting=self._starts,
             gate=self._slots.keys,
+            by_header=self._rows.by_header,
         )
         if (only := self._wanted.only) is not None:
             one = [
@@ -406,7 +418,7 @@ class _QueueClaim:
         for row in rows:
             if row.id in dead:
                 row.settle_as(Reject(THROTTLED))
-            elif keyed and row.key is None:
+            elif keyed and row.policy_key is None:
                 row.settle_as(Reject(NO_KEY))
 
     def _seconds_to(self, at: int) -> float:
@@ -419,6 +431,4 @@ def _suspect(live: Live, suspicion: Suspicion) -> Suspect | None:
 
 def _is_keyed(policy: Policy) -> bool:
     """Whether the policy looks at keys."""
-    return not (isinstance(policy, Throttle) and not policy.key) and not (
-        isinstance(policy, Concurrency) and not policy.per_key
-    )
+    return bool(key_of(policy))

@@ -14,11 +14,12 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.policies import Debounce, Delay, KeepLast
-from faststream_sqlbroker.core.policies.flags import BURST, DELAYED
+from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast
+from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, HEADER_KEY
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
+from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.policies.rows import SCAN, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
@@ -85,6 +86,19 @@ class Intake:
     dead: list[int] = field(default_factory=list)
     """Messages to claim as dead letters."""
     _before_burst: int = 0
+
+    def read_keys(self, header: Header) -> bool:
+        """Give each message its key from its headers; whether all that is due has one. Policies do
+        not see it before.
+        """
+        arrivals, whole = self.arrivals(HEADER_KEY)
+        if arrivals:
+            ids = [arrival.id for arrival in arrivals]
+            stored = self.rows.headers(self.connection, self.queue, ids)
+            keys = {message: header.key(load_headers(of)) for message, of in stored.items()}
+            self.rows.give_keys(self.connection, self.queue, keys)
+        self.before |= HEADER_KEY
+        return whole
 
     def delay(self, policy: Delay) -> bool:
         """Shift what is due for the first time; whether all of it was looked at."""

@@ -75,11 +75,12 @@ class NewestHeads:
         """`rows` have been leased: their windows begin."""
         states: dict[str, tuple[Any, int]] = {}
         for row in rows:
-            if row.key is not None and row.key in self._known:
-                latest = self._known[row.key]
+            key = row.policy_key
+            if key is not None and key in self._known:
+                latest = self._known[key]
                 latest.delivered(row.id, self._now)
                 until = self._now + self._policy.window + FORGET_BURSTS
-                states[row.key] = self._policy.dump(latest), until
+                states[key] = self._policy.dump(latest), until
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
     def _turns(self, keys: set[str]) -> dict[str | None, Turn]:

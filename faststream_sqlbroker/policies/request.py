@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.policies import Header, Policy, header_of
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -40,6 +40,11 @@ class PolicyClaimRequest:
     def starts(self) -> int:
         """How many start at once."""
         return self.limit if self.starting is None else min(self.limit, self.starting)
+
+    @property
+    def header(self) -> Header | None:
+        """Where the keys are that the policies go by; None: they go by those of the publish."""
+        return header_of(self.policies)
 
     @property
     def scopes(self) -> list[str]:

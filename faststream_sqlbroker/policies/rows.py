@@ -11,6 +11,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.ordered_sql import BY_HEADER
 from faststream_sqlbroker.policies.read_time import ReadTime
 
 SCAN = 5_000
@@ -48,11 +49,14 @@ class Live(NamedTuple):
 class PolicyRows:
     """The statements of one dialect, called with lists of any length."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        """Those of `dialect`."""
+    def __init__(self, dialect: Dialect, *, by_header: bool = False) -> None:
+        """Those of `dialect`; `by_header`: keys are those that were read from a header."""
         self._dialect = dialect
+        self.by_header = by_header
 
     def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
+        if self.by_header and name + BY_HEADER in self._dialect.sql:
+            name += BY_HEADER
         return connection.execute(self._dialect.sql[name], binds)
 
     def now(self, connection: Connection, clock: Clock) -> ReadTime:
@@ -117,6 +121,17 @@ class PolicyRows:
             Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
         ]
         return found, set(keys[:whole])
+
+    def headers(self, connection: Connection, queue: str, ids: Sequence[int]) -> dict[int, Any]:
+        """The headers of `ids` as they are stored."""
+        rows = json.dumps([{"id": message} for message in sorted(ids)])
+        found = self._run(connection, "policy_headers", rows=rows, queue=queue)
+        return {row.id: row.headers for row in found}
+
+    def give_keys(self, connection: Connection, queue: str, keys: Mapping[int, str | None]) -> None:
+        """From now on policies go by these keys of messages, which their headers have."""
+        rows = json.dumps([{"id": message, "k": key} for message, key in sorted(keys.items())])
+        self._run(connection, "policy_give_keys", rows=rows, queue=queue)
 
     def shift(
         self,

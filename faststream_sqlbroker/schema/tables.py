@@ -278,6 +278,10 @@ def _message(
     Index(
         f"{name}_key", c.queue, c.key, c.id, **_where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
     )
+    if "policy_key" in c:
+        where = _where("policy_key IS NOT NULL")
+        by_header = Index(f"{name}_policy_key", c.queue, c.policy_key, c.id, **where)
+        by_header.info[ADDED_IN] = "0002"
     # Few messages have one: an entry for each of the others would cost a quarter of every claim.
     Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True, **_where("dedup_id IS NOT NULL"))
     return table

@@ -4,6 +4,8 @@ BEGIN;
 
 ALTER TABLE message ADD COLUMN hops SMALLINT DEFAULT 0 NOT NULL, ADD COLUMN policy_key VARCHAR(255);
 
+CREATE INDEX message_policy_key ON message (queue, policy_key, id) WHERE policy_key IS NOT NULL;
+
 ALTER TABLE message_archive ADD COLUMN hops SMALLINT DEFAULT 0 NOT NULL, ADD COLUMN policy_key VARCHAR(255), ADD COLUMN related_id BIGINT;
 
 ALTER TABLE message_policy_state ADD COLUMN due_at TIMESTAMP WITH TIME ZONE;

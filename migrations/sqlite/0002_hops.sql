@@ -4,6 +4,8 @@ ALTER TABLE message ADD COLUMN hops SMALLINT DEFAULT 0 NOT NULL;
 
 ALTER TABLE message ADD COLUMN policy_key VARCHAR(255);
 
+CREATE INDEX message_policy_key ON message (queue, policy_key, id) WHERE policy_key IS NOT NULL;
+
 ALTER TABLE message_archive ADD COLUMN hops SMALLINT DEFAULT 0 NOT NULL;
 
 ALTER TABLE message_archive ADD COLUMN policy_key VARCHAR(255);

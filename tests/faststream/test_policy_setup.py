@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from faststream import AckPolicy
+from faststream import Header as FastStreamHeader
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import (
@@ -14,6 +15,7 @@ from faststream_sqlbroker import (
     Concurrency,
     Debounce,
     Delay,
+    Header,
     KeepLast,
     Once,
     SetupError,
@@ -64,7 +66,7 @@ VALUES: list[tuple[Options, str]] = [
         given(lambda: Debounce("1h", key=False)),
         "Debounce needs keys: .* leave key out and give every message its key",
     ),
-    (given(lambda: Debounce("1h", key="k")), "Debounce's key must be True or False"),  # type: ignore[arg-type]
+    (given(lambda: Debounce("1h", key="k")), "Debounce's key must be True, False or .*Header"),  # type: ignore[arg-type]
     (given(lambda: Debounce("1h", edge="middle")), "edge must be one of 'trailing', 'leading'"),  # type: ignore[arg-type]
     (
         given(lambda: Debounce("1h", max_wait="1m")),
@@ -108,7 +110,7 @@ VALUES: list[tuple[Options, str]] = [
         given(lambda: Throttle(1, per=1, when_exceeded="queue")),
         "must be one of 'wait', 'backoff', 'drop', 'dead_l",
     ),  # type: ignore[arg-type]
-    (given(lambda: Throttle(1, per=1, key="k")), "Throttle's key must be True or False"),  # type: ignore[arg-type]
+    (given(lambda: Throttle(1, per=1, key="k")), "Throttle's key must be True, False or .*Header"),  # type: ignore[arg-type]
     (
         given(lambda: Concurrency(0)),
         "Concurrency's limit must be a whole number from 1 to 1000000, got 0",
@@ -122,7 +124,23 @@ VALUES: list[tuple[Options, str]] = [
         given(lambda: Throttle(1, per=1, without_key="dead_letter")),
         "without key=True it does not look at keys: add key=True, or leave without_key out",
     ),
-    (given(lambda: Concurrency(1, per_key=1)), "Concurrency's per_key must be True or False"),  # type: ignore[arg-type]
+    (
+        given(lambda: Concurrency(1, per_key=1)),
+        "Concurrency's per_key must be True, False or .*Header",
+    ),  # type: ignore[arg-type]
+    (given(lambda: Throttle(1, per=1, key="tenant")), "key must be True, False or .*Header"),  # type: ignore[arg-type]
+    (
+        given(lambda: Debounce(1, key=FastStreamHeader("tenant"))),
+        "which is FastStream's Header, for arguments of handlers",
+    ),
+    (given(lambda: Once(1, key=False)), "Once goes by keys: leave key=False out"),
+    (given(lambda: KeepLast(1, key=False)), "KeepLast goes by keys"),
+    (given(lambda: Once(1, key=Header(""))), r"Header\(''\) names no header: it must not be empty"),
+    (given(lambda: Once(1, key=Header(5))), r"Header\(5\) names no header: it must be a string"),  # type: ignore[arg-type]
+    (
+        given(lambda: Throttle(1, per=1, key=Header("a"), scope="s")),
+        "key=True",
+    ),
     (given(lambda: Window("09:00", "09:00")), "so it never opens: choose different times"),
     (given(lambda: Window(time(9), "09:00")), "so it never opens"),
     (given(lambda: Window("09:00", "17:00", days=[])), "so it never opens: name at least one day"),
@@ -159,6 +177,18 @@ TOGETHER: list[tuple[Options, str]] = [
     (given(lambda: Once(1), lambda: KeepLast(1)), "put KeepLast.* first"),
     (given(lambda: KeepLast(1), lambda: Concurrency(2, per_key=True)), "leave it out"),
     (given(lambda: KeepLast(1), ordered=True), "KeepLast.* delivers one of several"),
+    (
+        given(lambda: Throttle(1, per=1, key=Header("tenant")), ordered=True),
+        "ordered=True goes by the key of the publish",
+    ),
+    (
+        given(lambda: Throttle(1, per=1, key=Header("tenant")), lambda: Once(1)),
+        r"go by one key, got Throttle\(.*\) by Header\('tenant'\) and Once\(1s\) by the key of",
+    ),
+    (
+        given(lambda: Debounce(1, key=Header("a")), lambda: Once(1, key=Header("b"))),
+        r"by Header\('a'\) and Once\(1s, key=Header\('b'\)\) by Header\('b'\)",
+    ),
     (
         given(lambda: Window("09:00", "10:00"), lambda: Window("11:00", "12:00")),
         "a Window can be given once",

@@ -6,8 +6,11 @@ from faststream_sqlbroker.core.policies.checks import (
     check_ack_first,
     check_ordered,
     checked_policies,
+    header_of,
+    key_of,
 )
 from faststream_sqlbroker.core.policies.debounce import Debounce
+from faststream_sqlbroker.core.policies.header import Header
 from faststream_sqlbroker.core.policies.keep_last import KeepLast
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policies.window import Window
@@ -17,6 +20,7 @@ __all__ = (
     "Concurrency",
     "Debounce",
     "Delay",
+    "Header",
     "KeepLast",
     "Once",
     "Policy",
@@ -25,4 +29,6 @@ __all__ = (
     "check_ack_first",
     "check_ordered",
     "checked_policies",
+    "header_of",
+    "key_of",
 )

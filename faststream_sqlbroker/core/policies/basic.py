@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from faststream_sqlbroker.core.checks import flag, one_of, whole_number
+from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.policies import options
+from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_text, keyed
 from faststream_sqlbroker.core.policies.options import (
     MICROSECONDS,
     WITHOUT_KEY,
@@ -53,27 +54,35 @@ class Once:
 
     ttl: int
     """Microseconds."""
+    key: Key
     without_key: str
 
     def __init__(
-        self, ttl: Duration, *, without_key: Literal["deliver", "dead_letter"] = "deliver"
+        self,
+        ttl: Duration,
+        *,
+        key: Key = True,
+        without_key: Literal["deliver", "dead_letter"] = "deliver",
     ) -> None:
         """Say how long a key stays claimed.
 
         Args:
             ttl: From the start of its handler.
+            key: False is refused. `Header("order")`: the value of that header is the key.
             without_key: What happens to a message without a key: it is handled as usual, or it
                 is FAILED.
 
         Raises:
-            SetupError: the ttl is not longer than 0.
+            SetupError: the ttl is not longer than 0, or key=False.
         """
+        object.__setattr__(self, "key", keyed("Once", key))
         object.__setattr__(self, "ttl", microseconds("Once's ttl", ttl))
         one_of("Once's without_key", without_key, WITHOUT_KEY)
         object.__setattr__(self, "without_key", without_key)
 
     def __str__(self) -> str:
-        return f"Once({seconds(self.ttl)})"
+        of = key_text("key", self.key) if isinstance(self.key, Header) else ""
+        return f"Once({seconds(self.ttl)}{of})"
 
 
 # Concurrency: a limit on leases at a time, for the whole fleet.
@@ -88,7 +97,7 @@ class Concurrency:
     """
 
     limit: int
-    per_key: bool
+    per_key: Key
     without_key: str
     scope: str | None
 
@@ -96,7 +105,7 @@ class Concurrency:
         self,
         limit: int,
         *,
-        per_key: bool = False,
+        per_key: Key = False,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
         scope: str | None = None,
     ) -> None:
@@ -104,7 +113,8 @@ class Concurrency:
 
         Args:
             limit: Most messages at a time, 1 to 1 000 000.
-            per_key: Whether the limit applies to each key, else to the queue.
+            per_key: Whether the limit applies to each key, else to the queue. `Header("tenant")`:
+                to each value of that header.
             without_key: With per_key=True, what happens to a message without a key: it is handled
                 without a limit, or it is FAILED.
             scope: A name that several queues and subscribers share: their leases are counted
@@ -117,15 +127,15 @@ class Concurrency:
         object.__setattr__(
             self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000)
         )
-        flag("Concurrency's per_key", per_key)
-        options.without_key("Concurrency", without_key, keyed=per_key, mend="per_key=True")
+        checked_key("Concurrency's per_key", per_key)
+        options.without_key("Concurrency", without_key, keyed=bool(per_key), mend="per_key=True")
         object.__setattr__(self, "per_key", per_key)
         object.__setattr__(self, "without_key", without_key)
         refused = "per_key=True" if per_key else None
         object.__setattr__(self, "scope", checked_scope("Concurrency", scope, refused=refused))
 
     def __str__(self) -> str:
-        each = ", per_key=True" if self.per_key else ""
+        each = key_text("per_key", self.per_key)
         return f"Concurrency({self.limit}{each}{scope_text(self.scope)})"
 
     def leases(self, running: int, wanted: int, starting: int, limit: int | None = None) -> int:

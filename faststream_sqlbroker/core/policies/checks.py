@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from faststream_sqlbroker.core.policies.basic import BlockingWait, Concurrency, Delay, Once
 from faststream_sqlbroker.core.policies.debounce import Debounce
+from faststream_sqlbroker.core.policies.header import Header, Key
 from faststream_sqlbroker.core.policies.keep_last import KeepLast
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policies.window import Window
@@ -46,6 +47,7 @@ def checked_policies(policies: object) -> tuple[Policy, ...]:
     _check_repeated(given)
     _check_scopes(given)
     _check_order(given)
+    _check_keys(given)
     return given
 
 
@@ -57,7 +59,7 @@ def _check_repeated(policies: Sequence[Policy]) -> None:
     own_slots = [p for p in policies if isinstance(p, Throttle) and not p.gates]
     _at_most_one("a Throttle per key, or one that backs off, drops or dead-letters,", own_slots)
     for per_key in (False, True):
-        same = [p for p in policies if isinstance(p, Concurrency) and p.per_key is per_key]
+        same = [p for p in policies if isinstance(p, Concurrency) and bool(p.per_key) is per_key]
         _at_most_one("a Concurrency of the same kind", same)
 
 
@@ -90,6 +92,32 @@ def _check_order(policies: Sequence[Policy]) -> None:
         )
 
 
+def key_of(policy: Policy) -> Key:
+    """What it goes by; False: by no key."""
+    if isinstance(policy, Concurrency):
+        return policy.per_key
+    return getattr(policy, "key", False)
+
+
+def header_of(policies: Iterable[Policy]) -> Header | None:
+    """The header that has the keys of `policies`; None: they go by the key of the publish."""
+    return next((key for p in policies if isinstance(key := key_of(p), Header)), None)
+
+
+def _check_keys(policies: Sequence[Policy]) -> None:
+    keys = {key: policy for policy in policies if (key := key_of(policy))}
+    if len(keys) > 1:
+        both = " and ".join(f"{policy} by {_key_name(key)}" for key, policy in keys.items())
+        raise SetupError(
+            f"the policies of a subscriber go by one key, got {both}: give all of them the same "
+            "key, or use two queues, the first with forward_to"
+        )
+
+
+def _key_name(key: Key) -> str:
+    return str(key) if isinstance(key, Header) else "the key of the publish"
+
+
 def check_ordered(policies: Sequence[Policy]) -> None:
     """Refuse what contradicts ordered=True.
 
@@ -97,6 +125,11 @@ def check_ordered(policies: Sequence[Policy]) -> None:
         SetupError: a policy that picks other messages of a key than the first.
     """
     for policy in policies:
+        if isinstance(key_of(policy), Header):
+            raise SetupError(
+                f"ordered=True goes by the key of the publish, as the order begins there; {policy} "
+                "goes by a header: publish with that key, or leave one of both out"
+            )
         if isinstance(policy, Debounce | KeepLast):
             raise SetupError(
                 f"ordered=True delivers every message of a key, first the oldest; {policy} "

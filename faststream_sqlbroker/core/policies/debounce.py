@@ -8,7 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from faststream_sqlbroker.core.checks import flag, one_of
+from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_text
 from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -42,6 +43,7 @@ class Debounce:
     edge: str
     max_wait: int | None
     """Microseconds."""
+    key: Key
     without_key: str
 
     def __init__(
@@ -50,7 +52,7 @@ class Debounce:
         *,
         edge: Literal["trailing", "leading"] = "trailing",
         max_wait: Duration | None = None,
-        key: bool = True,
+        key: Key = True,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
     ) -> None:
         """Say what a burst is.
@@ -61,7 +63,8 @@ class Debounce:
                 once.
             max_wait: Most time from a burst's start to its end, so that an unbroken stream is
                 delivered too.
-            key: Bursts are of one key; False is refused.
+            key: Bursts are of one key; False is refused. `Header("tenant")`: of one value of that
+                header.
             without_key: What happens to a message that was published without a key: it is
                 delivered, or it is FAILED.
 
@@ -69,7 +72,7 @@ class Debounce:
             SetupError: a length that is not longer than 0, max_wait shorter than the window or with
                 edge="leading", or key=False.
         """
-        flag("Debounce's key", key)
+        checked_key("Debounce's key", key)
         if not key:
             raise SetupError(
                 "Debounce needs keys: it delivers one message of each burst of a key, and "
@@ -96,6 +99,7 @@ class Debounce:
             ("window", length),
             ("edge", edge),
             ("max_wait", most),
+            ("key", key),
             ("without_key", without_key),
         ):
             object.__setattr__(self, name, value)
@@ -103,7 +107,8 @@ class Debounce:
     def __str__(self) -> str:
         most = "" if self.max_wait is None else f", max_wait={seconds(self.max_wait)}"
         edge = "" if self.edge == "trailing" else f", edge={self.edge}"
-        return f"Debounce({seconds(self.window)}{edge}{most})"
+        of = key_text("key", self.key) if isinstance(self.key, Header) else ""
+        return f"Debounce({seconds(self.window)}{edge}{most}{of})"
 
     def end(self, start: int, last: int) -> int:
         """When a burst that began at `start` ends if nothing comes after `last`."""

@@ -18,6 +18,8 @@ LET_IN = 16
 """Such a Throttle has let it in once: from then on it waits for its slots and is not refused."""
 PUT_OFF = 32
 """Its due time is when it asks for a slot again."""
+HEADER_KEY = 64
+"""Its `policy_key` has been read from its headers; without it the key of the publish counts."""
 
 KEPT = 0x7FFF & ~(SLOT | JOINED | PUT_OFF)
 """Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT but those that say something

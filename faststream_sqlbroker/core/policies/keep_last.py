@@ -15,6 +15,7 @@ from faststream_sqlbroker.core.policies.debounce import (
     Taken,
     waiting_in,
 )
+from faststream_sqlbroker.core.policies.header import Header, Key, key_text, keyed
 from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
 from faststream_sqlbroker.core.times import Duration
 
@@ -31,27 +32,35 @@ class KeepLast:
 
     window: int
     """Microseconds."""
+    key: Key
     without_key: str
 
     def __init__(
-        self, window: Duration, *, without_key: Literal["deliver", "dead_letter"] = "deliver"
+        self,
+        window: Duration,
+        *,
+        key: Key = True,
+        without_key: Literal["deliver", "dead_letter"] = "deliver",
     ) -> None:
         """Say how often a key may have a delivery.
 
         Args:
             window: Least time from one delivery of a key to the next message's.
+            key: False is refused. `Header("tenant")`: the value of that header is the key.
             without_key: What happens to a message that was published without a key: it is
                 delivered, or it is FAILED.
 
         Raises:
-            SetupError: the window is not longer than 0.
+            SetupError: the window is not longer than 0, or key=False.
         """
+        object.__setattr__(self, "key", keyed("KeepLast", key))
         object.__setattr__(self, "window", microseconds("KeepLast's window", window))
         one_of("KeepLast's without_key", without_key, WITHOUT_KEY)
         object.__setattr__(self, "without_key", without_key)
 
     def __str__(self) -> str:
-        return f"KeepLast({seconds(self.window)})"
+        of = key_text("key", self.key) if isinstance(self.key, Header) else ""
+        return f"KeepLast({seconds(self.window)}{of})"
 
     def rivals(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> list[int]:
         """Messages that wait and are newer than one of `arrivals`; they may have gone since."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from faststream_sqlbroker.core.checks import flag, one_of, whole_number
+from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.policies import options
+from faststream_sqlbroker.core.policies.header import Key, checked_key, key_text
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
 from faststream_sqlbroker.core.policies.scopes import checked_scope, scope_text
 from faststream_sqlbroker.core.policies.slot_log import Limit, SlotLog
@@ -55,7 +56,7 @@ class Throttle:
     rate: int
     per: int
     """Microseconds."""
-    key: bool
+    key: Key
     burst: int
     when_exceeded: Exceeded
     max_lag: int
@@ -68,7 +69,7 @@ class Throttle:
         rate: int,
         per: Duration,
         *,
-        key: bool = False,
+        key: Key = False,
         burst: int | None = None,
         when_exceeded: Exceeded = "wait",
         max_lag: Duration | None = None,
@@ -81,6 +82,7 @@ class Throttle:
             rate: Most slots in any period, 1 to 1 000 000.
             per: The period.
             key: Whether each key has slots of its own; else all messages of a queue share them.
+                `Header("tenant")`: each value of that header.
             burst: Slots that may be granted at the same moment, 1 to `rate`; they count within the
                 rate. None is `rate`; 1 spaces slots evenly.
             when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off
@@ -99,12 +101,12 @@ class Throttle:
         """
         whole_number("Throttle's rate", rate, most=MOST_RATE)
         period = microseconds("Throttle's per", per)
-        flag("Throttle's key", key)
+        checked_key("Throttle's key", key)
         together = rate if burst is None else whole_number("Throttle's burst", burst, most=rate)
         one_of(
             "Throttle's when_exceeded", when_exceeded, ("wait", "backoff", "drop", "dead_letter")
         )
-        options.without_key("Throttle", without_key, keyed=key, mend="key=True")
+        options.without_key("Throttle", without_key, keyed=bool(key), mend="key=True")
         shared = checked_scope("Throttle", scope, refused=_unshared(key, when_exceeded))
         if period < rate:
             raise SetupError(
@@ -130,7 +132,7 @@ class Throttle:
             object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
-        each = ", key=True" if self.key else ""
+        each = key_text("key", self.key)
         burst = "" if self.burst == self.rate else f", burst={self.burst}"
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
         options = f"{each}{burst}{exceeded}{scope_text(self.scope)}"
@@ -207,7 +209,7 @@ def _next(limit: Limit, log: SlotLog, at: int) -> int:
     return at
 
 
-def _unshared(key: bool, when_exceeded: Exceeded) -> str | None:
+def _unshared(key: Key, when_exceeded: Exceeded) -> str | None:
     """The option that a scope cannot have."""
     if key:
         return "key=True"

@@ -102,7 +102,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
     def _prepare_for(self, mariadb: bool) -> None:
         """Statements whose plan is good on one of the two only; their rows are the same on both."""
         in_index = "" if mariadb else f"queue, {self.names['key']}, "
-        self.prepare_ordered({**ORDERED, "in_index": in_index}, "FORCE INDEX ({})", KEYS_WALKED)
+        in_policy_index = "" if mariadb else "queue, policy_key, "
+        words = {**ORDERED, "in_index": in_index, "in_policy_index": in_policy_index}
+        self.prepare_ordered(words, "FORCE INDEX ({})", KEYS_WALKED)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a server whose binary log cannot hold what READ COMMITTED writes; look which of

@@ -380,7 +380,18 @@ ORDERED = {
     "of_ids": "= ANY(:ids)",
     "materialized": "MATERIALIZED ",
     **dict.fromkeys(
-        ("ready_hint", "key_hint", "leased_hint", "id_hint", "open", "close", "in_index"), ""
+        (
+            "ready_hint",
+            "key_hint",
+            "policy_key_hint",
+            "leased_hint",
+            "id_hint",
+            "open",
+            "close",
+            "in_index",
+            "in_policy_index",
+        ),
+        "",
     ),
 }
 """The fragments that `ordered_sql` is filled with."""

@@ -1,0 +1,1 @@
+UPDATE message m SET policy_key = u.k, policy_marks = m.policy_marks | 64 FROM json_to_recordset((:rows)::json) AS u(id bigint, k text) WHERE m.id = u.id AND m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE')

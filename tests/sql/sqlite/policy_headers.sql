@@ -1,0 +1,2 @@
+SELECT m.id, CAST(m.headers AS BLOB) AS headers
+FROM (SELECT json_extract(value, '$.id') AS id FROM json_each(:rows)) u CROSS JOIN message m  ON m.id = u.id WHERE m.queue = :queue
