@@ -2,6 +2,14 @@
 
 from faststream_sqlbroker.admin.admin import Admin
 from faststream_sqlbroker.core.dead_letters import DeadLetterGroup, DeadLetters
+from faststream_sqlbroker.core.health import (
+    DatabaseHealth,
+    Health,
+    OpenTransaction,
+    ProcessHealth,
+    SubscriberHealth,
+    TableHealth,
+)
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
 from faststream_sqlbroker.core.repairs import Repair
@@ -19,21 +27,27 @@ from faststream_sqlbroker.core.stored import Event, MessageDetail, MessagePage, 
 __all__ = (
     "Admin",
     "Count",
+    "DatabaseHealth",
     "DeadLetterGroup",
     "DeadLetters",
     "Event",
     "Explanation",
+    "Health",
     "HeldLock",
     "LiveSubscriber",
     "MessageDetail",
     "MessagePage",
+    "OpenTransaction",
     "PausedQueue",
     "PoliciedQueue",
     "PolicyWait",
+    "ProcessHealth",
     "QueueOverview",
     "Reason",
     "Repair",
     "Schedule",
     "StoredMessage",
+    "SubscriberHealth",
+    "TableHealth",
     "UnknownOutcome",
 )

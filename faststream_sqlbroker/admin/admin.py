@@ -1,6 +1,7 @@
 """`Admin`: all operations in one object."""
 
 from faststream_sqlbroker.admin.dead_letters import DeadLetterGroups
+from faststream_sqlbroker.admin.health import HealthReport
 from faststream_sqlbroker.admin.locks import Locks
 from faststream_sqlbroker.admin.messages import Messages
 from faststream_sqlbroker.admin.pauses import Pauses
@@ -23,6 +24,7 @@ class Admin(
     Schedules,
     Unknown,
     Locks,
+    HealthReport,
 ):
     """The operations of `broker.admin`; they need the database, but no started broker.
 

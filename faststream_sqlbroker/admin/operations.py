@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Operations:
         turn: LoopSemaphore | None = None,
         pipelines: Iterable[Any] = (),
         woken: Callable[[Iterable[str]], None] = lambda _queues: None,
+        process: Callable[[], ProcessHealth] = ProcessHealth,
     ) -> None:
         """Work on the tables of `store`.
 
@@ -32,6 +34,7 @@ class Operations:
                 the same time `heard` gets the later state last.
             pipelines: Their names are shown in explanations.
             woken: Called with the queues that have a message which may be due now.
+            process: Tells of this process.
         """
         self._store = store
         self._channel = channel
@@ -39,3 +42,4 @@ class Operations:
         self._turn = LoopSemaphore() if turn is None else turn
         self._pipelines = pipelines
         self._woken = woken
+        self._process = process

@@ -31,6 +31,7 @@ from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
+from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError
@@ -300,7 +301,12 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             turn=self._heartbeat.turn,
             pipelines=getattr(self, "pipelines", ()),
             woken=self._wakeups.published,
+            process=self._process_health,
         )
+
+    def _process_health(self) -> ProcessHealth:
+        running = tuple(consumer.health for _, consumer in self._running_consumers())
+        return ProcessHealth(self._activities, running)
 
     # -- start and stop ------------------------------------------------------------------------
 

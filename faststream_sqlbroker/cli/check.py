@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.admin import QueueOverview
+from faststream_sqlbroker.admin import Health, QueueOverview
 from faststream_sqlbroker.cli.shown import AsJson, age, print_json, print_table
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.times import positive_seconds
@@ -19,11 +19,17 @@ def check(
     max_age: Annotated[
         str, typer.Option(help="How long a due message may wait for a subscriber.")
     ] = "10m",
+    old_transaction: Annotated[
+        str, typer.Option(help="How long a transaction of any session may be open.")
+    ] = "5m",
     as_json: AsJson = False,
 ) -> None:
-    """Look at the tables, the queues and what has no outcome; exit code 1 if something is wrong."""
+    """Look at the database, the tables, the queues and what has no outcome; exit code 1 if
+    something is wrong.
+    """
     longest = positive_seconds("max-age", max_age)
-    found = run(context, lambda broker: _findings(broker, longest))
+    oldest = positive_seconds("old-transaction", old_transaction)
+    found = run(context, lambda broker: _findings(broker, longest, oldest))
     if as_json:
         print_json([{"what": what, "ok": ok, "text": text} for what, ok, text in found])
     else:
@@ -33,11 +39,15 @@ def check(
         raise typer.Exit(1)
 
 
-async def _findings(broker: SqlBroker, longest: float) -> list[Finding]:
-    found: list[Finding] = []
-    problems = await broker._store.differences()  # noqa: SLF001 - the same package
-    found.append(("tables", not problems, "; ".join(problems) or "as this version needs them"))
-    if problems:
+async def _findings(broker: SqlBroker, longest: float, oldest: float) -> list[Finding]:
+    health = await broker.admin.health(old_transaction=oldest)
+    fine = _fine(health)
+    found: list[Finding] = [("database", True, health.database.version)]
+    for what, problems in health.findings().items():
+        # This process has no subscribers, and hardly uses its pool.
+        if problems or what in fine:
+            found.append((what, not problems, "; ".join(problems) or fine[what]))
+    if health.schema or health.lacks:
         # What follows reads the tables, and would fail with one of these problems.
         return found
     for queue in await broker.admin.queues():
@@ -46,6 +56,22 @@ async def _findings(broker: SqlBroker, longest: float) -> list[Finding]:
     text = f"{len(unknown)} messages whose handler may or may not have run" if unknown else "none"
     found.append(("unknown outcomes", not unknown, text))
     return found
+
+
+def _fine(health: Health) -> dict[str, str]:
+    """What is said of each part that has no problem."""
+    database = health.database
+    sessions = f"{len(database.transactions)} open"
+    if database.hidden is not None:
+        sessions += f"; hidden: {database.hidden}"
+    dead = sum(table.dead_rows for table in database.tables)
+    return {
+        "tables": "as this version needs them",
+        "rights": "all that operators need",
+        "clock": f"{abs(health.clock_difference):.1f} s from this machine's",
+        "transactions": sessions,
+        "dead rows": f"about {dead}" if database.tables else "not told by this database",
+    }
 
 
 def _queue(queue: QueueOverview, longest: float) -> list[Finding]:

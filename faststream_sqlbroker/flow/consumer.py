@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.health import SubscriberHealth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
@@ -198,6 +199,23 @@ class Consumer:
         )
         fine = fine and not self.registration.held and self._flusher.repeater.healthy
         return fine and self.inflight.apart_count < MOST_APART
+
+    @property
+    def health(self) -> SubscriberHealth:
+        """What an operator sees of it."""
+        now = self._wakeups.clock.monotonic()
+
+        def ago(loop: Loop) -> float | None:
+            return None if loop.worked_at is None else now - loop.worked_at
+
+        return SubscriberHealth(
+            queues=tuple(self._settings.queues),
+            worker=self.registration.name,
+            healthy=self.healthy,
+            last_claim_ago=ago(self._fetch_loop),
+            last_flush_ago=ago(self._flush_loop),
+            held=len(self.inflight.held),
+        )
 
     @property
     def stopping(self) -> bool:

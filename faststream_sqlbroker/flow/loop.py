@@ -68,6 +68,8 @@ class Loop:
         self._outages: FailureLog | None = None
         self._stopped = asyncio.Event()
         self.failures = 0
+        self.worked_at: float | None = None
+        """When the last tick that succeeded ended (monotonic seconds)."""
 
     @property
     def healthy(self) -> bool:
@@ -127,6 +129,7 @@ class Loop:
             self._report(error, pause)
             await self._sleep_unless_stopping(pause)
             return 0.0
+        self.worked_at = self._clock.monotonic()
         if self.failures:
             self.failures = 0
             if self._outages is not None:

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.correlation import CorrelationIds
+from faststream_sqlbroker.core.health import DatabaseHealth
 from faststream_sqlbroker.core.rows import (
     Around,
     Claimed,
@@ -29,6 +30,7 @@ from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import Dialect, dialect_for
 from faststream_sqlbroker.dialects.access import find_lacks, missing_tables
+from faststream_sqlbroker.dialects.health import database_health
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.schema.migrate import create_all
@@ -350,6 +352,12 @@ class Store:
     async def now(self) -> datetime:
         """The database's clock (aware, UTC)."""
         return await self._transactions.run(self.dialect.now, self._places, write=False)
+
+    async def database_health(self) -> DatabaseHealth:
+        """What the server tells of itself."""
+        return await self._transactions.run(
+            lambda c: database_health(c, self.dialect), self._places, write=False
+        )
 
     async def setup(self) -> None:
         """Check the server's settings that the broker relies on; turn on WAL in SQLite."""

@@ -176,7 +176,8 @@ def test_no_module_reads_the_wall_clock() -> None:
     reading = [
         f"{name(path)}:{node.lineno}"
         for path in FILES
-        if not name(path).startswith("testing/")  # where the test's clock begins
+        # Where the test's clock begins; and what compares the two clocks.
+        if not name(path).startswith(("testing/", "admin/health.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS
     ]

@@ -1,0 +1,47 @@
+"""Whether all is well: the database, its tables, and this process."""
+
+from datetime import datetime, timezone
+
+from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.health import OLD_TRANSACTION, Health
+from faststream_sqlbroker.core.times import Duration, positive_seconds
+
+
+class HealthReport(Operations):
+    """One look at everything that may be wrong."""
+
+    async def health(self, *, old_transaction: Duration = OLD_TRANSACTION) -> Health:
+        """Look at the server, the tables, the rights, the clocks, the pool and the subscribers of
+        this process.
+
+        Nothing is written, and no table of messages is read. `Health.problems` says what is wrong,
+        one line each with what to do. What a database cannot tell, or not to this user, is None,
+        and `Health.database.hidden` names the right that is missing. SQLite tells its version only.
+
+        Args:
+            old_transaction: The age from which an open transaction of any session is a problem:
+                seconds, a timedelta or text like "5m".
+
+        Raises:
+            SetupError: `old_transaction` is not a duration, or not longer than 0.
+        """
+        oldest = positive_seconds("old_transaction", old_transaction)
+        process = self._process()
+        before = datetime.now(timezone.utc)
+        now = await self._store.now()
+        after = datetime.now(timezone.utc)
+        half = (after - before) / 2
+        used, limit = self._store.pool_use
+        access = await self._store.find_lacks(process.activities or frozenset({Activity.OPERATE}))
+        return Health(
+            database=await self._store.database_health(),
+            clock_difference=(now - (before + half)).total_seconds(),
+            clock_doubt=half.total_seconds(),
+            pool_used=used,
+            pool_limit=limit,
+            process=process,
+            lacks=tuple(str(lack) for lack in access.lacks),
+            schema=tuple(await self._store.differences()),
+            old_transaction=oldest,
+        )

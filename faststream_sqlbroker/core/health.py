@@ -1,0 +1,206 @@
+"""What `broker.admin.health` finds, and what of it is a problem. Lengths of time are seconds."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from faststream_sqlbroker.core.access import Activities
+
+OLD_TRANSACTION = 300.0
+"""A transaction that has been open for longer is a problem: no row that was deleted since its begin
+can be removed, and each claim reads past those rows."""
+CLOCK_DOUBT = 5.0
+"""Two clocks that differ by more are a problem: times in the log then do not fit those of rows."""
+DEAD_SHARE = 5
+"""More than so many times as many dead rows as live ones are a problem, beyond `DEAD_AT_LEAST`."""
+DEAD_AT_LEAST = 50_000
+"""Fewer dead rows than this are none: a vacuum soon removes them."""
+PURGE_BACKLOG = 1_000_000
+"""Undo records that InnoDB has not purged; more are a problem."""
+SLOT = "replication slot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberHealth:
+    """A subscriber of this process."""
+
+    queues: tuple[str, ...]
+    worker: str
+    """Its name, as `broker.admin.subscribers` lists it."""
+    healthy: bool
+    """Whether the last turn of each of its loops worked."""
+    last_claim_ago: float | None
+    """Since the last claim, or look for messages, that worked; None: there was none."""
+    last_flush_ago: float | None
+    """Since its writer of outcomes last worked, or found nothing to write; None: it never did."""
+    held: int
+    """Messages that it has leased: they wait for a worker, run, or wait to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessHealth:
+    """This process: what it does, and its subscribers that run."""
+
+    activities: Activities = frozenset()
+    subscribers: tuple[SubscriberHealth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransaction:
+    """A transaction, or something like it, that keeps dead rows from being removed."""
+
+    kind: str
+    """"session", "prepared transaction", "standby" (one that tells what its readers still see) or
+    "replication slot" (of a standby that is away)."""
+    name: str
+    """The session's process or connection id; the name of a prepared transaction or slot."""
+    user: str | None
+    application: str | None
+    """The session's application_name (PostgreSQL), or the client's host."""
+    state: str | None
+    age: float | None
+    """Since its begin; None: not known."""
+    query: str | None
+    """The beginning of its current or last statement; None: there is none, or it is hidden."""
+
+    def __str__(self) -> str:
+        """One line."""
+        who = "".join(f", {each}" for each in (self.application, self.user, self.state) if each)
+        since = "" if self.age is None else f", open for {self.age:.0f} s"
+        query = f": {' '.join(self.query.split())}" if self.query else ""
+        return f"{self.kind} {self.name}{who}{since}{query}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableHealth:
+    """Dead rows of one table, as PostgreSQL's statistics estimate them."""
+
+    table: str
+    live_rows: int
+    dead_rows: int
+    last_vacuum_ago: float | None
+    """Since the last vacuum; None: there was none."""
+    options: tuple[str, ...]
+    """The table's own storage parameters, such as autovacuum's."""
+
+    @property
+    def is_vacuumed(self) -> bool:
+        """Whether the table leaves autovacuum on."""
+        return "autovacuum_enabled=false" not in self.options
+
+    @property
+    def is_bloated(self) -> bool:
+        """Whether there are many more dead rows than live ones."""
+        return self.dead_rows > max(DEAD_AT_LEAST, DEAD_SHARE * self.live_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseHealth:
+    """What the server tells."""
+
+    version: str
+    transactions: tuple[OpenTransaction, ...] = ()
+    """Those of other sessions, the oldest first; at most 20."""
+    hidden: str | None = None
+    """Why transactions may be missing from that list, and the right that shows them."""
+    tables: tuple[TableHealth, ...] = ()
+    """PostgreSQL only."""
+    autovacuum: bool | None = None
+    """The server's setting (PostgreSQL)."""
+    purge_backlog: int | None = None
+    """Undo records that wait to be purged (MySQL, MariaDB); None: not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The state of the database and of this process; `problems` says what is wrong."""
+
+    database: DatabaseHealth
+    clock_difference: float
+    """The database's clock minus this machine's; positive if the database is ahead."""
+    clock_doubt: float
+    """By how much `clock_difference` may be wrong: half of the time that the answer took."""
+    pool_used: int | None
+    """Connections in use of this process's pool; None: the pool does not count."""
+    pool_limit: int | None
+    """Most connections of the pool; None: it has no limit."""
+    process: ProcessHealth
+    lacks: tuple[str, ...]
+    """Rights and tables that this process needs and does not have, each with its cure."""
+    schema: tuple[str, ...]
+    """How the tables differ from those that this version needs, each with its cure."""
+    old_transaction: float = field(default=OLD_TRANSACTION)
+    """The age from which a transaction is a problem."""
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong, one line each; none if all is well."""
+        return [f"{what}: {text}" for what, texts in self.findings().items() for text in texts]
+
+    def findings(self) -> dict[str, list[str]]:
+        """All that was looked at, each with what is wrong with it."""
+        return {
+            "tables": list(self.schema),
+            "rights": list(self.lacks),
+            "clock": list(self._of_clock()),
+            "pool": list(self._of_pool()),
+            "subscribers": list(self._of_subscribers()),
+            "transactions": list(self._of_transactions()),
+            "dead rows": list(_of_dead_rows(self.database)),
+        }
+
+    def _of_clock(self) -> Iterator[str]:
+        if abs(self.clock_difference) > CLOCK_DOUBT + self.clock_doubt:
+            yield (
+                f"the database's clock and this machine's differ by {self.clock_difference:.1f} s. "
+                "Messages go by the database's clock, but times in logs do not fit: let both "
+                "follow NTP"
+            )
+
+    def _of_pool(self) -> Iterator[str]:
+        if self.pool_limit is not None and (self.pool_used or 0) >= self.pool_limit:
+            yield (
+                f"all {self.pool_limit} connections of this process's pool are in use: give "
+                "create_async_engine a larger pool_size, or the subscribers fewer workers"
+            )
+
+    def _of_subscribers(self) -> Iterator[str]:
+        for each in self.process.subscribers:
+            if not each.healthy:
+                claim = _ago("claim", each.last_claim_ago)
+                flush = _ago("flush", each.last_flush_ago)
+                yield f"{each.worker} of {', '.join(each.queues)} fails: {claim}, {flush}"
+
+    def _of_transactions(self) -> Iterator[str]:
+        for each in self.database.transactions:
+            if each.kind == SLOT or (each.age or 0.0) >= self.old_transaction:
+                yield f"{each} keeps dead rows from being removed: end it"
+
+
+def _of_dead_rows(found: DatabaseHealth) -> Iterator[str]:
+    if found.autovacuum is False:
+        yield "autovacuum is off in the server: dead rows slow every claim down; turn it on"
+    for table in found.tables:
+        if not table.is_vacuumed:
+            yield (
+                f"{table.table} has autovacuum_enabled=false: ALTER TABLE {table.table} RESET "
+                "(autovacuum_enabled)"
+            )
+        if table.is_bloated:
+            yield (
+                f"{table.table} has {table.dead_rows} dead rows and {table.live_rows} live ones, "
+                f"{_ago('vacuum', table.last_vacuum_ago)}: end old transactions, then VACUUM it"
+            )
+    if found.purge_backlog is not None and found.purge_backlog > PURGE_BACKLOG:
+        yield (
+            f"InnoDB has not purged {found.purge_backlog} undo records: end old transactions, and "
+            "it will"
+        )
+
+
+def _ago(what: str, seconds: float | None) -> str:
+    return f"no {what} yet" if seconds is None else f"last {what} {seconds:.0f} s ago"
+
+
+def oldest_first(found: Sequence[OpenTransaction]) -> tuple[OpenTransaction, ...]:
+    """`found` by age; what has no age is at the beginning."""
+    return tuple(sorted(found, key=lambda each: (each.age is not None, -(each.age or 0.0))))
