@@ -28,6 +28,8 @@ class HealthReport(Operations):
         """
         oldest = positive_seconds("old_transaction", old_transaction)
         process = self._process()
+        # The database reads its clock between the two, and nothing tells when: the middle is wrong
+        # by half of the time between them at most.
         before = datetime.now(timezone.utc)
         now = await self._store.now()
         after = datetime.now(timezone.utc)

@@ -17,6 +17,7 @@ DEAD_AT_LEAST = 50_000
 PURGE_BACKLOG = 1_000_000
 """Undo records that InnoDB has not purged; more are a problem."""
 SLOT = "replication slot"
+"""The kind of a slot whose standby is away: it keeps rows for as long as it exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,7 @@ class Health:
 
     def _of_transactions(self) -> Iterator[str]:
         for each in self.database.transactions:
+            # A standby that is there has no age: what its readers see may be quite new.
             if each.kind == SLOT or (each.age or 0.0) >= self.old_transaction:
                 yield f"{each} keeps dead rows from being removed: end it"
 

@@ -114,6 +114,7 @@ def _postgresql(connection: Connection, dialect: Operations) -> DatabaseHealth:
 def _mysql(connection: Connection) -> DatabaseHealth:
     name = "MariaDB" if is_mariadb(connection.dialect) else "MySQL"
     version = f"{name} {_version(connection)}"
+    # Without PROCESS the server refuses to show InnoDB's transactions at all, own ones included.
     try:
         found = list(_rows(connection, _INNODB))
         backlog = connection.execute(text(_PURGE)).scalar_one_or_none()
