@@ -21,6 +21,7 @@ from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 MOST = 20
 """Transactions that are told of."""
 QUERY_CHARACTERS = 200
+"""Of a session's query: enough to know it by, few enough for a line."""
 
 _SESSIONS = f"""
 SELECT CASE backend_type WHEN 'walsender' THEN 'standby' ELSE 'session' END AS kind,
