@@ -70,6 +70,7 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.flow.locks import Lock
+from faststream_sqlbroker.publisher.sync_producer import SqlProducer
 from faststream_sqlbroker.response import (
     SqlBrokerPublishCommand,
     SqlBrokerPublishMessage,
@@ -143,6 +144,7 @@ __all__ = (
     "SqlBrokerRouter",
     "SqlBrokerSchemaConfig",
     "SqlConnection",
+    "SqlProducer",
     "SqlSession",
     "Step",
     "StoreError",

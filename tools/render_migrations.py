@@ -7,10 +7,13 @@ python -m tools.render_migrations [--check]
 import sys
 from pathlib import Path
 
+from faststream_sqlbroker.schema.functions import VERSION, render_functions
 from faststream_sqlbroker.schema.migrate import MIGRATED, render, versions
 from tools.files import report, write_or_compare
 
 FOLDER = Path(__file__).parent.parent / "migrations"
+FUNCTIONS = ("postgresql", "mysql")
+"""Databases with stored functions; MariaDB's are MySQL's."""
 
 
 def files() -> dict[Path, str]:
@@ -21,6 +24,8 @@ def files() -> dict[Path, str]:
         for name in MIGRATED:
             found[FOLDER / name / f"{stem}.sql"] = render(name, since=since, to=version)
         since = version
+    for name in FUNCTIONS:
+        found[FOLDER / name / f"functions_v{VERSION}.sql"] = render_functions(name)
     return found
 
 

@@ -59,7 +59,7 @@ class Publisher:
         )
         if kept is None:
             return await self._write(rows, connection=connection)
-        return _spread(kept, await self._write(_only(rows, kept), connection=connection))
+        return spread(kept, await self._write(only(rows, kept), connection=connection))
 
     def _counting_on(self, connection: Any) -> Any:
         """The caller's connection on which to count; None: the broker's own."""
@@ -133,17 +133,18 @@ class Publisher:
         kept = self._limits.admit_sync(rows, connection=self._counting_on(connection))
         if kept is None:
             return self._write_sync(rows, connection=connection)
-        return _spread(kept, self._write_sync(_only(rows, kept), connection=connection))
+        return spread(kept, self._write_sync(only(rows, kept), connection=connection))
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         return self._store.insert_sync(connection, rows) if rows else []
 
 
-def _only(rows: Sequence[NewMessage], kept: Sequence[bool]) -> list[NewMessage]:
+def only(rows: Sequence[NewMessage], kept: Sequence[bool]) -> list[NewMessage]:
+    """Those of `rows` that are kept."""
     return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept]
 
 
-def _spread(kept: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
+def spread(kept: Sequence[bool], ids: Sequence[int | None]) -> list[int | None]:
     """`ids` of the rows that were kept, and None for the others."""
     of_kept = iter(ids)
     return [next(of_kept) if is_kept else None for is_kept in kept]

@@ -7,7 +7,7 @@ settlement of a message that has been handled, and a forward could wait for itse
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.depth import DepthEstimate, MaxDepth
@@ -17,11 +17,14 @@ from faststream_sqlbroker.exceptions import MessageTooLargeError, QueueFullError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 
-if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
-
 TELL_EVERY = 10.0
 """Seconds between two lines of the log about dropped messages of one queue."""
+
+
+class Counting(Protocol):
+    """What counts a queue up to a limit: an asynchronous or a synchronous store."""
+
+    depths: Any
 
 
 class _Gate:
@@ -41,7 +44,7 @@ class PublishLimits:
 
     def __init__(
         self,
-        store: "Store",
+        store: Counting,
         depths: Mapping[str, MaxDepth],
         max_payload: int | None,
         *,

@@ -186,20 +186,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             PublishError: the codec cannot encode the body, or the message cannot be stored.
             SetupError: the codec awaits something.
         """
-        # A codec's `encode` is a coroutine function. One that awaits nothing ends at the first
-        # `send`, so no event loop is needed.
-        encoding = self.codec.encode(cmd.body, self.serializer)
-        try:
-            encoding.send(None)
-        except StopIteration as done:
-            payload, content_type = done.value
-        except Exception as error:
-            raise _unencodable(cmd.body, error) from error
-        else:
-            encoding.close()
-            name = type(self.codec).__name__
-            raise SetupError(f"publish_sync needs a codec that awaits nothing, {name} does")
-        row = _make_row(cmd, cmd.body, payload, content_type)
+        payload, content_type = encode_now(self.codec, cmd.body, self.serializer)
+        row = command_row(cmd, cmd.body, payload, content_type)
         [message_id] = self._publisher.publish_sync([row], connection=connection)
         return message_id
 
@@ -236,8 +224,8 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return self._publisher.join(rows, ours, required=required)
 
     async def _row(self, cmd: SqlBrokerPublishCommand, body: Any) -> NewMessage:
-        payload, content_type = await self._encoded(cmd.codec or self.codec, _content(body))
-        return _make_row(cmd, body, payload, content_type)
+        payload, content_type = await self._encoded(cmd.codec or self.codec, content_of(body))
+        return command_row(cmd, body, payload, content_type)
 
     async def _encoded(self, codec: "CodecProto", body: Any) -> tuple[bytes, str | None]:
         try:
@@ -250,7 +238,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         bodies = cmd.batch_bodies
         if not isinstance(codec, BatchCodecProto):
             return [await self._row(cmd, body) for body in bodies]
-        contents = [_content(body) for body in bodies]
+        contents = [content_of(body) for body in bodies]
         try:
             encoded = await codec.encode_batch(contents, self.serializer)
         except Exception as error:
@@ -261,10 +249,35 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
                 f"it gave {len(encoded)} for {len(bodies)}"
             )
             raise PublishError(msg)
-        return [_make_row(cmd, body, *one) for body, one in zip(bodies, encoded, strict=True)]
+        return [command_row(cmd, body, *one) for body, one in zip(bodies, encoded, strict=True)]
 
 
-def _content(body: Any) -> Any:
+def encode_now(
+    codec: "CodecProto", body: Any, serializer: "SerializerProto | None"
+) -> tuple[bytes, str | None]:
+    """The bytes of `body` and their content type, without an event loop.
+
+    Raises:
+        PublishError: the codec cannot encode the body.
+        SetupError: the codec awaits something.
+    """
+    # A codec's `encode` is a coroutine function. One that awaits nothing ends at the first `send`,
+    # so no event loop is needed.
+    encoding = codec.encode(body, serializer)
+    try:
+        encoding.send(None)
+    except StopIteration as done:
+        found: tuple[bytes, str | None] = done.value
+        return found
+    except Exception as error:
+        raise _unencodable(body, error) from error
+    encoding.close()
+    name = type(codec).__name__
+    raise SetupError(f"synchronous code needs a codec that awaits nothing, {name} does")
+
+
+def content_of(body: Any) -> Any:
+    """What is encoded of a message: of a response its body."""
     return body.body if isinstance(body, SqlBrokerResponse) else body
 
 
@@ -275,9 +288,14 @@ def _unencodable(body: Any, error: Exception) -> Exception:
     return PublishError(f"a body of type {type(body).__name__} cannot be encoded: {error}")
 
 
-def _make_row(
+def command_row(
     cmd: SqlBrokerPublishCommand, body: Any, payload: bytes, content_type: str | None
 ) -> NewMessage:
+    """The row of one of the messages of `cmd`, of which `payload` is encoded.
+
+    Raises:
+        PublishError: a value cannot be stored.
+    """
     queue = cmd.destination
     headers = cmd.headers
     options = cmd.options

@@ -22,6 +22,9 @@ class SqlBrokerSchemaConfig:
             default.
         notify_trigger: PostgreSQL: the tables get triggers that tell subscribers of all that
             becomes claimable, as `max_fetch_interval=None` needs; elsewhere without effect.
+        sql_functions: PostgreSQL, MySQL and MariaDB: the functions `sqlbroker_publish`,
+            `sqlbroker_cancel`, `sqlbroker_load` and others come with the tables; SQLite has no
+            functions, so making its tables then raises NotSupportedError.
 
     Raises:
         SetupError: A name that is not a letter or underscore followed by letters, digits,
@@ -32,6 +35,7 @@ class SqlBrokerSchemaConfig:
     message_archive_table_name: str | None = "message_archive"
     schema: str | None = None
     notify_trigger: bool = False
+    sql_functions: bool = False
 
     def __post_init__(self) -> None:
         """Check the names."""

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, event, inspect, text
 
 from faststream_sqlbroker.exceptions import MissingExtraError, SchemaError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.functions import install_functions
 from faststream_sqlbroker.schema.tables import Tables, build_tables, sorted_indexes, storage
 from faststream_sqlbroker.schema.triggers import create_notify_trigger, notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL
@@ -50,6 +51,8 @@ def create_all(connection: Connection, tables: Tables) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(storage(tables))
     create_notify_trigger(connection, tables)
+    if tables.config.sql_functions:
+        install_functions(connection, tables.config)
     tables.version.create(connection, checkfirst=True)
     if fresh:
         connection.execute(tables.version.delete())
@@ -89,6 +92,8 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
         raise SchemaError("; ".join(foreign))
     migrate(config, connection=connection)
     create_notify_trigger(connection, build_tables(config))
+    if config.sql_functions:
+        install_functions(connection, config)
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,220 @@
+"""`SqlProducer`: publishes from synchronous code, without a broker and without an event loop."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL, Engine, create_engine
+from typing_extensions import Unpack
+
+from faststream_sqlbroker.adapter.broker import FastDependsConfig
+from faststream_sqlbroker.adapter.messages import DefaultCodec
+from faststream_sqlbroker.adapter.values import EMPTY
+from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import PublishError, SetupError
+from faststream_sqlbroker.flow.publish import only, spread
+from faststream_sqlbroker.flow.publish_limits import PublishLimits
+from faststream_sqlbroker.flow.publish_on_ack import due_queues
+from faststream_sqlbroker.publisher.producer import command_row, content_of, encode_now
+from faststream_sqlbroker.publisher.rows import refuse_one_list
+from faststream_sqlbroker.response import MessageOptions, SqlBrokerPublishCommand
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store.django import is_django
+from faststream_sqlbroker.store.sync_store import SyncStore
+
+if TYPE_CHECKING:
+    from fast_depends.library.serializer import SerializerProto
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session
+
+    from faststream_sqlbroker.adapter.messages import CodecProto
+
+LOGGER = logging.getLogger("faststream_sqlbroker.producer")
+
+
+class SqlProducer:
+    """Publishes from synchronous code: Django, Flask, scripts. No async driver is needed.
+
+    A producer may be shared by threads. It runs no middleware and asks for no right but those of a
+    producer.
+    """
+
+    def __init__(
+        self,
+        database: Any,
+        *,
+        schema: SqlBrokerSchemaConfig | None = None,
+        notify: bool = False,
+        max_payload: int | None = None,
+        max_depth: "Mapping[str, MaxDepth | int] | None" = None,
+        codec: "CodecProto | None" = None,
+        serializer: "SerializerProto | None" = EMPTY,
+        id_generator: Callable[[], str] | None = None,
+    ) -> None:
+        """Make a producer; it does not connect to the database yet.
+
+        Args:
+            database: A synchronous Engine, or a URL of one; or one of Django's connections, such as
+                `django.db.connection`: then messages are written in Django's transaction.
+            schema: Names of the tables.
+            notify: PostgreSQL: subscribers that listen are told at the COMMIT, in place of finding
+                the message by polling. PostgreSQL lets one transaction with a notification commit
+                at a time. Elsewhere it is without effect.
+            max_payload: As of `SqlBroker`.
+            max_depth: As of `SqlBroker`; nothing waits here: a limit that waits raises.
+            codec: Encodes bodies; it must await nothing.
+            serializer: FastDepends' serializer.
+            id_generator: Makes the correlation id of a message that is published without one; None
+                stores none.
+
+        Raises:
+            SetupError: `database` is none of these, or a limit is not valid.
+        """
+        tables = build_tables(schema or SqlBrokerSchemaConfig())
+        self._store = SyncStore(_checked(database), tables)
+        self._notify = notify
+        self._codec = codec or DefaultCodec()
+        self._serializer = FastDependsConfig(serializer=serializer)._serializer  # noqa: SLF001
+        self._new_id = id_generator
+        depths = checked_depths(max_depth)
+        if max_payload is not None:
+            whole_number("max_payload", max_payload, other=" of bytes, or None")
+        self._limits: PublishLimits | None = None
+        if depths or max_payload is not None:
+            self._limits = PublishLimits(self._store, depths, max_payload, log=_log)
+
+    def publish(
+        self,
+        message: Any = None,
+        queue: str = "",
+        *,
+        connection: "Connection | None" = None,
+        session: "Session | None" = None,
+        **options: Unpack[MessageOptions],
+    ) -> int | None:
+        """Publish one message.
+
+        With `connection` or `session`, and with a connection of Django, it is part of the caller's
+        transaction, which is neither begun, committed nor flushed here. Otherwise it is committed
+        when this returns.
+
+        Args:
+            message: The body: bytes and str unchanged, anything else as JSON.
+            queue: Full name of the queue.
+            connection: A synchronous Connection to the same database.
+            session: A synchronous Session on that database. At most one of the two.
+            options: See `MessageOptions`.
+
+        Returns:
+            The message's id; None if the queue has a message with the same dedup_id already, or if
+            the queue is full and its `max_depth` drops.
+
+        Raises:
+            PublishError: a value cannot be stored, or a connection cannot be used; nothing was
+                written.
+            QueueFullError: the queue is full by its `max_depth`; nothing was written.
+            StoreError: the database refused the message or could not be reached. After a lost
+                answer to a COMMIT it may be written.
+            SetupError: the codec awaits something.
+        """
+        [message_id] = self._publish((message,), queue, connection, session, options)
+        return message_id
+
+    def publish_batch(
+        self,
+        *messages: Any,
+        queue: str = "",
+        connection: "Connection | None" = None,
+        session: "Session | None" = None,
+        **options: Unpack[MessageOptions],
+    ) -> list[int | None]:
+        """Publish several messages in one transaction: all of them are stored, or none.
+
+        Args:
+            messages: Bodies, or `SqlBrokerResponse`s with their own options. Without messages
+                nothing happens.
+            queue: Full name of the queue.
+            connection: As of `publish`.
+            session: As of `publish`.
+            options: Options of all messages; see `MessageOptions`.
+
+        Returns:
+            The ids in the order of the messages; an id is None in the same cases as with `publish`.
+
+        Raises:
+            PublishError: as `publish`; or the only argument is a list of messages.
+            QueueFullError: as `publish`.
+            StoreError: as `publish`.
+            SetupError: as `publish`.
+        """
+        if not messages:
+            return []
+        refuse_one_list(messages)
+        return self._publish(messages, queue, connection, session, options)
+
+    def _publish(
+        self,
+        bodies: Sequence[Any],
+        queue: str,
+        connection: "Connection | None",
+        session: "Session | None",
+        options: Mapping[str, Any],
+    ) -> list[int | None]:
+        if "with_ack" in options:
+            raise PublishError("with_ack is for handlers of a broker: leave it out")
+        if connection is not None and session is not None:
+            raise PublishError("give connection= or session=, not both")
+        given = session if connection is None else connection
+        if given is not None and self._store.of_django:
+            raise PublishError(
+                "this producer writes in the transaction of Django's connection: leave connection= "
+                "and session= out, or make a SqlProducer of an Engine"
+            )
+        rows = [self._row(body, queue, options) for body in bodies]
+        if self._limits is not None:
+            self._limits.check_payload(rows)
+        with self._store.open(given) as opened:
+            return self._write(opened, rows)
+
+    def _row(self, body: Any, queue: str, options: Mapping[str, Any]) -> NewMessage:
+        cmd = SqlBrokerPublishCommand(body, queue=queue, **options)
+        if self._new_id is not None:
+            cmd.correlation_id = cmd.correlation_id or self._new_id()
+        encoded = encode_now(self._codec, content_of(body), self._serializer)
+        return command_row(cmd, body, *encoded)
+
+    def _write(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
+        if self._limits is None:
+            return self._insert(connection, rows)
+        kept = self._limits.admit_sync(rows, connection=connection)
+        if kept is None:
+            return self._insert(connection, rows)
+        return spread(kept, self._insert(connection, only(rows, kept)))
+
+    def _insert(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
+        if not rows:
+            return []
+        ids = self._store.insert(connection, rows)
+        if self._notify:
+            self._store.notify(connection, sorted(due_queues(rows)))
+        return ids
+
+
+def _checked(database: Any) -> Any:
+    """`database` as an Engine or a connection of Django."""
+    if isinstance(database, str | URL):
+        return create_engine(database)
+    if isinstance(database, Engine) or is_django(database):
+        return database
+    # Only the type is shown: the value may hold a password.
+    raise SetupError(
+        "SqlProducer needs a synchronous Engine, its URL, or a connection of Django such as "
+        f"django.db.connection, got {type(database).__name__}"
+    )
+
+
+def _log(level: int, text: str, *, exc_info: BaseException | None = None) -> None:
+    LOGGER.log(level, text, exc_info=exc_info)

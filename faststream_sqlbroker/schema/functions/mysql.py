@@ -1,0 +1,277 @@
+"""The procedures and the function of MySQL and MariaDB.
+
+They run with the rights of their definer. A procedure has no default arguments, so what is optional
+is one JSON object. A body of several statements is one transaction: the caller's, or its own if the
+caller has none.
+"""
+
+from typing import Any
+
+from sqlalchemy.dialects import mysql
+
+from faststream_sqlbroker.core.reasons import CANCELLED
+from faststream_sqlbroker.schema.functions.names import COMMENT, FunctionNames
+from faststream_sqlbroker.schema.functions.shared import (
+    CLAIMABLE,
+    LONGEST,
+    MOST_LOAD,
+    TEMPLATE,
+    copied_columns,
+)
+from faststream_sqlbroker.schema.tables import Tables
+
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+_KINDS = {
+    "headers": ("'OBJECT'", "a JSON object"),
+    "priority": ("'INTEGER'", "a whole number"),
+    "key": ("'STRING'", "a text"),
+    "dedup_id": ("'STRING'", "a text"),
+    "delay": ("'INTEGER', 'DOUBLE', 'DECIMAL'", "seconds"),
+    "due_at": ("'STRING'", "a text such as 2026-03-01 12:00:00, in UTC"),
+    "expires_in": ("'INTEGER', 'DOUBLE', 'DECIMAL'", "seconds"),
+    "correlation_id": ("'STRING'", "a text"),
+    "reply_to": ("'STRING'", "a text"),
+}
+"""The options, the JSON types that each may have, and what they are called."""
+
+
+def _refuse(condition: str, text: str) -> str:
+    """Statements that raise `text`, an expression, where `condition` is true."""
+    return (
+        f"  IF {condition} THEN\n"
+        # The server takes no longer text.
+        f"    SET v_text = LEFT({text}, 128);\n"
+        "    SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;\n"
+        "  END IF;\n"
+    )
+
+
+def _read_options() -> str:
+    """Statements that check the options and put them into variables."""
+    paths = ", ".join(f"'$.{name}'" for name in _KINDS)
+    found = _refuse(
+        "JSON_VALID(p_options) = 0 OR JSON_TYPE(p_options) <> 'OBJECT'",
+        "CONCAT('options must be NULL or a JSON object, got ', p_options)",
+    )
+    found += f"  SET v_text = JSON_REMOVE(p_options, {paths});\n"
+    found += _refuse("JSON_LENGTH(v_text) > 0", "CONCAT('unknown options ', JSON_KEYS(v_text))")
+    for name, (types, meaning) in _KINDS.items():
+        found += f"  SET v_json = JSON_EXTRACT(p_options, '$.{name}');\n"
+        found += _refuse(
+            f"JSON_TYPE(v_json) NOT IN ('NULL', {types})",
+            f"CONCAT('{name} must be {meaning}, got ', v_json)",
+        )
+        # JSON's null is the same as leaving the option out.
+        value = "v_json" if name == "headers" else "JSON_UNQUOTE(v_json)"
+        found += f"  SET v_{name} = IF(JSON_TYPE(v_json) = 'NULL', NULL, {value});\n"
+    return found
+
+
+def _check_values() -> str:
+    """Statements that refuse values which cannot be stored."""
+    found = ""
+    for name in ("queue", "key", "dedup_id"):
+        of = f"v_{name}"
+        length = f"CHAR_LENGTH({of}) NOT BETWEEN 1 AND {LONGEST}"
+        missing = "v_queue IS NULL OR " if name == "queue" else ""
+        found += _refuse(
+            f"{missing}{length} OR {of} LIKE '% '",
+            f"CONCAT('{name} must be a text of 1 to {LONGEST} characters without a space at its "
+            f"end, got ', COALESCE(QUOTE({of}), 'NULL'))",
+        )
+    checks = (
+        (
+            f"v_queue REGEXP '{TEMPLATE}'",
+            "CONCAT('a name in braces makes the queue a template: ', v_queue)",
+        ),
+        ("p_body IS NULL", "'body cannot be NULL: an empty body is an empty text'"),
+        (
+            "v_priority NOT BETWEEN -100 AND 100",
+            "CONCAT('priority must be from -100 to 100, got ', v_priority)",
+        ),
+        ("v_delay IS NOT NULL AND v_due_at IS NOT NULL", "'give delay or due_at, not both'"),
+        (
+            "v_expires_in <= 0",
+            "CONCAT('expires_in must be more than 0 seconds, got ', v_expires_in)",
+        ),
+    )
+    return found + "".join(_refuse(*each) for each in checks)
+
+
+_PUBLISH_BYTES = """
+CREATE PROCEDURE {publish_bytes}(
+  IN p_queue {text},
+  IN p_body LONGBLOB,
+  IN p_content_type {text},
+  IN p_options JSON,
+  OUT p_id BIGINT
+) MODIFIES SQL DATA SQL SECURITY DEFINER COMMENT '{comment}'
+BEGIN
+  DECLARE v_queue, v_key, v_dedup_id, v_due_at, v_headers, v_correlation_id, v_reply_to, v_json,
+    v_text {text};
+  DECLARE v_priority INT;
+  DECLARE v_delay, v_expires_in DECIMAL(20, 6);
+  DECLARE v_now, v_due, v_expires_at DATETIME(6);
+  SET p_id = NULL, v_queue = p_queue, v_now = UTC_TIMESTAMP(6);
+{read_options}{check_values}  SET v_due = CASE
+    WHEN v_delay > 0 THEN v_now + INTERVAL ROUND(v_delay * 1000000) MICROSECOND
+    WHEN v_due_at IS NOT NULL THEN CAST(v_due_at AS DATETIME(6))
+    ELSE v_now END;
+  SET v_expires_at = v_now + INTERVAL ROUND(v_expires_in * 1000000) MICROSECOND;
+{check_times}  SET v_headers = COALESCE(v_headers, '{{}}');
+  -- JSON_INSERT leaves what the caller's headers have.
+  IF p_content_type IS NOT NULL THEN
+    SET v_headers = JSON_INSERT(v_headers, '$."content-type"', p_content_type);
+  END IF;
+  IF v_correlation_id IS NOT NULL THEN
+    SET v_headers = JSON_INSERT(v_headers, '$.correlation_id', v_correlation_id);
+  END IF;
+  IF v_reply_to <> '' THEN
+    SET v_headers = JSON_INSERT(v_headers, '$.reply_to', v_reply_to);
+  END IF;
+  BEGIN
+    -- Another live message has the dedup_id: InnoDB undoes this statement alone.
+    DECLARE EXIT HANDLER FOR 1062 SET p_id = NULL;
+    INSERT INTO {message} (queue, payload, headers, priority, `key`, dedup_id, created_at,
+      next_attempt_at, expires_at)
+    VALUES (v_queue, p_body, NULLIF(v_headers, '{{}}'), COALESCE(v_priority, 0), v_key,
+      v_dedup_id, v_now, v_due, v_expires_at);
+    SET p_id = LAST_INSERT_ID();
+  END;
+END
+"""
+_PUBLISH = """
+CREATE PROCEDURE {publish}(
+  IN p_queue {text},
+  IN p_body JSON,
+  IN p_options JSON,
+  OUT p_id BIGINT
+) MODIFIES SQL DATA SQL SECURITY DEFINER COMMENT '{comment}'
+BEGIN
+  DECLARE v_text {text};
+{valid}  CALL {publish_bytes}(p_queue, CONVERT(p_body USING utf8mb4), 'application/json', p_options,
+    p_id);
+END
+"""
+# A savepoint lasts only in a transaction: without one it is committed at once, and its release
+# fails. So the procedure learns whether the caller has begun one, which it must not end.
+_CANCEL = """
+CREATE PROCEDURE {cancel}(
+  IN p_id BIGINT,
+  IN p_why {text},
+  OUT p_cancelled BOOLEAN
+) MODIFIES SQL DATA SQL SECURITY DEFINER COMMENT '{comment}'
+BEGIN
+  DECLARE v_alone BOOLEAN DEFAULT FALSE;
+  DECLARE v_found BIGINT;
+  DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN
+    IF v_alone THEN
+      ROLLBACK;
+    END IF;
+    RESIGNAL;
+  END;
+  BEGIN
+    DECLARE CONTINUE HANDLER FOR 1305 SET v_alone = TRUE;
+    SAVEPOINT sqlbroker_cancel;
+    RELEASE SAVEPOINT sqlbroker_cancel;
+  END;
+  IF v_alone THEN
+    START TRANSACTION;
+  END IF;
+  -- Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
+  SET v_found = (SELECT id FROM {message} WHERE id = p_id AND state IN ({claimable})
+    FOR UPDATE SKIP LOCKED);
+{archived}  DELETE FROM {message} WHERE id = v_found;
+  SET p_cancelled = v_found IS NOT NULL;
+  IF v_alone THEN
+    COMMIT;
+  END IF;
+END
+"""
+_ARCHIVED = """\
+  INSERT INTO {archive} ({columns}, state, archived_at, reason, last_error)
+  SELECT {columns}, 'DISCARDED', UTC_TIMESTAMP(6), '{reason}',
+    CONCAT('cancelled by ', USER(), COALESCE(CONCAT(': ', p_why), ''),
+      COALESCE(CONCAT(CHAR(10), last_error), ''))
+  FROM {message} WHERE id = v_found;
+"""
+_LOAD = """
+CREATE FUNCTION {load}(p_queue VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin)
+RETURNS BIGINT READS SQL DATA SQL SECURITY DEFINER COMMENT '{comment}'
+BEGIN
+  DECLARE v_level INT;
+  DECLARE v_counted, v_total BIGINT DEFAULT 0;
+  DECLARE v_left BIGINT DEFAULT {most};
+  IF EXISTS (SELECT 1 FROM {policy_state} s WHERE s.scope = 'paused' AND s.`key` = p_queue
+      AND (s.expires_at IS NULL OR s.expires_at > UTC_TIMESTAMP(6))) THEN
+    RETURN 0;
+  END IF;
+  SET v_level = (SELECT m.priority FROM {message} m FORCE INDEX ({ready_index})
+    WHERE m.claimable = 1 AND m.queue = p_queue
+    ORDER BY m.claimable DESC, m.queue DESC, m.priority DESC LIMIT 1);
+  WHILE v_level IS NOT NULL AND v_left > 0 DO
+    SELECT COUNT(*) INTO v_counted FROM (
+      SELECT 1 FROM {message} m FORCE INDEX ({ready_index})
+      WHERE m.claimable = 1 AND m.queue = p_queue AND m.priority = v_level
+        AND m.next_attempt_at <= UTC_TIMESTAMP(6) LIMIT v_left) AS due;
+    SET v_total = v_total + v_counted, v_left = v_left - v_counted;
+    SET v_level = (SELECT m.priority FROM {message} m FORCE INDEX ({ready_index})
+      WHERE m.claimable = 1 AND m.queue = p_queue AND m.priority < v_level
+      ORDER BY m.claimable DESC, m.queue DESC, m.priority DESC LIMIT 1);
+  END WHILE;
+  SELECT COUNT(*) INTO v_counted FROM (
+    SELECT 1 FROM {message} m FORCE INDEX ({leased_index})
+    WHERE m.queue = p_queue AND m.lease_expires_at IS NOT NULL LIMIT v_left) AS running;
+  RETURN v_total + v_counted;
+END
+"""
+
+
+def statements(tables: Tables) -> list[str]:
+    """The statements that create the procedures and the function, in place of older ones."""
+    make: Any = mysql.dialect
+    quote = make().identifier_preparer.quote_identifier
+    config = tables.config
+    names = FunctionNames.of(config)
+    prefix = "" if config.schema is None else quote(config.schema) + "."
+
+    def of(name: str) -> str:
+        return f"{prefix}{quote(name)}"
+
+    archive = tables.archive
+    table = tables.message.name
+    parts = {
+        "text": _TEXT,
+        "comment": COMMENT,
+        "claimable": CLAIMABLE,
+        "most": MOST_LOAD,
+        "reason": CANCELLED,
+        "columns": ", ".join(f"`{name}`" for name in copied_columns(tables)),
+        "message": of(table),
+        "policy_state": of(tables.policy_state.name),
+        "archive": "" if archive is None else of(archive.name),
+        "ready_index": quote(f"{table}_ready"),
+        "leased_index": quote(f"{table}_leased"),
+        "publish": of(names.publish),
+        "publish_bytes": of(names.publish_bytes),
+        "cancel": of(names.cancel),
+        "load": of(names.load),
+    }
+    parts["archived"] = "" if archive is None else _ARCHIVED.format(**parts)
+    parts["read_options"] = _read_options()
+    parts["check_values"] = _check_values()
+    too_far = "v_due IS NULL OR (v_expires_in IS NOT NULL AND v_expires_at IS NULL)"
+    parts["check_times"] = _refuse(too_far, "'a time is beyond the year 9999, or no time at all'")
+    parts["valid"] = _refuse("JSON_VALID(p_body) = 0", "CONCAT('body must be JSON, got ', p_body)")
+    found = []
+    for name, body in (
+        ("publish_bytes", _PUBLISH_BYTES),
+        ("publish", _PUBLISH),
+        ("cancel", _CANCEL),
+        ("load", _LOAD),
+    ):
+        kind = "FUNCTION" if name == "load" else "PROCEDURE"
+        # MySQL cannot replace them.
+        found.append(f"DROP {kind} IF EXISTS {parts[name]}")
+        found.append(body.format(**parts).strip())
+    return found

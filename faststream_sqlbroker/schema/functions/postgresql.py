@@ -1,0 +1,212 @@
+"""The functions of PostgreSQL.
+
+They run with the rights of their owner (SECURITY DEFINER). So a caller must not be able to put
+anything in the place of what they use: each table is named with its schema, and no schema but
+PostgreSQL's own is searched.
+"""
+
+from typing import Any
+
+from sqlalchemy.dialects import postgresql
+
+from faststream_sqlbroker.core.reasons import CANCELLED
+from faststream_sqlbroker.schema.functions.names import COMMENT, FunctionNames
+from faststream_sqlbroker.schema.functions.shared import (
+    CLAIMABLE,
+    LONGEST,
+    MOST_LOAD,
+    TEMPLATE,
+    copied_columns,
+)
+from faststream_sqlbroker.schema.tables import Tables
+
+_HEAD = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $sqlbroker$"
+_OPTIONS = """\
+  headers jsonb DEFAULT NULL,
+  priority integer DEFAULT 0,
+  key text DEFAULT NULL,
+  dedup_id text DEFAULT NULL,
+  delay interval DEFAULT NULL,
+  due_at timestamptz DEFAULT NULL,
+  expires_in interval DEFAULT NULL,
+  correlation_id text DEFAULT NULL,
+  reply_to text DEFAULT NULL,
+  notify boolean DEFAULT false"""
+_OPTION_TYPES = "jsonb, integer, text, text, interval, timestamptz, interval, text, text, boolean"
+
+# The arguments have the names of columns, so they are written as $1, $2, and so on.
+_PUBLISH_BYTES = """
+CREATE OR REPLACE FUNCTION {publish_bytes}(
+  queue text,
+  body bytea,
+  content_type text DEFAULT NULL,
+{options}
+) RETURNS bigint LANGUAGE plpgsql {head}
+#variable_conflict use_column
+DECLARE
+  name record;
+  due timestamptz;
+  merged jsonb;
+  new_id bigint;
+BEGIN
+  FOR name IN SELECT * FROM (VALUES ('queue', $1), ('key', $6), ('dedup_id', $7)) AS n(what, given)
+  LOOP
+    IF length(name.given) NOT BETWEEN 1 AND {longest} OR name.given LIKE '% '
+        OR (name.what = 'queue' AND name.given IS NULL) THEN
+      RAISE EXCEPTION '% cannot be %: it is a text of 1 to {longest} characters without a space at '
+        'its end', name.what, coalesce(quote_literal(name.given), 'NULL')
+        USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+  END LOOP;
+  IF $1 ~ '{template}' THEN
+    RAISE EXCEPTION 'queue cannot be %: a name in braces makes it a template, and a queue has one '
+      'name', quote_literal($1) USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  IF $2 IS NULL THEN
+    RAISE EXCEPTION 'body cannot be NULL: an empty body is empty bytes, and JSON has a null of its '
+      'own' USING ERRCODE = 'null_value_not_allowed';
+  END IF;
+  IF jsonb_typeof($4) NOT IN ('object', 'null') THEN
+    RAISE EXCEPTION 'headers must be a JSON object, got %', $4
+      USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  IF coalesce($5, 0) NOT BETWEEN -100 AND 100 THEN
+    RAISE EXCEPTION 'priority must be from -100 to 100, got %', $5
+      USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  IF $8 IS NOT NULL AND $9 IS NOT NULL THEN
+    RAISE EXCEPTION 'give delay or due_at, not both' USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  IF $10 <= interval '0' THEN
+    RAISE EXCEPTION 'expires_in must be longer than 0, got %', $10
+      USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  due := CASE
+    WHEN $8 > interval '0' THEN statement_timestamp() + $8
+    WHEN $9 IS NOT NULL THEN greatest(least($9, '9999-01-01 00:00+00'), '1000-01-01 00:00+00')
+    ELSE statement_timestamp() END;
+  merged := jsonb_strip_nulls(jsonb_build_object(
+    'content-type', $3, 'correlation_id', $11, 'reply_to', nullif($12, '')))
+    || coalesce(nullif($4, 'null'), '{{}}');
+  INSERT INTO {message} (queue, payload, headers, priority, key, dedup_id, created_at,
+    next_attempt_at, expires_at)
+  VALUES ($1, $2, nullif(merged, '{{}}'), coalesce($5, 0), $6, $7, statement_timestamp(), due,
+    statement_timestamp() + $10)
+  ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING
+  RETURNING id INTO new_id;
+  IF $13 AND new_id IS NOT NULL AND due <= statement_timestamp() THEN
+    PERFORM pg_notify('{channel}', $1);
+  END IF;
+  RETURN new_id;
+END $sqlbroker$
+"""
+_PUBLISH = """
+CREATE OR REPLACE FUNCTION {publish}(
+  queue text,
+  body jsonb,
+{options}
+) RETURNS bigint LANGUAGE sql {head}
+  SELECT {publish_bytes}($1, convert_to($2::text, 'UTF8'), 'application/json',
+    $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+$sqlbroker$
+"""
+# Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
+_CANCEL = """
+CREATE OR REPLACE FUNCTION {cancel}(
+  id bigint,
+  why text DEFAULT NULL
+) RETURNS boolean LANGUAGE sql {head}
+  WITH waiting AS (
+    SELECT m.id FROM {message} m
+    WHERE m.id = $1 AND m.state IN ({claimable}) FOR UPDATE SKIP LOCKED
+  ), gone AS (
+    DELETE FROM {message} m USING waiting w WHERE m.id = w.id RETURNING m.*
+  ){archived}
+  SELECT count(*) > 0 FROM gone
+$sqlbroker$
+"""
+_ARCHIVED = """, archived AS (
+    INSERT INTO {archive} ({columns}, state, archived_at, reason, last_error)
+    SELECT {values}, 'DISCARDED', statement_timestamp(), '{reason}',
+      concat('cancelled by ', session_user, ': ' || $2, E'\\n' || g.last_error)
+    FROM gone g
+  )"""
+_LOAD = """
+CREATE OR REPLACE FUNCTION {load}(
+  queue text,
+  most integer DEFAULT {most}
+) RETURNS bigint LANGUAGE plpgsql STABLE {head}
+#variable_conflict use_column
+DECLARE
+  level smallint;
+  counted bigint;
+  total bigint := 0;
+BEGIN
+  IF EXISTS (SELECT FROM {policy_state} s WHERE s.scope = 'paused' AND s.key = $1
+      AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp())) THEN
+    RETURN 0;
+  END IF;
+  SELECT max(m.priority) INTO level FROM {message} m
+  WHERE m.queue = $1 AND m.state IN ({claimable});
+  WHILE level IS NOT NULL AND total < $2 LOOP
+    SELECT count(*) INTO counted FROM (
+      SELECT FROM {message} m
+      WHERE m.queue = $1 AND m.priority = level AND m.state IN ({claimable})
+        AND m.next_attempt_at <= statement_timestamp()
+      LIMIT $2 - total) AS due;
+    total := total + counted;
+    SELECT max(m.priority) INTO level FROM {message} m
+    WHERE m.queue = $1 AND m.priority < level AND m.state IN ({claimable});
+  END LOOP;
+  SELECT count(*) INTO counted FROM (
+    SELECT FROM {message} m WHERE m.queue = $1 AND m.state = 'PROCESSING'
+    LIMIT $2 - total) AS running;
+  RETURN total + counted;
+END $sqlbroker$
+"""
+
+
+def statements(tables: Tables, schema: str) -> list[str]:
+    """The statements that create the functions, or replace them, in `schema`."""
+    make: Any = postgresql.dialect
+    quote = make().identifier_preparer.quote_identifier
+    names = FunctionNames.of(tables.config)
+
+    def of(name: str) -> str:
+        return f"{quote(schema)}.{quote(name)}"
+
+    columns = copied_columns(tables)
+    archive = tables.archive
+    parts = {
+        "head": _HEAD,
+        "options": _OPTIONS,
+        "claimable": CLAIMABLE,
+        "longest": LONGEST,
+        "most": MOST_LOAD,
+        "template": TEMPLATE,
+        "channel": tables.config.channel,
+        "reason": CANCELLED,
+        "columns": ", ".join(columns),
+        "values": ", ".join(f"g.{name}" for name in columns),
+        "message": of(tables.message.name),
+        "policy_state": of(tables.policy_state.name),
+        "archive": "" if archive is None else of(archive.name),
+        "publish": of(names.publish),
+        "publish_bytes": of(names.publish_bytes),
+        "cancel": of(names.cancel),
+        "load": of(names.load),
+    }
+    parts["archived"] = "" if archive is None else _ARCHIVED.format(**parts)
+    made = [
+        (_PUBLISH_BYTES, f"{of(names.publish_bytes)}(text, bytea, text, {_OPTION_TYPES})"),
+        (_PUBLISH, f"{of(names.publish)}(text, jsonb, {_OPTION_TYPES})"),
+        (_CANCEL, f"{of(names.cancel)}(bigint, text)"),
+        (_LOAD, f"{of(names.load)}(text, integer)"),
+    ]
+    found = []
+    for body, signature in made:
+        found.append(body.format(**parts).strip())
+        # New functions may be called by every user, unless that is taken back.
+        found.append(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC")
+        found.append(f"COMMENT ON FUNCTION {signature} IS '{COMMENT}'")
+    return found
