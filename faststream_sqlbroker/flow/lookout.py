@@ -123,15 +123,19 @@ class Lookout:
         try:
             found = await self._ask(list(dict.fromkeys(q for qs in shares.values() for q in qs)))
             for member in others:
-                # What has been woken or reopened since looks for itself. What has looked since
-                # knows more: this look may miss a due time that nothing tells again.
-                is_same = sharing.get(member) == member.open and member in self._members
-                if is_same and member.rests and member.looked_at <= asked:
+                # What has been woken or reopened since looks for itself.
+                if sharing.get(member) == member.open and self._waits(member, asked):
                     member.saw(_part(found.pairs, shares[member], len(shares)))
         finally:
             if self._sharing is sharing:
                 self._sharing = {}
         return _part(found.pairs, shares[asking], len(shares))
+
+    def _waits(self, member: Resting, asked: float) -> bool:
+        """Whether `member` waits for the answer to a look of the time `asked`."""
+        # One that has looked since knows more: this look may miss a due time that nothing tells
+        # again.
+        return member in self._members and member.rests and member.looked_at <= asked
 
     def wait_when_told(self) -> float:
         """Seconds until the next look of a subscriber that is told, after one that has found
