@@ -7,6 +7,7 @@ so that the search for expired leases needs none of its own, and it carries the 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from faststream_sqlbroker.core.clock import Clock
@@ -115,17 +116,17 @@ class Lookout:
         Raises:
             StoreError: as `Store.ready_pairs`; the others have seen nothing.
         """
-        others = [m for m in self._members if m is not asking and m.rests and m.open]
-        shares = {member: member.open for member in others}
+        shares = {each: each.open for each in self._members if each.rests and each.open}
         shares[asking] = asking.open
         sharing = self._sharing = dict(shares)
         asked = self._asked_at = self._clock.monotonic()
         try:
-            found = await self._ask(list(dict.fromkeys(q for qs in shares.values() for q in qs)))
-            for member in others:
+            found = await self._ask(list(dict.fromkeys(chain.from_iterable(shares.values()))))
+            for member, queues in shares.items():
                 # What has been woken or reopened since looks for itself.
-                if sharing.get(member) == member.open and self._waits(member, asked):
-                    member.saw(_part(found.pairs, shares[member], len(shares)))
+                is_same = member is not asking and sharing.get(member) == member.open
+                if is_same and self._waits(member, asked):
+                    member.saw(_part(found.pairs, queues, len(shares)))
         finally:
             if self._sharing is sharing:
                 self._sharing = {}
