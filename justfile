@@ -144,7 +144,7 @@ bench-watching *args: setup
 bench-policies *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks policies "$@"
 
-# Every target of the others, quickly (10 minutes); fails if one is missed
+# Every target of the others, quickly (11 minutes; --only consume: a part of it); fails if one is missed
 bench-check *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks check "$@"
 

@@ -9,10 +9,13 @@ others have kept.
 import argparse
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from benchmarks import charts, report, scaling, spark_loads, targets
 from benchmarks.compare import Suite
-from benchmarks.harness import interleaved, keep, machine
+from benchmarks.counters import counted
+from benchmarks.harness import Result, interleaved, keep, machine
 from benchmarks.peers.setup import environment
 from benchmarks.policy_targets import policies
 
@@ -32,20 +35,32 @@ ROUNDS = {
 
 
 def measure(suites: list[Suite], rounds: int) -> tuple[report.Content, bool]:
-    """Everything measured, and whether all targets are reached."""
+    """Everything measured, with the machine's counters, and whether all targets are reached."""
     content: report.Content = {"machine": machine(), "rows": [], "results": {}, "suites": {}}
+    content["counters"] = {}
     all_reached = True
-    for suite in suites:
-        print(f"{suite.name}:", flush=True)
-        results = interleaved(suite.variants, min(rounds, suite.most_rounds or rounds))
-        content["results"][suite.name] = results
-        content["suites"][suite.name] = {"shows": suite.shows, "axis": suite.axis}
-        for comparison in suite.comparisons:
-            row, reached = comparison.verdict(results)
-            content["rows"].append(row)
-            all_reached = all_reached and reached
-            print(f"  {row}", flush=True)
+    with ThreadPoolExecutor(max_workers=len(suites) or 1) as pool:
+        aside = {s.name: pool.submit(_run, s, rounds) for s in suites if s.aside}
+        # Those that run aside take longest, so they are told last.
+        for suite in sorted(suites, key=lambda suite: suite.aside):
+            print(f"{suite.name}:", flush=True)
+            running = aside.get(suite.name)
+            results, counters = _run(suite, rounds) if running is None else running.result()
+            content["results"][suite.name] = results
+            content["counters"][suite.name] = counters
+            content["suites"][suite.name] = {"shows": suite.shows, "axis": suite.axis}
+            for comparison in suite.comparisons:
+                row, reached = comparison.verdict(results)
+                content["rows"].append(row)
+                all_reached = all_reached and reached
+                print(f"  {row}", flush=True)
     return content, all_reached
+
+
+def _run(suite: Suite, rounds: int) -> tuple[dict[str, list[Result]], dict[str, Any]]:
+    with counted() as counters:
+        results = interleaved(suite.variants, min(rounds, suite.most_rounds or rounds))
+    return results, counters
 
 
 def measure_spark(rounds: int, rows: int) -> tuple[report.Content, bool]:
@@ -76,7 +91,22 @@ def _suites(arguments: argparse.Namespace) -> list[Suite]:
         "watching": lambda: targets.watching(count),
         "check": lambda: targets.check(count, environment),
     }
-    return made[arguments.which]()
+    suites = made[arguments.which]()
+    if arguments.only is None:
+        return suites
+    return _chosen(suites, arguments.only)
+
+
+def _chosen(suites: list[Suite], only: str) -> list[Suite]:
+    """Those that `only` names, or whose names have a part of it."""
+    chosen = set[str]()
+    known = [suite.name for suite in suites]
+    for part in (part.strip() for part in only.split(",")):
+        found = {part} & set(known) or {name for name in known if part in name}
+        if not found:
+            raise SystemExit(f"--only {part!r} is in the name of none of: {'; '.join(known)}")
+        chosen |= found
+    return [suite for suite in suites if suite.name in chosen]
 
 
 def render() -> int:
@@ -104,6 +134,10 @@ def main() -> int:
     parser.add_argument(
         "--rows", type=int, default=2_000_000, help="rows of the archive for `spark`"
     )
+    parser.add_argument(
+        "--only",
+        help="parts of names of suites, with commas; what is kept of the others stays",
+    )
     parser.add_argument("--check", action="store_true", help="only tell the targets, write nothing")
     arguments = parser.parse_args()
     which = arguments.which
@@ -117,6 +151,8 @@ def main() -> int:
     if arguments.check:
         print("\n".join(report.tables(content)))
         return int(not reached)
+    if arguments.only is not None:
+        content = report.merged(which, content)
     file = keep(which, content)
     text = report.document(which, content)
     file.with_suffix(".md").write_text(text)

@@ -84,3 +84,5 @@ class Suite:
     """The figure on the x axis of its chart, which then has lines; None for bars."""
     most_rounds: int | None = None
     """Rounds that are enough, however many are asked for."""
+    aside: bool = False
+    """Whether it needs next to no processor, so that it runs while the others are measured."""

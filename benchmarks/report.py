@@ -138,6 +138,22 @@ def kept() -> dict[str, Content]:
     return {which: json.loads(file.read_text()) for which, file in files if file.exists()}
 
 
+def merged(which: str, content: Content) -> Content:
+    """`content` of some suites, with what `which` has kept of the others."""
+    file = RESULTS / f"{which}.json"
+    if not file.exists():
+        return content
+    before = json.loads(file.read_text())
+    rows = {_row_name(row): row for row in (*before["rows"], *content["rows"])}
+    parts = ("results", "suites", "counters")
+    both = {part: {**before.get(part, {}), **content[part]} for part in parts}
+    return {**content, "rows": list(rows.values()), **both}
+
+
+def _row_name(row: str) -> str:
+    return row.split("|")[1].strip()
+
+
 def write(contents: dict[str, Content], images: dict[str, str]) -> str:
     """Write benchmarks/results/README.md from the `kept` results and images; returns its text."""
     intro = (

@@ -130,7 +130,7 @@ def two_processes(count: int) -> Suite:
         for n, name in ((1, ONE), (2, TWO))
     ]
     comparisons = [
-        Comparison("(2 processes ÷ 1) ÷ (2 × own CPU ÷ all CPU a message)", _speed_up, least=0.85),
+        Comparison("(2 processes ÷ 1) ÷ (2 × own CPU ÷ all CPU a message)", _speed_up, least=0.9),
         Comparison("CPU a message, the server's included, 2 processes ÷ 1", _cost, most=1.10),
     ]
     return Suite("processes", variants, comparisons, shows=("rate", "cpu_each", "db_cpu_each"))
