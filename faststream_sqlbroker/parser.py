@@ -6,11 +6,13 @@ Other programs may insert rows, too, so the headers may hold any JSON.
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from faststream.message import StreamMessage
 from faststream.message import decode_message as decode_body
+from pydantic_core import from_json
 
 from faststream_sqlbroker.adapter.messages import json_loads
 from faststream_sqlbroker.batch_start import note_fault
@@ -31,7 +33,16 @@ AT_ONCE = 250
 """Bodies of a batch decoded in one go. Then the event loop has a turn: it must send the next claim
 and renew leases."""
 
-_raw_decode = json.JSONDecoder().raw_decode
+DIGITS = 4_300
+"""Digits of an integer that both parsers take: Python's limit, unless the application sets it."""
+LOWEST_DIGITS = 640
+"""The lowest limit that can be set."""
+SAMPLES = (
+    *(b"-0", b"1e400", b"-0.0", b"0.1e-400", b"1e23", b"[NaN, Infinity, -Infinity]"),
+    *(b"12345678901234567890", b"-9223372036854775809", b"1.7976931348623159e308"),
+    *(b'{"a": 1, "b": 2, "a": 3}', rb'"\u0000\ud83d\ude00"', b' {"a":[]}\n'),
+)
+"""Where parsers of JSON differ. A version of Pydantic that reads one differently is not used."""
 
 
 class SqlBrokerParser:
@@ -151,22 +162,33 @@ def _undecodable(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list[
 
 
 def _json_loads(body: bytes) -> Any:
-    """The same as json.loads, in half the time (1.8 µs instead of 3.2) for a UTF-8 document.
+    """The same as json.loads, in a quarter of the time (0.8 µs instead of 3.2).
 
-    json.loads handles the rest: space around the document, byte order marks, other encodings,
-    errors.
+    Pydantic's parser refuses some of what json.loads takes: lone surrogates, other encodings, byte
+    order marks, deep nesting. json.loads handles the rest, and raises the errors.
     """
+    if len(body) > LOWEST_DIGITS and 0 < sys.get_int_max_str_digits() < DIGITS:
+        return json.loads(body)  # Pydantic's limit is a fixed one
     try:
-        text = body.decode()
-        value, end = _raw_decode(text)
-    except (AttributeError, ValueError):
-        # AttributeError: a middleware may have made the body text, which json.loads takes.
+        return from_json(body)
+    except (TypeError, ValueError):
         return json.loads(body)
-    return value if end == len(text) else json.loads(body)
 
 
-load_json = _json_loads if json_loads is json.loads else json_loads
-"""FastStream's loader where it is another one: orjson's, if that is installed."""
+def _agrees(load: Callable[[bytes], Any]) -> bool:
+    """Whether `load` agrees with json.loads on `SAMPLES`."""
+    try:
+        return all(repr(load(body)) == repr(json.loads(body)) for body in SAMPLES)
+    except ValueError:
+        return False
+
+
+def _chosen_loader() -> Callable[[bytes], Any]:
+    """FastStream's loader where it is not json.loads: orjson's, if that is installed."""
+    return _json_loads if json_loads is json.loads and _agrees(from_json) else json_loads
+
+
+load_json = _chosen_loader()
 
 
 class _Encoded(NamedTuple):

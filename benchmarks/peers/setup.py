@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 REQUIREMENTS = HERE / "requirements"
 PEERS = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
 
@@ -13,7 +14,7 @@ def environment(peer: str) -> Path:
     """The python of `peer`'s virtual environment, which is made or renewed unless it matches its
     requirements."""
     requirements = REQUIREMENTS / f"{peer}.txt"
-    folder = HERE / ".venvs" / peer
+    folder = ROOT / f".peer-{peer}"
     python = folder / "bin" / "python"
     stamp = folder / "requirements.stamp"
     wanted = f"{sys.version}\n{requirements.read_text()}"

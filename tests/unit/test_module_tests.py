@@ -10,6 +10,7 @@ from tools.module_tests import PACKAGE, ROOT, TABLE, modules, paths_of
 WITHOUT_A_MODULE = {
     "unit/test_behaviours.py",
     "unit/test_bench_against.py",
+    "unit/test_bench_check.py",
     "unit/test_layers.py",
     "unit/test_measure.py",
     "unit/test_reliability.py",
