@@ -280,8 +280,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 async def test_the_example_proves_itself(database_url: str) -> None:
     """Z1, Z11, Z12."""
-    size = ["--users", "120", "--publishing", "6", "--hour", "2", "--minute", "1", "--undo", "4"]
-    done = run("--url", database_url, *size, "--rate", "20")
+    size = "--users 60 --times 2 --publishing 6 --hour 2 --minute 1 --undo 4 --rate 10"
+    done = run("--url", database_url, *size.split())
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     last = done.stdout.rstrip().splitlines()[-1]

@@ -38,6 +38,23 @@ class Plan:
     together: int = 7
     """Of these, so many may go at the same moment."""
     seed: int = 1
+    times: int = 1
+    """So many times the traffic: as many users, and e-mails that may go in a minute."""
+
+    @property
+    def all_users(self) -> int:
+        """To how many users e-mails are written."""
+        return self.users * self.times
+
+    @property
+    def most(self) -> int:
+        """Most e-mails that may go in any minute."""
+        return self.rate * self.times
+
+    @property
+    def most_together(self) -> int:
+        """Of these, so many may go at the same moment."""
+        return self.together * self.times
 
     def dump(self) -> str:
         """For the command line of another process."""
@@ -60,9 +77,9 @@ def email_service(broker: SqlBroker, engine: AsyncEngine, plan: Plan) -> Pipelin
         ),
         Step(
             THROTTLED,
-            policies=[Throttle(plan.rate, per=plan.minute, burst=plan.together)],
+            policies=[Throttle(plan.most, per=plan.minute, burst=plan.most_together)],
             max_workers=4,
-            fetch_batch_size=plan.together,  # a batch is moved when its last slot has come
+            fetch_batch_size=plan.most_together,  # a batch is moved when its last slot has come
             **LEASE,
         ),
         forward_to=SENDING,
