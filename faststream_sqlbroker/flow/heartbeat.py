@@ -23,6 +23,7 @@ from faststream_sqlbroker.flow.forward import Destinations
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.removed_policies import RemovedPolicies
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Heartbeat:
         """Whether the next sign must not wait for a look that carries it."""
         self._compared: set[str] = set()
         """Members that were compared with the others of their queues."""
+        self._removed = RemovedPolicies(store, log, self._clock)
         self.destinations = Destinations(self._interval, self._clock)
         """What messages name, which is compared with what lives."""
         self._differing: set[tuple[str, str, str]] = set()
@@ -119,6 +121,7 @@ class Heartbeat:
     def join(self, registration: Registration) -> None:
         """`registration` lives until it leaves, and is told soon which queues are paused."""
         self._registrations[registration.name] = registration
+        self._removed.begin(sleeps=self._sleeps)
         if self._loop is None or self._loop.orphaned:
             self._loop = Loop("heartbeat", self.tick, self._log, self._clock)
             self._loop.start(self._outages)
@@ -183,6 +186,15 @@ class Heartbeat:
         Raises:
             StoreError: nothing was told; call again.
         """
+        pause = await self._tick()
+        if self._removed.due_in <= 0:
+            # After a sign of life: what our own subscribers have is not gone.
+            ours = self._registrations.values()
+            queues = {queue for one in ours for queue in one.queues}
+            await self._removed.look(queues, sleeps=self._sleeps)
+        return min(pause, self._removed.due_in)
+
+    async def _tick(self) -> float:
         clean = self._clock.monotonic() >= self._clean_at
         if not (self._asked or clean or self.destinations.are_due) and (left := self._left) > 0:
             return left

@@ -1,7 +1,7 @@
 """One subscriber as the fleet knows it: its name, what it tells, and where it may claim."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -101,6 +101,11 @@ class Registration:
         """It stops."""
         self.stopping = True
         self._forget_timer()
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """Those that it takes from, open or not."""
+        return self._settings.queues
 
     @property
     def told_only(self) -> bool:

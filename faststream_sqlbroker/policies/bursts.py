@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies.debounce import Bursts, Debounce
-from faststream_sqlbroker.core.policies.flags import KEPT
+from faststream_sqlbroker.core.policies.flags import HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope
@@ -60,7 +60,7 @@ class BurstHeads:
                 if key is not None:
                     taken.add(key)
         # A message that is put off gives up its slot, which would be for another time.
-        self._rows.shift(self._connection, self._queue, waiting, 0, KEPT)
+        self._rows.shift(self._connection, self._queue, waiting, HELD_BURST, KEPT | HELD_BURST)
         self.later = [at for at in waiting.values() if at is not None]
         return chosen
 

@@ -33,8 +33,10 @@ from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.policies.bursts import BurstHeads
 from faststream_sqlbroker.policies.intake import Intake
 from faststream_sqlbroker.policies.key_slots import KeySlots
+from faststream_sqlbroker.policies.lowest_limit import lowest
 from faststream_sqlbroker.policies.newest import NewestHeads
 from faststream_sqlbroker.policies.read_time import ReadTime
+from faststream_sqlbroker.policies.removed import note_holds
 from faststream_sqlbroker.policies.request import (
     Claim,
     PolicyClaimRequest,
@@ -262,8 +264,8 @@ class _QueueClaim:
     def _running(self, policy: Concurrency) -> tuple[int, int]:
         """How many leases count, and how many there may be."""
         if policy.scope is None:
-            running = self._rows.running(self._connection, self._queue, policy.limit)
-            return running, policy.limit
+            most = lowest(self._rows, self._connection, self._intake, policy)
+            return self._rows.running(self._connection, self._queue, most), most
         return shared_leases(self._rows, self._connection, policy, self._queue, self._now)
 
     def _lease(self, chosen: list[int], suspicion: Suspicion | None) -> Claimed:
@@ -280,6 +282,7 @@ class _QueueClaim:
 
     def _ask_policies(self, limit: int) -> bool:
         """Let each look at what is due, in their order; whether anything may start now."""
+        note_holds(self._intake, self._wanted.policies)
         if (header := self._wanted.header) is not None and not self._intake.read_keys(header):
             self.more = True
             if any(isinstance(policy, Debounce | KeepLast) for policy in self._wanted.policies):
@@ -315,7 +318,7 @@ class _QueueClaim:
             room = self._slots.room(self._leases(limit), self._starts)
             self.more |= self._slots.own is not None and not self._slots.own.let_in(room)
         elif isinstance(policy, Concurrency) and policy.per_key:
-            self._per_key = policy.limit
+            self._per_key = lowest(self._rows, self._connection, self._intake, policy)
 
     def _choose(self, limit: int, *, pass_over: bool = False) -> list[int]:
         """The messages to lease, in order; with `pass_over` no suspects."""

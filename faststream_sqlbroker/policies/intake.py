@@ -15,7 +15,14 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast
-from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, HEADER_KEY
+from faststream_sqlbroker.core.policies.flags import (
+    BURST,
+    DELAYED,
+    HEADER_KEY,
+    HELD,
+    HELD_BURST,
+    HELD_DELAY,
+)
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
@@ -45,6 +52,10 @@ class IntakePosition:
 
     ended_at: dict[QueueMark, int] = field(default_factory=dict)
     whole_after: dict[QueueMark, float] = field(default_factory=dict)
+    noted: dict[str, float] = field(default_factory=dict)
+    """By queue, when it was noted what the policies of this process may put off."""
+    limits: dict[tuple[str, bool], tuple[float, int]] = field(default_factory=dict)
+    """By queue and whether it is of its keys, when the lowest limit was read, and what it is."""
     indexed: set[str] = field(default_factory=set)
     """Queues whose keys have been looked at by their times under the policies of this process."""
     pass_began: dict[str, float] = field(default_factory=dict)
@@ -57,6 +68,8 @@ class IntakePosition:
         return IntakePosition(
             dict(self.ended_at),
             dict(self.whole_after),
+            dict(self.noted),
+            dict(self.limits),
             set(self.indexed),
             dict(self.pass_began),
             dict(self.pass_after),
@@ -106,7 +119,7 @@ class Intake:
         due = {
             a.id: None if a.delivered else max(a.due, self.opened) + policy.length for a in arrivals
         }
-        self._shift(due, DELAYED)
+        self._shift(due, DELAYED, HELD_DELAY)
         self.before |= DELAYED
         return whole
 
@@ -170,7 +183,7 @@ class Intake:
             states[key] = info, max(until, self.now) + FORGET_BURSTS
         self.rows.keep(self.connection, scope, states)
         self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
-        self._shift(due, BURST)
+        self._shift(due, BURST, HELD_BURST)
         return due, gone
 
     def scan_back(self, own: int, at: int) -> None:
@@ -183,8 +196,8 @@ class Intake:
         """Give them `mark`; their due times stay."""
         self._shift(dict.fromkeys(messages), mark)
 
-    def _shift(self, due: Mapping[int, int | None], mark: int) -> None:
-        self.rows.shift(self.connection, self.queue, due, mark)
+    def _shift(self, due: Mapping[int, int | None], mark: int, held: int = 0) -> None:
+        self.rows.shift(self.connection, self.queue, due, mark | held, ~HELD | held)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
     def arrivals(self, own: int) -> tuple[list[Arrival], bool]:

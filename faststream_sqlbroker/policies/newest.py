@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import KeepLast
-from faststream_sqlbroker.core.policies.flags import KEPT
+from faststream_sqlbroker.core.policies.flags import HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.keep_last import Latest, Turn, next_turn
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -67,7 +67,7 @@ class NewestHeads:
             elif len(chosen) < limit:
                 chosen.append(message)
         self._rows.discard(self._connection, self._queue, gone, keep=self._keep)
-        self._rows.shift(self._connection, self._queue, waiting, 0, KEPT)
+        self._rows.shift(self._connection, self._queue, waiting, HELD_BURST, KEPT | HELD_BURST)
         self.later = [at for at in waiting.values() if at is not None]
         return chosen
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.flags import LET_IN, PUT_OFF, SLOT
+from faststream_sqlbroker.core.policies.flags import HELD, LET_IN, PUT_OFF, SLOT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
@@ -28,13 +28,19 @@ rate, or none, must not find it put off for long. There are few, as each had a s
 class OwnSlots:
     """The slots of the queue, or of its keys, in one claim, under the queue's lock."""
 
-    def __init__(self, intake: Intake, policy: Throttle, first: int, until: int) -> None:
-        """Slots from `first` to `until` are granted now."""
+    def __init__(
+        self, intake: Intake, policy: Throttle, number: int, first: int, until: int
+    ) -> None:
+        """Slots from `first` to `until` are granted now; the throttle is the `number`th of its
+        subscriber.
+        """
         self._intake = intake
         self._policy = policy
         self._first = first
         self._until = until
-        self._scope = slot_scope(intake.queue)
+        # As those of a throttle that lets messages wait: a deployment may change the one to the
+        # other.
+        self._scope = slot_scope(intake.queue, None if policy.key else number)
         self._logs: dict[str, SlotLog] = {}
         """As they are stored."""
         self._taken: dict[int, tuple[str, int]] = {}
@@ -151,5 +157,6 @@ class OwnSlots:
     def _put_off(self, due: Mapping[int, int | None]) -> None:
         """They are arrivals again when they come back."""
         intake = self._intake
-        intake.rows.shift(intake.connection, intake.queue, due, PUT_OFF, ~SLOT)
+        kept = ~(SLOT | HELD) | PUT_OFF
+        intake.rows.shift(intake.connection, intake.queue, due, PUT_OFF, kept)
         intake.later += [at for at in due.values() if at is not None]

@@ -46,6 +46,14 @@ class Live(NamedTuple):
     deliveries: int
 
 
+class Later(NamedTuple):
+    """A message that is due later."""
+
+    id: int
+    due: int
+    marks: int
+
+
 class PolicyRows:
     """The statements of one dialect, called with lists of any length."""
 
@@ -121,6 +129,16 @@ class PolicyRows:
             Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
         ]
         return found, set(keys[:whole])
+
+    def later(
+        self, connection: Connection, queue: str, priority: int, *, now: int, size: int
+    ) -> list[Later]:
+        """Up to `size` messages that are due later than `now` and wait, by due time and id."""
+        rows = self._run(
+            connection, "policy_waits_later", queue=queue, priority=priority, now=now, size=size
+        )
+        # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
+        return [Later(r[0], r[2], r[5]) for r in rows if isinstance(r[2], int)]
 
     def headers(self, connection: Connection, queue: str, ids: Sequence[int]) -> dict[int, Any]:
         """The headers of `ids` as they are stored."""

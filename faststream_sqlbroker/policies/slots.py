@@ -56,7 +56,7 @@ class Slots:
         ]
         self._throttles = [gate.policy for gate in self._gates]
         self._logs = [gate.log for gate in self._gates]
-        each = next((policy for _, policy in throttles if not policy.gates), None)
+        number, each = next(((n, p) for n, p in throttles if not p.gates), (0, None))
         self.own: OwnSlots | None = None
         """Those of a throttle that refuses what is above its rate."""
         self.keys: KeySlots | None = None
@@ -66,7 +66,7 @@ class Slots:
             if each.when_exceeded == "wait":
                 self.keys = KeySlots(intake, each, *when)
             else:
-                self.own = OwnSlots(intake, each, *when)
+                self.own = OwnSlots(intake, each, number, *when)
         self._granted: list[int] | None = None
         self._look_before = AHEAD // 2
         """How long before a slot to look again (microseconds): so that the claim has ended when the

@@ -2,13 +2,16 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import Dialect, once, policy_state
+from faststream_sqlbroker.dialects.policy_holds import Hold
 from faststream_sqlbroker.policies.claims import PolicyClaims
+from faststream_sqlbroker.policies.removed import Freeing, free, removed
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.store.ack_first import worker_name
 from faststream_sqlbroker.store.transaction import Transactions
@@ -72,6 +75,26 @@ class PolicyStore:
         return await self._transactions.run(
             lambda c: policy_state.forget_expired(c, table, limit), self._places
         )
+
+    async def removed_policies(self, queues: Sequence[str]) -> list[Hold]:
+        """What may have put messages of `queues` off, and no live subscriber has any more."""
+        return await self._transactions.run(
+            partial(removed, self._dialect, queues), self._places, write=False
+        )
+
+    async def free_removed(self, hold: Hold) -> int | None:
+        """Free what waits for a policy that is gone; how many messages. None: try again, as a claim
+        of the queue runs.
+        """
+        search = Freeing()
+        while True:
+            step = partial(free, self._dialect, self._transactions.clock, hold, search)
+            found = await self._transactions.run(step, self._places)
+            if found == search:
+                return None
+            if found.done:
+                return found.freed
+            search = found
 
     async def give_back_keys(self, rows: Sequence[ClaimedMessage]) -> None:
         """Free the keys of `rows` that are still claimed by them."""

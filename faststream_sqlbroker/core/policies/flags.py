@@ -20,7 +20,13 @@ PUT_OFF = 32
 """Its due time is when it asks for a slot again."""
 HEADER_KEY = 64
 """Its `policy_key` has been read from its headers; without it the key of the publish counts."""
+HELD_DELAY = 128
+"""Its due time is the end of its Delay."""
+HELD_BURST = 256
+"""Its due time is the end of its burst, or when the message before may have settled."""
 
-KEPT = 0x7FFF & ~(SLOT | JOINED | PUT_OFF)
+HELD = PUT_OFF | HELD_DELAY | HELD_BURST
+"""Whose the due time is: one of them at most."""
+KEPT = 0x7FFF & ~(SLOT | JOINED | HELD)
 """Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT but those that say something
 of one attempt."""

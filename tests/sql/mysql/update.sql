@@ -19,5 +19,5 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
   m.last_error = COALESCE(u.error, m.last_error), m.publish_count = m.publish_count + u.published,
   m.hops = COALESCE((m.hops + 1) * u.hop, m.hops),
   m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
-  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32723 ELSE 0 END,
+  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32339 ELSE 0 END,
   m.queue = COALESCE(u.queue, m.queue)

@@ -9,7 +9,7 @@ SET state = COALESCE(u.state,
   last_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
   last_error = COALESCE(u.error, last_error), publish_count = publish_count + u.published,
   hops = COALESCE((hops + 1) * u.hop, hops),
-  policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & 32723 ELSE 0 END,
+  policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & 32339 ELSE 0 END,
   queue = COALESCE(u.queue, message.queue),
   dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END
 FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS state,

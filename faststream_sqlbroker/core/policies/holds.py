@@ -1,0 +1,70 @@
+"""What puts messages off by giving them a later due time, and what becomes of them when it is gone.
+
+Times are whole microseconds of the database's clock.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from faststream_sqlbroker.core.policies.basic import Delay
+from faststream_sqlbroker.core.policies.checks import Policy
+from faststream_sqlbroker.core.policies.debounce import Debounce
+from faststream_sqlbroker.core.policies.flags import HELD_BURST, HELD_DELAY, PUT_OFF
+from faststream_sqlbroker.core.policies.keep_last import KeepLast
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.throttle import Throttle
+
+BURSTS = "bursts"
+SLOTS = "slots"
+_DELAY = re.compile(r"Delay\(([0-9.e+]+)s\)")
+_ROUNDED = 1.00001
+"""The text of a policy has six digits of a length."""
+
+
+def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
+    """What may put messages off, by name, and what must be known of it afterwards."""
+    found: dict[str, dict[str, Any]] = {}
+    for policy in policies:
+        if isinstance(policy, Delay):
+            found[str(policy)] = {"length": policy.length}
+        elif isinstance(policy, Debounce | KeepLast):
+            found[BURSTS] = {}
+        elif isinstance(policy, Throttle) and policy.when_exceeded != "wait":
+            found[SLOTS] = {}
+    return found
+
+
+def holds_in(texts: Iterable[str]) -> set[str]:
+    """The names of what the policies with these texts may put off."""
+    found = set()
+    for text in texts:
+        if text.startswith("Delay("):
+            found.add(text)
+        elif text.startswith(("Debounce(", "KeepLast(")):
+            found.add(BURSTS)
+        elif text.startswith("Throttle(") and ", when_exceeded=" in text:
+            found.add(SLOTS)
+    return found
+
+
+def mark_of(name: str) -> int:
+    """The mark of messages that it has put off."""
+    return {BURSTS: HELD_BURST, SLOTS: PUT_OFF}.get(name, HELD_DELAY)
+
+
+def freed_at(
+    name: str, info: Mapping[str, Any], live: Iterable[str], due: int, now: int
+) -> int | None:
+    """When a message that `name` has put off until `due` is due, now that it is gone; None: as it
+    is.
+
+    Of another Delay among `live`, the shorter of both holds.
+    """
+    lengths = [float(m[1]) * MICROSECONDS for text in live if (m := _DELAY.fullmatch(text))]
+    if mark_of(name) != HELD_DELAY or not lengths:
+        return now
+    longest = round(max(lengths) * _ROUNDED) + MICROSECONDS
+    if due <= now + longest:
+        return None  # the other one may have put it off
+    return max(now, due - int(info.get("length", 0)) + longest)
