@@ -78,6 +78,6 @@ class StuckReleaser:
         clean_in = await self._housekeeping.clean(longest)
         if ends_in is None:
             return TOLD_INTERVAL if self._told else min(IDLE_INTERVAL, clean_in)
-        # One that has ended and is locked by a handler's transaction is looked at again later.
-        search_in = ends_in if ends_in > 0 else SEARCH_INTERVAL
-        return max(SHORTEST_WAIT, min(search_in, SEARCH_INTERVAL, clean_in))
+        # One that has just ended may not have by the database's clock; one that has ended long ago
+        # is locked by a handler's transaction. As long as it is over, so long is waited again.
+        return max(SHORTEST_WAIT, min(abs(ends_in), SEARCH_INTERVAL, clean_in))

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -173,8 +174,9 @@ class Wakeups:
     async def _listen(self) -> None:
         failures = 0
         while True:
+            gone = asyncio.Event()
             try:
-                async with self._store.listen(self.channel, self._heard) as alive:
+                async with self._store.listen(self.channel, self._heard, gone) as alive:
                     self.listening = True
                     failures = 0
                     self.outages.worked(self)
@@ -182,7 +184,10 @@ class Wakeups:
                     self._wake_local(ALL)
                     self.on_pauses()
                     for n in count(1):
-                        await self.clock.sleep(CHECK_INTERVAL)
+                        # Who waits to be told must not wait for a connection that is closed.
+                        with suppress(TimeoutError):
+                            async with self.clock.timeout(CHECK_INTERVAL):
+                                await gone.wait()
                         every = CHECKS_TO_ASK_WHEN_TOLD if self.told_only else CHECKS_TO_ASK
                         await alive(n % every == 0)
             except Exception as error:  # noqa: BLE001 - polling goes on, after any error

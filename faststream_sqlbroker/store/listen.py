@@ -22,6 +22,7 @@ async def listening(
     timeout: float,
     channel: str,
     heard: Callable[[str], None],
+    gone: asyncio.Event,
 ) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
     """Call `heard` with the payload of each NOTIFY on `channel`; yields a check of the connection,
     which asks the server only if its argument is true.
@@ -34,11 +35,11 @@ async def listening(
         timeout: Seconds for the LISTEN, and for each check.
         channel: The channel of PostgreSQL's LISTEN.
         heard: Called with each payload.
+        gone: Set when the connection is closed.
 
     Raises:
         TransientStoreError: the connection could not be made or is lost.
     """
-    gone = asyncio.Event()
     errors = checkouts.errors
 
     def callback(_connection: Any, _pid: int, _channel: str, payload: str) -> None:

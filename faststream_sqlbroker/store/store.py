@@ -1,5 +1,6 @@
 """The broker's operations on the database, one method each; each is one transaction."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -438,10 +439,11 @@ class Store:
 
     @asynccontextmanager
     async def listen(
-        self, channel: str, heard: Callable[[str], None]
+        self, channel: str, heard: Callable[[str], None], gone: asyncio.Event
     ) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
         """Call `heard` with the payload of each wake-up on `channel`; yields a check of the
-        connection, which asks the server only if its argument is true.
+        connection, which asks the server only if its argument is true. `gone` is set when the
+        connection is closed.
 
         It takes one connection of the pool until the block ends.
 
@@ -450,6 +452,6 @@ class Store:
         """
         engine = self._listen_engine or self.engine
         async with listening(
-            self._checkouts, engine, self.statement_timeout, channel, heard
+            self._checkouts, engine, self.statement_timeout, channel, heard, gone
         ) as alive:
             yield alive

@@ -351,7 +351,7 @@ async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Stor
     proxy.die_at = re.compile(rb"LISTEN")
     started = time.monotonic()
     with pytest.raises(TransientStoreError):
-        async with store.listen("channel", lambda _payload: None):
+        async with store.listen("channel", lambda _payload: None, asyncio.Event()):
             pass
     assert proxy.died == 1
     assert time.monotonic() - started < 20

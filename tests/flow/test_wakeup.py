@@ -191,12 +191,14 @@ async def test_a_publish_in_another_process_wakes(sleeper: Rig, elsewhere: Publi
 
 
 @postgresql_only
+@pytest.mark.parametrize("interval", [0.05, 600.0])
 async def test_the_listener_comes_back_after_its_connection_was_ended(
-    sleeper: Rig, elsewhere: Publisher
+    interval: float, sleeper: Rig, elsewhere: Publisher
 ) -> None:
+    """At once, not at the next check."""
     with_pause = "faststream_sqlbroker.flow.wakeup.CHECK_INTERVAL"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(with_pause, 0.05)
+        patch.setattr(with_pause, interval)
         await sleeper.wakeups.stop()
         consumer = sleeper.consumers[0]
         sleeper.wakeups.register(["q"], consumer._hint, listen=True)

@@ -407,7 +407,7 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
     for _ in range(6):
         waits.append(round(await releaser.tick(), 2))
         lookout.released()  # as after `LONGEST_TRUST`
-    assert waits == [0.0, 0.0, 2.5, SEARCH_INTERVAL, SEARCH_INTERVAL, IDLE_INTERVAL]
+    assert waits == [0.0, 0.0, 2.5, 0.5, SEARCH_INTERVAL, IDLE_INTERVAL]
     assert (len(released), counts) == (2, []), (
         "of the third a handler's transaction has locked the row"
     )
