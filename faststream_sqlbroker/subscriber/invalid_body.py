@@ -85,6 +85,13 @@ def is_body_refused(error: Exception, raw: Any) -> bool:
     return is_call
 
 
+def is_faststreams_call(call: Any) -> bool:
+    """Whether `call` is FastStream's function, and not one that a tool has put in its place."""
+    code = getattr(call, "__code__", None)
+    module = str(getattr(call, "__globals__", {}).get("__name__"))
+    return code is not None and code.co_name == _CALL and module.startswith("faststream.")
+
+
 def _is_compiled_call(frame: FrameType) -> bool:
     return frame.f_code.co_name == _COMPILED_CALL and _library(frame) == "faststream_sqlbroker"
 

@@ -13,7 +13,7 @@ from uuid import UUID
 from fast_depends import Provider
 from fast_depends.msgspec import MsgSpecSerializer
 from fast_depends.pydantic import PydanticSerializer
-from faststream import FastStream
+from faststream import AckPolicy, FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerRouter
@@ -40,13 +40,14 @@ _QUICK_DIALECT = patch(
     return_value=dialect_for(_ENGINE.dialect, _TABLES),
 )
 
-SOURCES = ("broker", "router", "application")
+SOURCES = ("broker", "router", "application", "publishers of another router")
 LOGGERS = ("records", "none", "fails at Received", "fails at Processed", "fails at errors")
 KINDS = ("plain", "synchronous", "batch", "transactional", "under test")
 CHANGES = (
     *("none", "middleware added", "middleware in place", "context cleared", "rebuilt"),
     *("override", "override ends", "test begins", "test ends", "publisher stacked"),
-    *("global message", "other logger", "second handler"),
+    *("global message", "other logger", "second handler", "ack policy", "no reply"),
+    "call replaced",
 )
 PUBLISHERS: dict[str, list[dict[str, Any]]] = {
     "none": [],
@@ -169,8 +170,11 @@ class Run:
             options["ack_policy"] = policy
         subscriber = place.subscriber("bench", **options)
         handler: Any = self._handler()
+        publishing: Any = place
+        if case.source == "publishers of another router":
+            router = publishing = SqlBrokerRouter(prefix="p-", middlewares=[self._watch])
         for options in PUBLISHERS[case.publishers]:
-            handler = place.publisher(**options)(handler)
+            handler = publishing.publisher(**options)(handler)
         subscriber(handler)
         if router is not None:
             self.broker.include_router(router)
@@ -343,12 +347,16 @@ class Run:
     def _item(self) -> Any:
         return self.subscriber.calls[0]
 
+    @property
+    def _watch(self) -> Any:
+        return self._middlewares["watch"][0]
+
     def _middleware_added(self) -> None:
-        self._place.add_middleware(self._middlewares["watch"][0])
+        self._place.add_middleware(self._watch)
 
     def _middleware_in_place(self) -> None:
         config: Any = self.broker.config.configs[0]
-        config.broker_middlewares.append(self._middlewares["watch"][0])
+        config.broker_middlewares.append(self._watch)
 
     def _context_cleared(self) -> None:
         self.broker.config.context.clear()
@@ -375,6 +383,21 @@ class Run:
         state: Any = self.broker.config.logger
         if self.case.logger != "none":
             state.logger = type(state.logger)(Log(self.seen))
+
+    def _ack_policy(self) -> None:
+        self.subscriber.ack_policy = AckPolicy.MANUAL
+
+    def _no_reply(self) -> None:
+        self.subscriber._no_reply = True
+
+    def _call_replaced(self) -> None:
+        original = self._item.handler._wrapped_call
+
+        async def call(message: Any) -> Any:
+            self.seen.add("replaced")
+            return await original(message)
+
+        self._item.handler._wrapped_call = call
 
     def _second_handler(self) -> None:
         async def never(message: Any) -> bool:

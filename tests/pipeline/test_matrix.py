@@ -41,12 +41,24 @@ FULL: dict[str, dict[str, tuple[str, ...]]] = {
         "payload": ("order", "reply"),
         "middlewares": ("none", "watch"),
     },
+    "publishers": {
+        "publishers": AXES["publishers"],
+        "source": AXES["source"],
+        "middlewares": ("none", "watch"),
+        "answer": ("text",),
+    },
     "loggers": {
         "logger": AXES["logger"],
         "outcome": ("returns", "ValueError", "StopConsume"),
         "policy": AXES["policy"],
     },
     "changes": {"change": AXES["change"], "source": AXES["source"], "dependencies": ("one",)},
+    "changes of what is answered": {
+        "change": ("ack policy", "no reply", "middleware added"),
+        "payload": ("order", "reply"),
+        "outcome": ("returns", "ValueError"),
+        "answer": ("text",),
+    },
 }
 
 

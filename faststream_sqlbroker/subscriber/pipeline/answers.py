@@ -1,6 +1,6 @@
 """Publishes what a handler returns: to the queue that its message names, and by its publishers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from faststream.response import Response, ensure_response
@@ -18,19 +18,24 @@ _PUBLISH = SqlBrokerProducer.publish
 _PUBLISH_ANSWER = QueuePublisher._publish
 
 
-def no_scopes() -> tuple[()]:
+async def _passes_on(publish: Callable[[Any], Awaitable[Any]], cmd: Any) -> Any:
+    return await publish(cmd)
+
+
+def no_scopes() -> tuple[Any, ...]:
     """Those of a subscriber without middlewares."""
-    return ()
+    # FastStream has its own two middlewares there, which pass everything on. Without any, a
+    # publisher would take its own router's.
+    return (_passes_on,)
 
 
 class Answers:
     """Publishes the answers of one handler."""
 
-    __slots__ = ("_is_known", "_no_reply", "_subscriber", "publishers")
+    __slots__ = ("_is_known", "_subscriber", "publishers")
 
     def __init__(self, subscriber: Any, handler: Any) -> None:
         self._subscriber = subscriber
-        self._no_reply = subscriber._no_reply
         self._is_known = not unknown(PUBLISHING)
         self.publishers: list[Any] = handler._publishers
         """FastStream's own list: a publisher may be stacked later."""
@@ -45,7 +50,7 @@ class Answers:
         if not response.correlation_id:
             response.correlation_id = message.correlation_id
         replying: Iterable[Any] = ()
-        if message.reply_to and not self._no_reply:
+        if message.reply_to and not self._subscriber._no_reply:
             replying = self._subscriber._make_response_publisher(message)
         # The scopes of middlewares take a command, which a plain answer does without.
         is_plain = self._is_known and scopes is no_scopes and _is_body_alone(response)

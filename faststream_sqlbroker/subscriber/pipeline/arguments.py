@@ -7,6 +7,7 @@ from typing import Any
 from fast_depends.core import CallModel
 from fast_depends.utils import is_coroutine_callable
 
+from faststream_sqlbroker.subscriber.invalid_body import is_faststreams_call
 from faststream_sqlbroker.subscriber.pipeline.bodies import UNKNOWN, Load
 from faststream_sqlbroker.subscriber.pipeline.context import local_repository, variable_of
 from faststream_sqlbroker.subscriber.pipeline.dependencies import Dependencies, Found
@@ -39,6 +40,8 @@ def compile_call(item: Any, injection: Any, load: Load, found: Found) -> Call:
     model: CallModel | None = item.dependant
     if model is None or not injection.use_fastdepends or injection.get_dependent:
         raise NotCompiled("its arguments are not FastDepends'")
+    if not is_faststreams_call(item.handler._wrapped_call):
+        raise NotCompiled("its call is replaced")
     if model.is_generator or not is_coroutine_callable(model.call):
         raise NotCompiled("it is a generator")
     arguments = Arguments(model)

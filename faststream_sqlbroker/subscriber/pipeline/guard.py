@@ -26,6 +26,7 @@ class Guard:
             "_lock",
             "_own",
             "_parser",
+            "_policy",
             "_provider",
             "_scopes",
             "_state",
@@ -62,6 +63,7 @@ class Guard:
         self._handler = self._item.handler
         self._wrapped = self._handler._wrapped_call
         self._lock = subscriber.lock
+        self._policy = subscriber.ack_policy
         self._transactional = transactional
         outer = subscriber._outer_config
         self._context = outer.context
@@ -106,6 +108,7 @@ class Guard:
             and item.parser is self._parser
             and item.decoder is self._decoder
             and item.filter is default_filter
+            and self._subscriber.ack_policy is self._policy
             and len(calls) == 1
             and calls[0] is item
             and self._subscriber.lock is self._lock
