@@ -7,6 +7,7 @@ import typer
 
 from faststream_sqlbroker.cli.archive import app as archive
 from faststream_sqlbroker.cli.check import check
+from faststream_sqlbroker.cli.follow import tail, top
 from faststream_sqlbroker.cli.listing import locks, schedules, unknown
 from faststream_sqlbroker.cli.look import explain, messages, queues, show, subscribers
 from faststream_sqlbroker.cli.mend import (
@@ -22,6 +23,7 @@ from faststream_sqlbroker.cli.mend import (
 )
 from faststream_sqlbroker.cli.replay import replay
 from faststream_sqlbroker.cli.report import report
+from faststream_sqlbroker.cli.schema import migrate, sql
 from faststream_sqlbroker.cli.spark import app as spark
 from faststream_sqlbroker.cli.target import Target
 
@@ -35,9 +37,10 @@ app = typer.Typer(
 )
 app.add_typer(archive, name="archive")
 app.add_typer(spark, name="spark")
-LOOK = (queues, messages, show, explain, subscribers, unknown, schedules, locks, check)
+LOOK = (queues, messages, show, explain, subscribers, unknown, schedules, locks, check, top, tail)
 MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish)
-for command in (*LOOK, *MEND):
+TABLES = (sql, migrate)
+for command in (*LOOK, *MEND, *TABLES):
     app.command()(cast("Callable[..., None]", command))
 
 

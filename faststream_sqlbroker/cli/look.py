@@ -24,6 +24,17 @@ RedactBy = Annotated[
         "--redact", help="A function, as module:name, that changes each message before it is shown."
     ),
 ]
+QUEUE_COLUMNS = (
+    "queue",
+    "ready",
+    "delayed",
+    "leased",
+    "retrying",
+    "oldest",
+    "in/min",
+    "out/min",
+    "live",
+)
 MessageId = Annotated[str, typer.Argument(help="The message's id.")]
 
 
@@ -37,8 +48,7 @@ def queues(
     if as_json:
         print_json([{**row_of(each), "problem": each.problem} for each in found])
         return
-    columns = "queue ready delayed leased retrying oldest in/min out/min live"
-    print_table("Queues", columns.split(), [_queue(each) for each in found])
+    print_table("Queues", QUEUE_COLUMNS, [queue_row(each) for each in found])
     for each in found:
         if each.problem is not None:
             print_line(f"{each.queue}: {each.problem}")
@@ -47,7 +57,8 @@ def queues(
             print_line(f"{each.queue}: paused by {each.paused.by}{why}")
 
 
-def _queue(each: QueueOverview) -> list[Any]:
+def queue_row(each: QueueOverview) -> list[Any]:
+    """The cells of `QUEUE_COLUMNS`."""
     oldest = age(each.oldest_due_age) if each.ready.value else ""
     rates = (each.in_per_minute, each.out_per_minute)
     counts = (each.ready, each.delayed, each.in_flight, each.retrying)
@@ -96,7 +107,7 @@ def messages(
     if as_json:
         # The cursor is there even if it is null: a script reads on until then.
         rest = {"after": page.after, "scanned_until": page.scanned_until}
-        print_json({"messages": [_message(m, hidden=bodies) for m in page.messages], **rest})
+        print_json({"messages": [message_row(m, hidden=bodies) for m in page.messages], **rest})
         return
     _print_page(page, bodies=bodies)
 
@@ -133,7 +144,8 @@ def _line(m: StoredMessage, *, bodies: bool) -> list[Any]:
     return [*cells, m.body] if bodies else cells
 
 
-def _message(message: StoredMessage, *, hidden: bool) -> dict[str, Any]:
+def message_row(message: StoredMessage, *, hidden: bool) -> dict[str, Any]:
+    """One message as JSON shows it; `hidden`: its headers and body were read."""
     fields = row_of(message)
     # Not null, as for a message without headers: they were not read.
     if not hidden:
@@ -158,7 +170,7 @@ def show(
     if as_json:
         print_json(
             {
-                "message": _message(detail.message, hidden=body),
+                "message": message_row(detail.message, hidden=body),
                 "history": [asdict(event) for event in detail.history],
                 "came_from": detail.came_from,
                 "explanation": row_of(detail.explanation),
@@ -169,7 +181,7 @@ def show(
 
 
 def _print_detail(detail: MessageDetail, *, body: bool) -> None:
-    fields = _message(detail.message, hidden=False)
+    fields = message_row(detail.message, hidden=False)
     given = [(name, value) for name, value in fields.items() if value is not None]
     print_table(f"Message {detail.message.id}", ["field", "value"], given)
     events = [(event.at, event.text) for event in detail.history]

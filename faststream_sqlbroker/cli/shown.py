@@ -46,8 +46,18 @@ def _dict(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: item.name if isinstance(item, Enum) else item for name, item in pairs}
 
 
+def print_json_line(value: Any) -> None:
+    """One JSON document in one line, written at once."""
+    typer.echo(json.dumps(value, default=_plain))
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table; numbers to the right."""
+    PlainConsole().print(table_of(title, columns, rows))
+
+
+def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table for a console; numbers to the right."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     listed = [list(row) for row in rows]
     for at, name in enumerate(columns):
@@ -57,7 +67,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
         table.add_column(name, justify=justify, overflow="fold")
     for row in listed:
         table.add_row(*(_cell(value) for value in row))
-    PlainConsole().print(table)
+    return table
 
 
 def print_line(text: str) -> None:

@@ -27,6 +27,15 @@ class Target:
     archive_table: str = "message_archive"
     schema: str | None = None
 
+    @property
+    def tables(self) -> SqlBrokerSchemaConfig:
+        """The tables, unless an application's broker names others."""
+        return SqlBrokerSchemaConfig(
+            message_table_name=self.message_table,
+            message_archive_table_name=self.archive_table,
+            schema=self.schema,
+        )
+
     def broker(self) -> SqlBroker:
         """The application's broker, or one of its own for the URL.
 
@@ -40,13 +49,8 @@ class Target:
                 "which database? give --app module:broker, or its SQLAlchemy URL by --url or by "
                 "the variable SQLBROKER_URL"
             )
-        tables = SqlBrokerSchemaConfig(
-            message_table_name=self.message_table,
-            message_archive_table_name=self.archive_table,
-            schema=self.schema,
-        )
         try:
-            return SqlBroker(self.url, schema=tables, logger=None)
+            return SqlBroker(self.url, schema=self.tables, logger=None)
         except ModuleNotFoundError as error:
             raise SetupError(
                 f"the URL needs {error.name!r}, which is not installed: pip install "

@@ -1,0 +1,124 @@
+"""Commands for the tables: sql shows the migrations, migrate runs them."""
+
+from typing import Annotated
+
+import typer
+from sqlalchemy import Connection, inspect, select
+
+from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker.cli.shown import AsJson, Yes, print_json, print_line
+from faststream_sqlbroker.cli.target import Target, run
+from faststream_sqlbroker.exceptions import SchemaError, SetupError
+from faststream_sqlbroker.schema.functions import render_functions
+from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions
+
+Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
+
+
+def sql(
+    context: typer.Context,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            help="postgresql, mysql (MariaDB, too) or sqlite; default that of --app or --url."
+        ),
+    ] = None,
+    since: Since = None,
+    to: Annotated[str, typer.Option(help="Up to this version.")] = "head",
+    functions: Annotated[
+        bool, typer.Option("--functions", help="The SQL functions, not the tables.")
+    ] = False,
+) -> None:
+    """Print the migrations, or the functions, as SQL; nothing is connected to."""
+    target = context.find_object(Target) or Target()
+    if database is None or target.app is not None:
+        broker = target.broker()
+        config = broker._store.tables.config  # noqa: SLF001 - the same package
+        kind = database or broker._store.dialect_name  # noqa: SLF001
+    else:
+        config = target.tables
+        kind = database
+    kind = _dialect(kind)
+    if functions:
+        typer.echo(render_functions(kind, config), nl=False)
+        return
+    known = [*versions(), "head"]
+    for option, given in (("--since", since), ("--to", to)):
+        if given is not None and given not in known:
+            raise SetupError(f"{option} must be one of {', '.join(known)}, got {given!r}")
+    typer.echo(render(kind, config, since=since, to=to), nl=False)
+
+
+def migrate(
+    context: typer.Context,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the SQL, and change nothing.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring the tables to the version of this package, creating them if there are none."""
+    version, pending = run(context, _pending)
+    if as_json and not (yes or dry_run):
+        raise SetupError("--json does not ask: give --yes, or --dry-run")
+    if pending and not dry_run:
+        if not yes:
+            print_line(pending)
+            typer.confirm(f"Run this, from version {version or 'none'} to {HEAD}?", abort=True)
+        run(context, _upgrade)
+    if as_json:
+        done = bool(pending) and not dry_run
+        print_json({"from": version, "to": HEAD, "sql": pending, "done": done})
+    elif not pending:
+        print_line(f"the tables have version {HEAD}, the newest of this package")
+    elif dry_run:
+        typer.echo(pending, nl=False)
+    else:
+        print_line(f"the tables have version {HEAD} now; it was {version or 'none'}")
+
+
+async def _pending(broker: SqlBroker) -> tuple[str | None, str]:
+    """The version that the tables have, and the SQL that is missing; no text if none is."""
+    config = broker._store.tables.config  # noqa: SLF001 - the same package
+    async with broker.engine.connect() as connection:
+        version = await connection.run_sync(_version, broker)
+    if version == HEAD:
+        return version, ""
+    if version is not None and version not in versions():
+        raise SchemaError(
+            f"the tables have version {version}, which this package, of version {HEAD}, does not "
+            "know: it is older than the tables; upgrade the package"
+        )
+    return version, render(_dialect(broker._store.dialect_name), config, since=version)  # noqa: SLF001
+
+
+def _version(connection: Connection, broker: SqlBroker) -> str | None:
+    tables = broker._store.tables  # noqa: SLF001 - the same package
+    looked_at = inspect(connection)
+    if looked_at.has_table(tables.version.name, schema=tables.version.schema):
+        found = connection.execute(select(tables.version.c.version_num)).scalar()
+        if found is not None:
+            return str(found)
+    if looked_at.has_table(tables.message.name, schema=tables.message.schema):
+        # The first migration would fail at the first table, and tell nothing of the reason.
+        raise SchemaError(
+            f"the table {tables.message.fullname!r} exists, but {tables.version.fullname!r} names "
+            "no version: migrations of your application have made it, so let them change it "
+            "(docs/howto/alembic.md)"
+        )
+    return None
+
+
+async def _upgrade(broker: SqlBroker) -> None:
+    config: SqlBrokerSchemaConfig = broker._store.tables.config  # noqa: SLF001 - the same package
+    async with broker.engine.begin() as connection:
+        await connection.run_sync(upgrade, config)
+
+
+def _dialect(name: str) -> str:
+    found = "mysql" if name == "mariadb" else name
+    if found not in MIGRATED:
+        raise SetupError(
+            f"--database must be one of {', '.join(MIGRATED)} or mariadb, got {name!r}"
+        )
+    return found
