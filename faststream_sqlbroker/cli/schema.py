@@ -58,23 +58,25 @@ def migrate(
     as_json: AsJson = False,
 ) -> None:
     """Bring the tables to the version of this package, creating them if there are none."""
-    version, pending = run(context, _pending)
     if as_json and not (yes or dry_run):
         raise SetupError("--json does not ask: give --yes, or --dry-run")
-    if pending and not dry_run:
+    version, pending = run(context, _pending)
+    done = bool(pending) and not dry_run
+    if done:
         if not yes:
             print_line(pending)
             typer.confirm(f"Run this, from version {version or 'none'} to {HEAD}?", abort=True)
         run(context, _upgrade)
     if as_json:
-        done = bool(pending) and not dry_run
         print_json({"from": version, "to": HEAD, "sql": pending, "done": done})
-    elif not pending:
-        print_line(f"the tables have version {HEAD}, the newest of this package")
-    elif dry_run:
-        typer.echo(pending, nl=False)
     else:
-        print_line(f"the tables have version {HEAD} now; it was {version or 'none'}")
+        typer.echo(_said(version, pending, done=done), nl=False)
+
+
+def _said(version: str | None, pending: str, *, done: bool) -> str:
+    if done:
+        return f"the tables have version {HEAD} now; it was {version or 'none'}\n"
+    return pending or f"the tables have version {HEAD}, the newest of this package\n"
 
 
 async def _pending(broker: SqlBroker) -> tuple[str | None, str]:
