@@ -65,8 +65,17 @@ async def test_tail_prints_each_end_once(
     process = await asyncio.create_subprocess_exec(
         *program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert process.stdout is not None
+    try:
+        await _follow(process, broker, look, engine)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
 
+
+async def _follow(
+    process: asyncio.subprocess.Process, broker: SqlBroker, look: Look, engine: AsyncEngine
+) -> None:
     async def next_end() -> dict[str, Any]:
         assert process.stdout is not None
         found: dict[str, Any] = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
