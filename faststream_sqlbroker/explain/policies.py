@@ -3,9 +3,8 @@
 import re
 from datetime import timedelta
 
-from faststream_sqlbroker.core.policies.flags import BURST, DELAYED, LET_IN, PUT_OFF
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_DELAY, PUT_OFF
 from faststream_sqlbroker.core.policies.scopes import scope_of
-from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import Reason, WaitingMessage, moment_text
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.explain.facts import PolicyFacts
@@ -15,13 +14,11 @@ _CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=(?:True|Header\(.*\)))?
 
 
 def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Whether it waits for its delay. Later policies give it a due time of their own."""
+    """Whether it waits for its delay. Later policies, and retries, have due times of their own."""
     delays = facts.policies("Delay(")
     if (
         not delays
-        or not message.policy_marks & DELAYED
-        or message.policy_marks & (BURST | LET_IN | PUT_OFF)
-        or message.state is not MessageState.PENDING
+        or not message.policy_marks & HELD_DELAY
         or message.next_attempt_at <= message.now
     ):
         return []
