@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from faststream_sqlbroker.subscriber.pipeline.choice import GENERIC, VARIABLE
 from tests.conftest import Servers
 from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS
@@ -23,17 +24,33 @@ CELLS = [
     if kind in fault.short
 ]
 
+KILLED = "kill -9 in a handler"
+"""Runs with FastStream's own pipeline, too."""
+
 
 @pytest.mark.parametrize(("name", "kind"), CELLS, ids=[f"{name} - {kind}" for name, kind in CELLS])
 async def test_no_promise_is_broken(name: str, kind: str, servers: Servers, tmp_path: Path) -> None:
+    await _keeps_its_promises(name, kind, servers, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_no_promise_is_broken_with_faststreams_own_pipeline(
+    kind: str, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The workers are processes, which take it from the environment.
+    monkeypatch.setenv(VARIABLE, GENERIC)
+    await _keeps_its_promises(KILLED, kind, servers, tmp_path)
+
+
+async def _keeps_its_promises(name: str, kind: str, servers: Servers, folder: Path) -> None:
     with ExitStack() as stack:
         try:
-            place = stack.enter_context(place_for(FAULTS[name], kind, servers.admin, tmp_path))
+            place = stack.enter_context(place_for(FAULTS[name], kind, servers.admin, folder))
         except CannotStartError as error:
             # Not even every CI may mount: a full disk needs a file system of its own.
             excused = FAULTS[name].small_disk or isinstance(error, CannotDownloadError)
             if os.environ.get("CI") and not excused:
                 pytest.fail(str(error))
             pytest.skip(str(error))
-        broken = await run_cell(name, place, tmp_path, seed=1, rounds=1)
+        broken = await run_cell(name, place, folder, seed=1, rounds=1)
     assert {rule: found for rule, found in broken.items() if found} == {}
