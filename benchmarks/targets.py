@@ -155,7 +155,7 @@ def silence() -> list[Suite]:
     shows = ("statements_a_minute", "statements")
     return [
         Suite(
-            "idle, five subscribers",
+            "idle with five subscribers",
             [usual],
             [Comparison("idle: statements a minute of five subscribers", a_minute, most=65)],
             shows=shows,

@@ -162,7 +162,7 @@ def _undecodable(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list[
 
 
 def _json_loads(body: bytes) -> Any:
-    """The same as json.loads, in a quarter of the time (0.8 µs instead of 3.2).
+    """The same as json.loads, in less time: 0.8 µs, where its scanner alone takes 1.4.
 
     Pydantic's parser refuses some of what json.loads takes: lone surrogates, other encodings, byte
     order marks, deep nesting. json.loads handles the rest, and raises the errors.
