@@ -10,6 +10,7 @@ from faststream_sqlbroker.core.health import (
     SubscriberHealth,
     TableHealth,
 )
+from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
 from faststream_sqlbroker.core.repairs import Repair
@@ -34,6 +35,7 @@ __all__ = (
     "Explanation",
     "Health",
     "HeldLock",
+    "Job",
     "LiveSubscriber",
     "MessageDetail",
     "MessagePage",

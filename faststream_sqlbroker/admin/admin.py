@@ -2,6 +2,7 @@
 
 from faststream_sqlbroker.admin.dead_letters import DeadLetterGroups
 from faststream_sqlbroker.admin.health import HealthReport
+from faststream_sqlbroker.admin.jobs import Jobs
 from faststream_sqlbroker.admin.locks import Locks
 from faststream_sqlbroker.admin.messages import Messages
 from faststream_sqlbroker.admin.pauses import Pauses
@@ -20,6 +21,7 @@ class Admin(
     Messages,
     DeadLetterGroups,
     Repairs,
+    Jobs,
     Policies,
     Schedules,
     Unknown,

@@ -11,6 +11,7 @@ from faststream_sqlbroker.admin.arguments import (
 )
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.jobs import RETRY
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
@@ -27,7 +28,8 @@ class Repairs(Operations):
     """Changes of one message that waits.
 
     None of them changes a message that a subscriber has leased: its handler may run. What they
-    return says so.
+    return says so. What is done is in the `audit`, with the name of who did it: `by`, or the host
+    and the process id.
     """
 
     async def cancel(
@@ -46,12 +48,12 @@ class Repairs(Operations):
         Raises:
             SetupError: an argument is not valid.
         """
-        who = text_or_none("by", by) or process_name()
+        who = _who(by)
         why = text_or_none("reason", reason)
         text = f"cancelled by {who}" + (f": {why}" if why else "")
-        return await self._store.repairs.cancel(message_number(message_id), text)
+        return await self._store.repairs.cancel(message_number(message_id), text, who)
 
-    async def retry_now(self, message_id: int | str) -> Repair:
+    async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
         """Make a message due now that waits for its time or for its next attempt.
 
         Its attempts and deliveries stay counted. Policies see it as if its own time had come: with
@@ -60,23 +62,28 @@ class Repairs(Operations):
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
         """
-        return self._told(await self._store.repairs.set_due(message_number(message_id), 0.0))
+        number = message_number(message_id)
+        return self._told(await self._store.repairs.set_due(number, 0.0, _who(by), RETRY))
 
-    async def postpone(self, message_id: int | str, until: Duration | datetime) -> Repair:
+    async def postpone(
+        self, message_id: int | str, until: Duration | datetime, *, by: str | None = None
+    ) -> Repair:
         """Make a message due later, or earlier, than it is.
 
         Args:
             message_id: As for `cancel`.
             until: A duration from now (seconds, a timedelta or text like "1.5h") or an aware
                 datetime, by the database's clock.
+            by: Who does it, as text; default the host and the process id.
 
         Raises:
             SetupError: an argument is not valid.
         """
         at = moment_or_delay("until", until)
-        return self._told(await self._store.repairs.set_due(message_number(message_id), at))
+        number = message_number(message_id)
+        return self._told(await self._store.repairs.set_due(number, at, _who(by)))
 
-    async def move(self, message_id: int | str, queue: str) -> Repair:
+    async def move(self, message_id: int | str, queue: str, *, by: str | None = None) -> Repair:
         """Move a message to another queue, as a handler's `Move` does: it is due there now.
 
         Its id, body, headers, key and priority stay; attempts and deliveries are counted anew, and
@@ -86,7 +93,7 @@ class Repairs(Operations):
             SetupError: an argument is not valid.
         """
         name = queue_name(queue)
-        found = await self._store.repairs.move(message_number(message_id), name)
+        found = await self._store.repairs.move(message_number(message_id), name, _who(by))
         if found.done:
             self._woken([name])
         return found
@@ -98,6 +105,7 @@ class Repairs(Operations):
         priority: int | None = None,
         key: str | None = UNCHANGED,
         due: Duration | datetime | None = None,
+        by: str | None = None,
     ) -> Repair:
         """Change how a message waits; what is not given stays.
 
@@ -106,6 +114,7 @@ class Repairs(Operations):
             priority: -100 to 100; higher comes first.
             key: What policies and `ordered=True` work on; None takes it away.
             due: As `until` of `postpone`.
+            by: Who does it, as text; default the host and the process id.
 
         Raises:
             SetupError: an argument is not valid, or nothing is given.
@@ -118,12 +127,17 @@ class Repairs(Operations):
         at = None if due is None else moment_or_delay("due", due)
         if not fields and at is None:
             raise SetupError("edit needs priority, key or due")
-        return self._told(await self._store.repairs.edit(message_number(message_id), fields, at))
+        number = message_number(message_id)
+        return self._told(await self._store.repairs.edit(number, fields, at, _who(by)))
 
     def _told(self, found: Repair) -> Repair:
         if found.done and found.queue is not None:
             self._woken([found.queue])
         return found
+
+
+def _who(by: str | None) -> str:
+    return text_or_none("by", by) or process_name()
 
 
 def _priority(value: int) -> int:

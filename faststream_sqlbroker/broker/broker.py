@@ -38,6 +38,7 @@ from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.jobs import JobRunner
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
@@ -256,7 +257,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._lookout = Lookout(
             store, clock, self._heartbeat, is_told=lambda: self._wakeups.listening
         )
-        self._housekeeping = Housekeeping(store, self._log_of_loops, clock)
+        self._jobs = JobRunner(store, self._log_of_loops, clock)
+        self._housekeeping = Housekeeping(store, self._log_of_loops, clock, self._jobs)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
 
     def _publish_limits(self, store: Store, clock: Clock) -> PublishLimits | None:
@@ -273,9 +275,10 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         )
 
     def _state_changed(self) -> None:
-        """Another process may have paused a queue, or redefined a schedule."""
+        """Another process may have paused a queue, redefined a schedule, or begun a job."""
         self._heartbeat.wake()
         self._scheduler.wake()
+        self._jobs.look()
 
     def _make_sampler(self) -> Sampler | None:
         """What reads gauges; None if no metrics are asked for."""
@@ -341,6 +344,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         for level, text in startup_warnings(self._store, self.subscribers):
             self._log_of_loops(level, text)
         self._scheduler.plan(self.schedules)
+        if self.subscribers:
+            self._jobs.start()
         await super().start()
         self._scheduler.start()
         if self._sampler is not None:
@@ -398,6 +403,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             await scheduler
         if self._sampler is not None:
             await self._sampler.stop()
+        await self._jobs.stop()
         await self._requests.stop()
         await self._shielded.close()
         await self._wakeups.stop()

@@ -6,8 +6,11 @@ from typing import Annotated, cast
 import typer
 
 from faststream_sqlbroker.cli.archive import app as archive
+from faststream_sqlbroker.cli.bulk import audit, dead, redrive
+from faststream_sqlbroker.cli.bulk import replay as replay_here
 from faststream_sqlbroker.cli.check import check
 from faststream_sqlbroker.cli.follow import tail, top
+from faststream_sqlbroker.cli.jobs import app as jobs
 from faststream_sqlbroker.cli.listing import locks, schedules, unknown
 from faststream_sqlbroker.cli.look import explain, messages, queues, show, subscribers
 from faststream_sqlbroker.cli.mend import (
@@ -37,10 +40,26 @@ app = typer.Typer(
 )
 app.add_typer(archive, name="archive")
 app.add_typer(spark, name="spark")
-LOOK = (queues, messages, show, explain, subscribers, unknown, schedules, locks, check, top, tail)
+app.add_typer(jobs, name="jobs")
+LOOK = (
+    queues,
+    messages,
+    show,
+    explain,
+    dead,
+    subscribers,
+    unknown,
+    schedules,
+    locks,
+    audit,
+    check,
+    top,
+    tail,
+)
+BULK = (redrive, replay_here)
 MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish)
 TABLES = (sql, migrate)
-for command in (*LOOK, *MEND, *TABLES):
+for command in (*LOOK, *MEND, *BULK, *TABLES):
     app.command()(cast("Callable[..., None]", command))
 
 

@@ -2,21 +2,45 @@
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Repair
+from faststream_sqlbroker.cli.bulk import (
+    By,
+    DryRun,
+    NoWait,
+    OfError,
+    OfKey,
+    OfQueue,
+    Rate,
+    Since,
+    Until,
+    do_bulk,
+    given,
+)
 from faststream_sqlbroker.cli.look import MessageId
-from faststream_sqlbroker.cli.shown import AsJson, Yes, print_json, print_line, print_table, row_of
+from faststream_sqlbroker.cli.shown import (
+    AsJson,
+    Yes,
+    ask,
+    print_json,
+    print_line,
+    print_table,
+    refuse_json,
+    row_of,
+)
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
-MessageIds = Annotated[list[str], typer.Argument(help="Ids of messages.")]
+MessageIds = Annotated[
+    list[str] | None, typer.Argument(help="Ids of messages; else all that match the options.")
+]
+Every = Annotated[bool, typer.Option("--all", help="All messages that wait.")]
 QueueName = Annotated[str, typer.Argument(help="The queue's full name.")]
-By = Annotated[str | None, typer.Option(help="Who does it; default the host and the process id.")]
 
 
 def pause(
@@ -35,7 +59,7 @@ def pause(
         return f"pause {queue}: {found.ready} ready, {found.live_subscribers} live subscribers"
 
     if not yes:
-        _ask(run(context, look), as_json=as_json)
+        ask(run(context, look), as_json=as_json)
 
     async def work(broker: SqlBroker) -> Any:
         await broker.admin.pause(queue, reason=reason, until=until, by=by)
@@ -61,34 +85,80 @@ def resume(context: typer.Context, queue: QueueName, as_json: AsJson = False) ->
 
 def cancel(
     context: typer.Context,
-    message_ids: MessageIds,
+    message_ids: MessageIds = None,
     reason: Annotated[str | None, typer.Option(help="Kept with each message.")] = None,
+    queue: OfQueue = None,
+    key: OfKey = None,
+    error: OfError = None,
+    since: Since = None,
+    until: Until = None,
+    every: Every = False,
     by: By = None,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """End messages that wait as DISCARDED."""
+    """End messages that wait as DISCARDED: these, or all that match."""
+    which = given(queue=queue, key=key, error=error, since=since, until=until)
+    if _means_all(message_ids, which, every):
+        do_bulk(
+            context,
+            lambda broker: broker.admin.bulk_cancel(reason=reason, rate=rate, by=by, **which),
+            dry_run=dry_run,
+            wait=not no_wait,
+            yes=yes,
+            as_json=as_json,
+        )
+        return
     _change(
         context,
         "cancel",
-        message_ids,
+        message_ids or [],
         lambda broker, each: broker.admin.cancel(each, reason=reason, by=by),
         yes=yes,
         as_json=as_json,
+        dry_run=dry_run,
     )
 
 
 def retry(
-    context: typer.Context, message_ids: MessageIds, yes: Yes = False, as_json: AsJson = False
+    context: typer.Context,
+    message_ids: MessageIds = None,
+    queue: OfQueue = None,
+    key: OfKey = None,
+    error: OfError = None,
+    since: Since = None,
+    until: Until = None,
+    every: Every = False,
+    by: By = None,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Make messages due now that wait for their time or for another attempt."""
+    """Make messages due now, these or all that match, that wait for their time or an attempt."""
+    which = given(queue=queue, key=key, error=error, since=since, until=until)
+    if _means_all(message_ids, which, every):
+        do_bulk(
+            context,
+            lambda broker: broker.admin.bulk_retry(rate=rate, by=by, **which),
+            dry_run=dry_run,
+            wait=not no_wait,
+            yes=yes,
+            as_json=as_json,
+        )
+        return
     _change(
         context,
         "retry now",
-        message_ids,
-        lambda broker, each: broker.admin.retry_now(each),
+        message_ids or [],
+        lambda broker, each: broker.admin.retry_now(each, by=by),
         yes=yes,
         as_json=as_json,
+        dry_run=dry_run,
     )
 
 
@@ -112,20 +182,54 @@ def postpone(
 
 def move(
     context: typer.Context,
-    message_ids: MessageIds,
     to: Annotated[str, typer.Option(help="The queue to move to.")],
+    message_ids: MessageIds = None,
+    queue: OfQueue = None,
+    key: OfKey = None,
+    error: OfError = None,
+    since: Since = None,
+    until: Until = None,
+    every: Every = False,
+    by: By = None,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move messages that wait to another queue, where they are due now."""
+    """Move messages that wait, these or all that match, to another queue; they are due there."""
+    which = given(queue=queue, key=key, error=error, since=since, until=until)
+    if _means_all(message_ids, which, every):
+        do_bulk(
+            context,
+            lambda broker: broker.admin.bulk_move(to, rate=rate, by=by, **which),
+            dry_run=dry_run,
+            wait=not no_wait,
+            yes=yes,
+            as_json=as_json,
+        )
+        return
     _change(
         context,
         f"move to {to}",
-        message_ids,
-        lambda broker, each: broker.admin.move(each, to),
+        message_ids or [],
+        lambda broker, each: broker.admin.move(each, to, by=by),
         yes=yes,
         as_json=as_json,
+        dry_run=dry_run,
     )
+
+
+def _means_all(message_ids: Sequence[str] | None, which: Mapping[str, Any], every: bool) -> bool:
+    """Whether a command is for all messages that match, not for those with ids."""
+    if message_ids and (which or every):
+        raise SetupError("give ids of messages, or options that say which, not both")
+    if not message_ids and not which and not every:
+        raise SetupError(
+            "which messages? give their ids, or --queue, --key, --error, --since or --until; "
+            "--all means all messages that wait"
+        )
+    return not message_ids
 
 
 def edit(
@@ -166,7 +270,7 @@ def release(
 ) -> None:
     """Release what a worker has leased that ended without a stop."""
     if not yes:
-        _ask(f"release all messages that {worker} has leased", as_json=as_json)
+        ask(f"release all messages that {worker} has leased", as_json=as_json)
     count = run(context, lambda broker: broker.admin.release(worker, force=force))
     if as_json:
         print_json({"worker": worker, "released": count})
@@ -212,12 +316,16 @@ def _change(
     *,
     yes: bool,
     as_json: bool,
+    dry_run: bool = False,
 ) -> None:
     """Show the messages, ask, and change each; exit code 1 if one was not changed."""
     # Rows may change between the look and the action; what was not changed is reported then.
-    if not yes:
+    if not yes or dry_run:
         _show_first(context, message_ids, as_json=as_json)
-        _ask(f"{what}: {len(message_ids)} messages", as_json=as_json)
+    if dry_run:
+        return
+    if not yes:
+        ask(f"{what}: {len(message_ids)} messages", as_json=as_json)
 
     # One after the other: each is a transaction of its own, and the first error ends the command.
     async def work(broker: SqlBroker) -> list[Repair]:
@@ -234,7 +342,7 @@ def _change(
 
 
 def _show_first(context: typer.Context, message_ids: Sequence[str], *, as_json: bool) -> None:
-    _refuse_json(as_json)
+    refuse_json(as_json)
 
     async def look(broker: SqlBroker) -> list[list[Any]]:
         rows = []
@@ -245,14 +353,3 @@ def _show_first(context: typer.Context, message_ids: Sequence[str], *, as_json: 
         return [[*row, *[None] * (4 - len(row))] for row in rows]
 
     print_table("These would change", ["id", "state", "queue", "key"], run(context, look))
-
-
-def _ask(text: str, *, as_json: bool) -> None:
-    _refuse_json(as_json)
-    print_line(text)
-    typer.confirm("Go on?", abort=True)
-
-
-def _refuse_json(as_json: bool) -> None:
-    if as_json:
-        raise SetupError("--json does not ask: give --yes, too")

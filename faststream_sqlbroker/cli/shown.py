@@ -12,6 +12,7 @@ from rich.table import Table
 
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.core.overview import Count
+from faststream_sqlbroker.exceptions import SetupError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -95,3 +96,25 @@ def age(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / one:.0f} {unit}"
     return f"{seconds / 86_400:.0f} days"
+
+
+def ask(text: str, *, as_json: bool) -> None:
+    """Show the text and go on only if the answer is yes.
+
+    Raises:
+        SetupError: with JSON the answer would be in the output.
+    """
+    refuse_json(as_json)
+    if text:
+        print_line(text)
+    typer.confirm("Go on?", abort=True)
+
+
+def refuse_json(as_json: bool) -> None:
+    """Refuse to ask where the output is for a program.
+
+    Raises:
+        SetupError: it is.
+    """
+    if as_json:
+        raise SetupError("--json does not ask: give --yes, too")

@@ -20,6 +20,7 @@ class Activity(Enum):
     OPERATE = "for operators' commands"
     INSPECT = "to show headers and bodies"
     REPAIR = "to cancel, move and change messages"
+    REDRIVE = "to bring archived messages back, and to replay them"
     RELEASE = "to give back a worker's messages"
 
 

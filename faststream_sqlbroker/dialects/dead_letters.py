@@ -58,6 +58,7 @@ def dead_letters(
             if found is None:
                 found = groups[likeness] = _Group(row.newest_id, row.first_at, row.last_at)
             found.add(row)
+    # Few groups: as many as there are kinds of errors among the messages looked at.
     largest = sorted(groups.items(), key=lambda each: -sum(each[1].queues.values()))[:limit]
     errors = _errors(connection, dialect, [group.newest_id for _, group in largest])
     return DeadLetters(

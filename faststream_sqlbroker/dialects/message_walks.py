@@ -44,6 +44,8 @@ UNCOMPLETED = "state <> 'COMPLETED'"
 """The condition of the archive's partial index."""
 _CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
 _LEASED = text("state = 'PROCESSING'")
+_OF_ALL_QUEUES = frozenset({"all", "ended"})
+"""Names of walks that a queue does not narrow."""
 Position = Sequence[Any]
 """The values of a walk's order columns in one row."""
 
@@ -119,13 +121,16 @@ class Part:
         walk: Walk,
         at: Position | None,
         filters: Filters,
+        extra: Sequence[Any] = (),
     ) -> None:
-        """Read on behind the position `at`; None: from the begin."""
+        """Read on behind the position `at`; None: from the begin. `extra` are more conditions."""
         self._connection = connection
         self._dialect = dialect
         self._walk = walk
         self._beyond = [] if at is None else [walk.beyond(at)]
-        self._extra = _unindexed(walk, filters, dialect.name)
+        self._extra = [*_unindexed(walk, filters, dialect.name), *extra]
+        self.table = walk.table
+        self.order = [str(column.key) for column in walk.order]
         self._looked_at = 0
         c = walk.table.c
         moment = c.archived_at if filters.archived else c.created_at
@@ -173,8 +178,7 @@ class Part:
 
     def _end(self, step: int) -> Position | None:
         """The position `step` rows ahead; None: the walk ends before."""
-        order = [str(column.key) for column in self._walk.order]
-        columns = shown_columns(self._walk.table, order, self._dialect.name)
+        columns = shown_columns(self.table, self.order, self._dialect.name)
         row = self._connection.execute(self._rows(*columns).limit(1).offset(step - 1)).first()
         return None if row is None else tuple(row)
 
@@ -259,26 +263,39 @@ def _moment(value: datetime | float) -> Any:
     return later(literal_column(str(-round(value * 1_000_000))))
 
 
+def conditions_of(table: Table, filters: Filters, database: str) -> list[Any]:
+    """All that `filters` say, as conditions for rows of `table`."""
+    found = _unindexed(Walk("all", table, None, (), ()), filters, database)
+    if filters.archived:
+        found += _between(table.c.archived_at, filters)
+    return found
+
+
 def _unindexed(walk: Walk, filters: Filters, database: str) -> list[Any]:
     """The conditions that the walk's index does not know."""
     c = walk.table.c
-    found: list[Any] = []
-    if filters.state is not None and not _only(walk, filters.state):
-        found.append(c.state == filters.state.name)
-    if walk.name == "ended" and filters.queue is not None:
-        found.append(c.queue == filters.queue)
-    if filters.fingerprint is not None:
-        found.append(c.error_fingerprint == filters.fingerprint)
-    if filters.key is not None and walk.name != "key":
-        found.append(c.key == filters.key)
+    found = list(_equal(walk, filters))
     if filters.error is not None:
         found.append(c.last_error.contains(filters.error, autoescape=True))
-    if filters.reason is not None:
-        found.append(c.reason == filters.reason)
     found += [_header(walk, database, *each) for each in filters.headers.items()]
     if not filters.archived:
         found += _between(c.created_at, filters)
     return found
+
+
+def _equal(walk: Walk, filters: Filters) -> Iterator[Any]:
+    """The filters that compare a column with one value, unless the walk's range does so."""
+    c = walk.table.c
+    if filters.state is not None and not _only(walk, filters.state):
+        yield c.state == filters.state.name
+    if filters.queue is not None and walk.name in _OF_ALL_QUEUES:
+        yield c.queue == filters.queue
+    if filters.key is not None and walk.name != "key":
+        yield c.key == filters.key
+    if filters.reason is not None:
+        yield c.reason == filters.reason
+    if filters.fingerprint is not None:
+        yield c.error_fingerprint == filters.fingerprint
 
 
 def _only(walk: Walk, state: MessageState) -> bool:

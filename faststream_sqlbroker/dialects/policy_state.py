@@ -120,6 +120,20 @@ def upsert(
     connection.execute(statement, binds)
 
 
+def insert_new(connection: Connection, table: Table, binds: Sequence[Any]) -> None:
+    """Insert rows, and leave those that are there as they are; another transaction that inserts the
+    same is waited for.
+    """
+    statement: Any
+    if connection.dialect.name in MYSQL:
+        # An upsert that changes nothing: IGNORE would hide other errors, too.
+        statement = mysql.insert(table).on_duplicate_key_update(scope=table.c.scope)
+    else:
+        kind = sqlite if connection.dialect.name == "sqlite" else postgresql
+        statement = kind.insert(table).on_conflict_do_nothing()
+    connection.execute(statement, binds)
+
+
 def renew_started(
     connection: Connection, table: Table, started: Sequence[Started], holder: UUID, lease: float
 ) -> None:

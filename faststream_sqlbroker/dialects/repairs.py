@@ -20,6 +20,19 @@ from faststream_sqlbroker.schema.types import clock, later
 
 Change = Callable[[Connection, Any], None]
 """What is done with the locked row: its id, queue, state and last_error."""
+MOVED: dict[str, Any] = {
+    "state": MessageState.PENDING.name,
+    "attempts_count": 0,
+    "deliveries_count": 0,
+    "first_attempt_at": None,
+    "last_attempt_at": None,
+    "dedup_id": None,
+    "policy_marks": 0,
+    # A person has looked at it: the count of the broker's own moves begins anew.
+    "hops": 0,
+    "next_attempt_at": clock(),
+}
+"""The columns of a message that an operator moves, but its queue."""
 
 
 def repair(connection: Connection, dialect: Operations, message_id: int, change: Change) -> Repair:
@@ -62,7 +75,7 @@ def set_due(dialect: Operations, at: datetime | float) -> Change:
     """Make the message due at a moment, or in so many seconds."""
 
     def change(connection: Connection, row: Any) -> None:
-        values = {"next_attempt_at": _moment(at), "policy_marks": _kept(dialect)}
+        values = {"next_attempt_at": _moment(at), "policy_marks": kept_marks(dialect)}
         connection.execute(_of(dialect, row).values(values))
 
     return change
@@ -74,7 +87,7 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
     def change(connection: Connection, row: Any) -> None:
         values = dict(fields)
         if at is not None:
-            values |= {"next_attempt_at": _moment(at), "policy_marks": _kept(dialect)}
+            values |= {"next_attempt_at": _moment(at), "policy_marks": kept_marks(dialect)}
         connection.execute(_of(dialect, row).values(values))
 
     return change
@@ -82,19 +95,7 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
 
 def move_to(dialect: Operations, queue: str) -> Change:
     """Move the message as a handler's `Move` does: due now, with new counters."""
-    values: dict[str, Any] = {
-        "queue": queue,
-        "state": MessageState.PENDING.name,
-        "attempts_count": 0,
-        "deliveries_count": 0,
-        "first_attempt_at": None,
-        "last_attempt_at": None,
-        "dedup_id": None,
-        "policy_marks": 0,
-        # A person has looked at it: the count of the broker's own moves begins anew.
-        "hops": 0,
-        "next_attempt_at": clock(),
-    }
+    values = {**MOVED, "queue": queue}
     return lambda connection, row: _run(connection, _of(dialect, row).values(values))
 
 
@@ -107,8 +108,8 @@ def _of(dialect: Operations, row: Any) -> Update:
     return update(table).where(and_(table.c.id == row.id, table.c.queue == row.queue))
 
 
-def _kept(dialect: Operations) -> Any:
-    """A message that gets another due time has no slot of a Throttle any more."""
+def kept_marks(dialect: Operations) -> Any:
+    """The marks that are left to a message that gets another due time: no slot of a Throttle."""
     return dialect.tables.message.c.policy_marks.op("&")(KEPT)
 
 

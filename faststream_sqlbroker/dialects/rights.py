@@ -187,6 +187,18 @@ def _repair(tables: Tables, dialect: Any) -> Iterator[Need]:
     yield from _archive(tables, dialect)
 
 
+def _redrive(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    message = tables.message
+    computed = {"claimable", "lease_token", "lease_expires_at"}
+    columns = [c.name for c in message.columns if c.name not in computed]
+    yield message, "INSERT", columns, True
+    if tables.archive is not None:
+        yield tables.archive, "SELECT", tables.archive.columns.keys(), True
+        yield tables.archive, "DELETE", (), True
+        # Rows are locked first, for which PostgreSQL wants the right to change them.
+        yield tables.archive, "UPDATE", ("id",), False
+
+
 def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
     yield tables.message, "SELECT", ("id", "queue", *RELEASED, "attempts_count"), False
     yield tables.message, "UPDATE", RELEASED, False
@@ -205,5 +217,6 @@ _NEEDS = {
     Activity.OPERATE: _operate,
     Activity.INSPECT: _inspect,
     Activity.REPAIR: _repair,
+    Activity.REDRIVE: _redrive,
     Activity.RELEASE: _release,
 }

@@ -1,9 +1,12 @@
-"""What one subscriber of a process does for all: end dead sessions, forget what has expired."""
+"""What one subscriber of a process does for all: end dead sessions, forget what has expired, go on
+with operators' jobs.
+"""
 
 import logging
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.flow.jobs import JobRunner
 from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
@@ -16,7 +19,10 @@ BATCH = 1_000
 class Housekeeping:
     """Cleans the tables of one broker; subscribers call it in turn."""
 
-    def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
+    def __init__(
+        self, store: "Store", log: Log, clock: Clock, jobs: JobRunner | None = None
+    ) -> None:
+        self._jobs = jobs
         self._store = store
         self._log = log
         self._clock = clock
@@ -45,6 +51,8 @@ class Housekeeping:
 
     async def _clean(self) -> bool:
         """Whether all is clean."""
+        if self._jobs is not None:
+            self._jobs.look()
         if ended := await self._store.silent.end():
             text = (
                 f"database sessions {ended} were ended: their clients had been silent for long in "

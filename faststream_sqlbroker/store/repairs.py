@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.jobs import CANCEL, MOVE, Job
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.repairs import Repair
-from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects import Dialect, jobs
 from faststream_sqlbroker.dialects import repairs as rows
 from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.store.transaction import Transactions
@@ -32,7 +34,7 @@ class Repairs:
         self._dialect = dialect
         self._places = places
 
-    async def cancel(self, message_id: int, text: str) -> Repair:
+    async def cancel(self, message_id: int, text: str, by: str = "") -> Repair:
         """End the message as DISCARDED; `text` goes before its last error."""
 
         def change(connection: Connection, row: Any) -> None:
@@ -41,23 +43,38 @@ class Repairs:
             ends = {row.id: Discard(CANCELLED)}
             PolicyRows(self._dialect).discard(connection, row.queue, ends, keep=True)
 
-        return await self._run(message_id, change)
+        return await self._run(message_id, change, Job(action=CANCEL, by=by))
 
-    async def set_due(self, message_id: int, at: datetime | float) -> Repair:
+    async def set_due(
+        self, message_id: int, at: datetime | float, by: str = "", action: str = "postpone"
+    ) -> Repair:
         """Make the message due at a moment, or in so many seconds."""
-        return await self._run(message_id, rows.set_due(self._dialect, at))
+        job = Job(action=action, by=by)
+        return await self._run(message_id, rows.set_due(self._dialect, at), job)
 
-    async def move(self, message_id: int, queue: str) -> Repair:
+    async def move(self, message_id: int, queue: str, by: str = "") -> Repair:
         """Move the message to the end of `queue`, with new counters."""
-        return await self._run(message_id, rows.move_to(self._dialect, queue))
+        job = Job(action=MOVE, by=by, arguments={"to": queue})
+        return await self._run(message_id, rows.move_to(self._dialect, queue), job)
 
     async def edit(
-        self, message_id: int, fields: Mapping[str, Any], at: datetime | float | None
+        self, message_id: int, fields: Mapping[str, Any], at: datetime | float | None, by: str = ""
     ) -> Repair:
         """Set columns of the message, and its due time unless `at` is None."""
-        return await self._run(message_id, rows.set_fields(self._dialect, dict(fields), at))
+        job = Job(action="edit", by=by, arguments=dict(fields))
+        change = rows.set_fields(self._dialect, dict(fields), at)
+        return await self._run(message_id, change, job)
 
-    async def _run(self, message_id: int, change: rows.Change) -> Repair:
-        return await self._transactions.run(
-            lambda c: rows.repair(c, self._dialect, message_id, change), self._places
-        )
+    async def _run(self, message_id: int, change: rows.Change, job: Job) -> Repair:
+        """Change the message, and note who did: in one transaction, so that the audit is true."""
+        table = self._dialect.tables.policy_state
+
+        def work(connection: Connection) -> Repair:
+            found = rows.repair(connection, self._dialect, message_id, change)
+            if found.done:
+                arguments = {"message_id": message_id, **job.arguments}
+                ended = replace(job, arguments=arguments, state="ended", expected=1, done=1)
+                jobs.add(connection, table, ended, self._dialect.now(connection))
+            return found
+
+        return await self._transactions.run(work, self._places)

@@ -49,6 +49,7 @@ from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 from faststream_sqlbroker.store.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.store.inserts import Inserts
+from faststream_sqlbroker.store.jobs import JobStore
 from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
 from faststream_sqlbroker.store.locks import LockStore
@@ -136,6 +137,7 @@ class Store:
         self.queue_states = QueueStates(self._transactions, self.dialect, self._places)
         self.overviews = QueueOverviews(self._transactions, self.dialect, self._places)
         self.messages = StoredMessages(self._transactions, self.dialect, self._places)
+        self.jobs = JobStore(self._transactions, self.dialect, self._places)
         self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.depths = Depths(self._transactions, self.dialect, self._places)

@@ -46,6 +46,7 @@ _PARTS = (
     "_heartbeat",
     "_lookout",
     "_housekeeping",
+    "_jobs",
     "_rights",
     "_requests",
     "_under_test",

@@ -142,3 +142,22 @@ async def test_of_a_cancel_and_a_claim_at_once_one_wins(bench: Bench) -> None:
     assert {r["id"] for r in archived if r["reason"] == "cancelled"} == cancelled
     assert {r["id"] for r in archived} == cancelled | delivered
     assert {r["id"] for r in await bench.rows()} == set(ids) - cancelled - delivered
+
+
+@pytest.mark.capability("`broker.admin`: bulk actions as jobs, audit, undo")
+async def test_what_was_done_is_in_the_audit_and_what_was_not_is_not(bench: Bench) -> None:
+    first, second = await bench.put(2, delay=600.0)
+    repairs = bench.store.repairs
+    assert (await repairs.move(first, "other", "Ann")).done
+    assert (await repairs.edit(second, {"priority": 5}, None, "Bob")).done
+    assert (await repairs.cancel(second, "cancelled by Ann", "Ann")).done
+    assert not (await repairs.cancel(second, "cancelled by Ann", "Ann")).done
+    found = await bench.store.jobs.listed(None, 10)
+    assert [(job.action, job.by, job.arguments["message_id"]) for job in found] == [
+        ("cancel", "Ann", second),
+        ("edit", "Bob", second),
+        ("move", "Ann", first),
+    ]
+    assert found[2].arguments["to"] == "other"
+    assert {(job.state, job.done, job.is_bulk) for job in found} == {("ended", 1, False)}
+    assert await bench.store.jobs.begin_undo(found[0].id, "Bob", "c") is None

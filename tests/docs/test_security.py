@@ -376,6 +376,33 @@ async def test_an_operator_who_may_repair(
 
 
 @servers_only
+async def test_an_operator_who_may_redrive(
+    user: Account, owner: SqlBroker, broker: SqlBroker
+) -> None:
+    @owner.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(body: str) -> None:
+        raise ValueError(body)
+
+    await owner.publish_batch("x", "y", queue="q")
+    await owner.start()
+    await eventually(lambda: _count(user, "message_archive") == 2)
+    await owner.stop()
+    given(user, *grants("operator", _kind(user))[""], *grants("operator", _kind(user))["repair"])
+    admin = broker.admin
+    with pytest.raises(AccessError, match="to bring archived messages back"):
+        await admin.redrive(dry_run=False)
+    with pytest.raises(AccessError, match="to bring archived messages back"):
+        await admin.replay("n", dry_run=False)
+    given(user, *grants("operator", _kind(user))["redrive"])
+    job = await admin.redrive(dry_run=False)
+    # The jobs that were refused are there, and go on.
+    assert job.done + job.skipped == 2
+    for each in await admin.audit(bulk=True):
+        assert (await admin.wait_for_job(each.id)).state == "ended"
+    assert await admin.undo((await admin.bulk_retry(dry_run=False)).id)
+
+
+@servers_only
 async def test_an_operator_who_may_release(
     user: Account, owner: SqlBroker, broker: SqlBroker
 ) -> None:

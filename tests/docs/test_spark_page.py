@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from faststream_sqlbroker import spark
+from faststream_sqlbroker.core.replays import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
 from faststream_sqlbroker.spark.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
 from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from faststream_sqlbroker.spark.replays.frame import NEEDED
-from faststream_sqlbroker.spark.replays.rows import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "howto" / "spark.md").read_text()

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.core.replays import Copy, Plan, copy_row
 from faststream_sqlbroker.dialects.policy_state import forget_expired
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -33,7 +34,6 @@ from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, ReplayResult, read_archiv
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.replays import writer as replay_writer
-from faststream_sqlbroker.spark.replays.rows import Copy, Plan, copy_row
 from faststream_sqlbroker.spark.replays.writer import Task, Writer, batches
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from faststream_sqlbroker import exceptions
 from faststream_sqlbroker.core.checks import flag, name_problem, whole_number
+from faststream_sqlbroker.core.replays import Plan, check_headers
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
@@ -24,7 +25,6 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.replays.frame import replayed
-from faststream_sqlbroker.spark.replays.rows import Plan, check_headers
 from faststream_sqlbroker.spark.replays.writer import SAMPLES, Count, Task, Writer, refusal
 
 SLOWEST = 1e-5

@@ -17,17 +17,14 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, and_, insert, select
 from sqlalchemy.exc import DBAPIError, InterfaceError, InvalidRequestError, OperationalError
 
+from faststream_sqlbroker.core.replays import SCOPE, Copy, Plan, copy_row
 from faststream_sqlbroker.core.routing import LATEST
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.spark.databases import Database
-from faststream_sqlbroker.spark.replays.rows import Copy, Plan, copy_row
 
 T = TypeVar("T")
-
-SCOPE = "replay:"
-"""The scope is this and the job."""
 
 BATCH_BYTES = 4 << 20
 """Bytes of payloads in a transaction: below MySQL's max_allowed_packet even if each is escaped."""

@@ -11,6 +11,9 @@ from faststream_sqlbroker.core.settle import DEAD_LETTER
 from faststream_sqlbroker.core.text import load_headers, short
 from faststream_sqlbroker.exceptions import PublishError
 
+SCOPE = "replay:"
+"""In the policy state, the scope of the marks of a replay is this and its name; the key is the id
+of the row that was copied. Who inserts the mark publishes the copy, in the same transaction."""
 REPLAY_OF_HEADER = "replay-of"
 """Header with the id of the row that a message is a copy of."""
 REPLAY_JOB_HEADER = "replay-job"

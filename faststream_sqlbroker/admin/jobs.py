@@ -1,0 +1,383 @@
+"""Actions on all messages that match a filter, and the audit."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
+
+from faststream_sqlbroker.admin.arguments import check_limit, queue_name, text_or_none
+from faststream_sqlbroker.admin.filters import filters_of
+from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.checks import flag, name_problem
+from faststream_sqlbroker.core.jobs import BULK, CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.store.live_subscribers import process_name
+
+LONGEST_LOOK = 1.0
+"""Most seconds between two looks at a job that another process may be at."""
+SHORTEST_LOOK = 0.05
+"""Seconds: what another process has locked is not asked for again and again."""
+SLOWEST = 1e-5
+"""Messages a second: about one a day."""
+
+
+class Which(TypedDict, total=False):
+    """Which messages; all that is given must match."""
+
+    queue: str
+    """The full name, with the prefix of its router."""
+    key: str
+    """The whole key."""
+    error: str
+    """A part of the last error."""
+    headers: Mapping[str, str]
+    """Headers whose value is this text."""
+    since: Duration | datetime
+    """Created (archived, in the archive) at this time or later, or how long ago."""
+    until: Duration | datetime
+    """Created (archived) before this time."""
+
+
+class Ended(Which, total=False):
+    """Which archived messages; all that is given must match."""
+
+    reason: str
+    """Why it ended; the whole reason."""
+    fingerprint: str
+    """That of its error, as `dead_letters` shows it."""
+
+
+class Jobs(Operations):
+    """Bulk actions: each is a job, which visits each message once.
+
+    Without `dry_run=False` each of them only counts, exactly, and returns a job in the state
+    "planned"; `run_job` runs it: on what matched then, as far as it has not changed since. A
+    message that comes later, or fails again, is not met.
+
+    A batch of messages, the job's position and its counts are one transaction. So a job survives
+    its process: another one goes on with it, within about a minute, if it has a subscriber and the
+    rights. What is leased, locked or does not match any more is left, and counted as skipped.
+
+    Filters: `queue`, `key`, `error`, `headers`, `since`, `until` as for `messages`, and for
+    archived messages `reason` and `fingerprint`.
+    """
+
+    async def bulk_cancel(
+        self,
+        *,
+        reason: str | None = None,
+        rate: float | None = None,
+        dry_run: bool = True,
+        wait: bool = True,
+        by: str | None = None,
+        **which: Unpack[Which],
+    ) -> Job:
+        """End the messages that wait and match, as `cancel` does.
+
+        Args:
+            reason: Written to `last_error` of each.
+            rate: Most messages a second; None: as fast as it goes.
+            dry_run: Only count.
+            wait: Return when the job has ended or was stopped; else when it is stored.
+            by: Who does it, as text; default the host and the process id.
+            which: The filter; without one all messages that wait.
+
+        Raises:
+            SetupError: an argument is not valid.
+        """
+        who = self._who(by)
+        why = text_or_none("reason", reason)
+        text = f"cancelled by {who}" + (f": {why}" if why else "")
+        job = self._live(CANCEL, who, {"text": text}, rate, which)
+        return await self._begin(job, dry_run=dry_run, wait=wait)
+
+    async def bulk_retry(
+        self,
+        *,
+        rate: float | None = None,
+        dry_run: bool = True,
+        wait: bool = True,
+        by: str | None = None,
+        **which: Unpack[Which],
+    ) -> Job:
+        """Make the messages that wait and match due now, as `retry_now` does.
+
+        Args:
+            rate: Most messages a second; None: as fast as it goes.
+            dry_run: Only count.
+            wait: Return when the job has ended or was stopped; else when it is stored.
+            by: Who does it, as text; default the host and the process id.
+            which: The filter; without one all messages that wait.
+
+        Raises:
+            SetupError: an argument is not valid.
+        """
+        job = self._live(RETRY, self._who(by), {}, rate, which)
+        return await self._begin(job, dry_run=dry_run, wait=wait)
+
+    async def bulk_move(
+        self,
+        to: str,
+        *,
+        rate: float | None = None,
+        dry_run: bool = True,
+        wait: bool = True,
+        by: str | None = None,
+        **which: Unpack[Which],
+    ) -> Job:
+        """Move the messages that wait and match to the queue `to`, as `move` does.
+
+        Args:
+            to: Its full name.
+            rate: Most messages a second; None: as fast as it goes.
+            dry_run: Only count.
+            wait: Return when the job has ended or was stopped; else when it is stored.
+            by: Who does it, as text; default the host and the process id.
+            which: The filter; without one all messages that wait.
+
+        Raises:
+            SetupError: an argument is not valid.
+        """
+        job = self._live(MOVE, self._who(by), {"to": queue_name(to)}, rate, which)
+        return await self._begin(job, dry_run=dry_run, wait=wait)
+
+    async def redrive(
+        self,
+        *,
+        state: MessageState | str = MessageState.FAILED,
+        to: str | None = None,
+        rate: float | None = None,
+        dry_run: bool = True,
+        wait: bool = True,
+        by: str | None = None,
+        **which: Unpack[Ended],
+    ) -> Job:
+        """Bring archived messages back to their queues: under their ids, due now.
+
+        Attempts and deliveries are counted anew, and `publish_count` is one higher. `dedup_id` and
+        the expiry are gone. The row leaves the archive in the same transaction. With policy `Once`
+        a key whose handler has failed stays claimed, so that such a message fails again.
+
+        Args:
+            state: FAILED or DISCARDED.
+            to: Another queue for all of them.
+            rate: Most messages a second; None: as fast as it goes.
+            dry_run: Only count.
+            wait: Return when the job has ended or was stopped; else when it is stored.
+            by: Who does it, as text; default the host and the process id.
+            which: The filter.
+
+        Raises:
+            SetupError: an argument is not valid, or there is no archive.
+        """
+        arguments = {} if to is None else {"to": queue_name(to)}
+        filters = self._filters(state=state, archived=True, **which)
+        if filters.state not in {MessageState.FAILED, MessageState.DISCARDED}:
+            raise SetupError(
+                f"redrive takes messages that are FAILED or DISCARDED, got state={short(state)}: "
+                "replay publishes what was COMPLETED again, under a new id"
+            )
+        job = Job(
+            action=REDRIVE,
+            by=self._who(by),
+            filters=filters,
+            arguments=arguments,
+            rate=_rate(rate),
+        )
+        return await self._begin(job, dry_run=dry_run, wait=wait)
+
+    async def replay(
+        self,
+        name: str,
+        *,
+        state: MessageState | str | None = None,
+        to: str | None = None,
+        rate: float | None = None,
+        dry_run: bool = True,
+        wait: bool = True,
+        by: str | None = None,
+        **which: Unpack[Ended],
+    ) -> Job:
+        """Publish archived messages again as new ones, each once for `name`.
+
+        `origin_id` and the header `replay-of` are the row's id, the header `replay-job` is the
+        name, and `publish_count` is one higher. Key, priority, body and other headers are the
+        row's. The row stays. The marks are those of `faststream_sqlbroker.spark.replay`, for 30
+        days: whichever of both is used, a row is published once for a name.
+
+        Args:
+            name: The name of the replay, 1 to 255 characters.
+            state: COMPLETED, FAILED or DISCARDED; None: all of them.
+            to: Another queue for all of them.
+            rate: Most messages a second; None: as fast as it goes.
+            dry_run: Only count those that were not replayed.
+            wait: Return when the job has ended or was stopped; else when it is stored.
+            by: Who does it, as text; default the host and the process id.
+            which: The filter.
+
+        Raises:
+            SetupError: an argument is not valid, or there is no archive.
+        """
+        if (problem := name_problem(name)) is not None:
+            raise SetupError(f"{short(name)} cannot be the name of a replay: {problem}")
+        arguments = {"name": name} | ({} if to is None else {"to": queue_name(to)})
+        filters = self._filters(state=state, archived=True, **which)
+        job = Job(
+            action=REPLAY,
+            by=self._who(by),
+            filters=filters,
+            arguments=arguments,
+            rate=_rate(rate),
+        )
+        return await self._begin(job, dry_run=dry_run, wait=wait)
+
+    async def run_job(self, job: Job, *, wait: bool = True) -> Job:
+        """Run what a dry run has planned, up to the last message that was there then.
+
+        Args:
+            job: As a dry run returned it.
+            wait: Return when the job has ended or was stopped; else when it is stored.
+
+        Raises:
+            SetupError: `job` is not planned.
+        """
+        if job.state != "planned":
+            raise SetupError(f"only the job of a dry run can be run, got {job}")
+        begun = await self._store.jobs.begin(job, self._channel)
+        return await self.wait_for_job(begun.id) if wait else begun
+
+    async def undo(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
+        """Take back what a job has done to messages that nothing has touched since.
+
+        A message counts as untouched while it waits where the job has left it, with the same due
+        time, and was not delivered. Others are skipped. What was cancelled waits again, what was
+        redriven is in the archive again, and copies of a replay are deleted. A `dedup_id` that the
+        job has dropped stays dropped. It works for 30 days after the job.
+
+        Args:
+            job_id: That of a job that has ended or is stopped; it does not go on then.
+            wait: Return when the undo has ended or was stopped; else when it is stored.
+            by: Who does it, as text; default the host and the process id.
+
+        Returns:
+            The job that undoes it.
+
+        Raises:
+            SetupError: there is no such job, or it cannot be undone.
+        """
+        begun = await self._store.jobs.begin_undo(job_id, self._who(by), self._channel)
+        if begun is None:
+            known = await self._known(job_id)
+            raise SetupError(
+                f"the job cannot be undone, got {known}: it must be a bulk action that has ended "
+                "or is stopped, and neither an undo nor undone"
+            )
+        return await self.wait_for_job(begun.id) if wait else begun
+
+    async def wait_for_job(
+        self, job_id: str, *, progress: Callable[[Job], object] = lambda _job: None
+    ) -> Job:
+        """Work on a job until it has ended or is stopped; other processes may take part.
+
+        Args:
+            job_id: Its id.
+            progress: Called with the job as it is after each batch.
+
+        Raises:
+            SetupError: there is no such job.
+        """
+        await self._known(job_id)
+        while True:
+            step = await self._store.jobs.step(job_id)
+            # What is due now is in these queues; a hint too many costs one look.
+            if step.job is not None:
+                self._woken(_woken_by(step.job))
+                progress(step.job)
+            if step.pause is None:
+                return await self._known(job_id)
+            await asyncio.sleep(min(LONGEST_LOOK, max(step.pause, SHORTEST_LOOK)))
+
+    async def stop_job(self, job_id: str) -> Job:
+        """Let a job rest behind its running batch, until `resume_job`; what is done stays done.
+
+        Raises:
+            SetupError: there is no such job.
+        """
+        found = await self._store.jobs.stop(job_id)
+        return found if found is not None else await self._known(job_id)
+
+    async def resume_job(self, job_id: str, *, wait: bool = True) -> Job:
+        """Let a stopped job go on behind the last message that it has visited.
+
+        Raises:
+            SetupError: there is no such job.
+        """
+        await self._store.jobs.resume(job_id)
+        return await self.wait_for_job(job_id) if wait else await self._known(job_id)
+
+    async def job(self, job_id: str) -> Job | None:
+        """The job as it is now; None: there is none, or it is older than a year."""
+        return await self._store.jobs.find(job_id)
+
+    async def audit(
+        self, *, bulk: bool = False, limit: int = 100, before: str | None = None
+    ) -> list[Job]:
+        """What operators did, the newest first: who, when, on how many, with which filter.
+
+        It is kept for a year. Rows of `message_policy_state` hold it, with the scope "job".
+
+        Args:
+            bulk: Only jobs of bulk actions, of the newest 1 000 actions.
+            limit: Most actions to return; 1 or more.
+            before: Only actions before the one with this id.
+
+        Raises:
+            ValueError: `limit` is less than 1.
+        """
+        check_limit(limit)
+        found = await self._store.jobs.listed(before, max(limit, 1_000) if bulk else limit)
+        return [job for job in found if not bulk or (job.action in BULK and job.is_bulk)][:limit]
+
+    async def _begin(self, job: Job, *, dry_run: bool, wait: bool) -> Job:
+        flag("dry_run", dry_run)
+        planned = await self._store.jobs.plan(job)
+        return planned if dry_run else await self.run_job(planned, wait=wait)
+
+    async def _known(self, job_id: str) -> Job:
+        found = await self._store.jobs.find(job_id)
+        if found is None:
+            raise SetupError(f"there is no job {short(job_id)}: broker.admin.audit() lists them")
+        return found
+
+    def _live(
+        self, action: str, who: str, arguments: Mapping[str, Any], rate: float | None, which: Which
+    ) -> Job:
+        filters = self._filters(**which)
+        return Job(action=action, by=who, filters=filters, arguments=arguments, rate=_rate(rate))
+
+    def _filters(self, **which: Any) -> Any:
+        return filters_of(has_archive=self._store.messages.has_archive, **which)
+
+    def _who(self, by: str | None) -> str:
+        return text_or_none("by", by) or process_name()
+
+
+def _woken_by(job: Job) -> list[str]:
+    """The queues that may have a message which is due now."""
+    to = job.arguments.get("to")
+    return list(job.queues) if to is None else [str(to)]
+
+
+def _rate(rate: float | None) -> float | None:
+    if rate is None:
+        return None
+    number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    if not number or not SLOWEST <= rate < math.inf:
+        raise SetupError(
+            f"rate must be a number of messages a second, {SLOWEST} or more, got {rate!r}"
+        )
+    return float(rate)

@@ -1,0 +1,267 @@
+"""Commands over all messages that match: each counts first, asks, and runs as a job."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.admin import DeadLetterGroup, Job
+from faststream_sqlbroker.cli.console import PlainConsole
+from faststream_sqlbroker.cli.shown import (
+    AsJson,
+    Yes,
+    ask,
+    print_json,
+    print_line,
+    print_table,
+    row_of,
+)
+from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.exceptions import SetupError
+
+OfQueue = Annotated[str | None, typer.Option("--queue", help="Messages of this queue.")]
+OfKey = Annotated[str | None, typer.Option("--key", help="Messages of this key.")]
+OfError = Annotated[str | None, typer.Option("--error", help="A part of the last error.")]
+OfReason = Annotated[str | None, typer.Option("--reason", help="Why they ended; all of it.")]
+OfFingerprint = Annotated[
+    str | None, typer.Option("--fingerprint", help="Of their error, as dead shows it.")
+]
+Since = Annotated[str | None, typer.Option(help='How long ago at most, like "1h".')]
+Until = Annotated[str | None, typer.Option(help='How long ago at least, like "5m".')]
+To = Annotated[str | None, typer.Option(help="Another queue for all of them.")]
+Rate = Annotated[float | None, typer.Option(help="Most messages a second; default: no limit.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Count only, and change nothing.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Leave the work to the processes with subscribers.")
+]
+By = Annotated[str | None, typer.Option(help="Who does it; default the host and the process id.")]
+
+
+def dead(
+    context: typer.Context,
+    queue: OfQueue = None,
+    key: OfKey = None,
+    error: OfError = None,
+    reason: OfReason = None,
+    since: Since = None,
+    until: Until = None,
+    limit: Annotated[int, typer.Option(help="Most groups to show.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Group the failed messages of the archive by their errors, the largest group first."""
+    which = {"queue": queue, "key": key, "error": error, "reason": reason}
+    found = run(
+        context,
+        lambda broker: broker.admin.dead_letters(since=since, until=until, limit=limit, **which),
+    )
+    if as_json:
+        groups = [{**row_of(group), "count": group.count} for group in found.groups]
+        print_json({"groups": groups, "scanned_until": found.scanned_until})
+        return
+    columns = ["count", "fingerprint", "queues", "reason", "last", "error"]
+    print_table("Dead letters", columns, [_group(group) for group in found.groups])
+    if found.scanned_until is not None:
+        print_line(f"looked at messages until {found.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def _group(group: DeadLetterGroup) -> list[Any]:
+    queues = ", ".join(group.queues)
+    reasons = ", ".join(str(reason) for reason in group.reasons)
+    return [group.count, group.fingerprint, queues, reasons, group.last_at, group.error]
+
+
+def redrive(
+    context: typer.Context,
+    queue: OfQueue = None,
+    key: OfKey = None,
+    error: OfError = None,
+    reason: OfReason = None,
+    fingerprint: OfFingerprint = None,
+    since: Since = None,
+    until: Until = None,
+    state: Annotated[str, typer.Option(help="FAILED or DISCARDED.")] = "FAILED",
+    to: To = None,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring failed messages back to their queues, under their ids."""
+    which = given(
+        queue=queue,
+        key=key,
+        error=error,
+        reason=reason,
+        fingerprint=fingerprint,
+        since=since,
+        until=until,
+    )
+    do_bulk(
+        context,
+        lambda broker: broker.admin.redrive(state=state, to=to, rate=rate, by=by, **which),
+        dry_run=dry_run,
+        wait=not no_wait,
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def replay(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Of the replay: each message once for it.")],
+    queue: OfQueue = None,
+    key: OfKey = None,
+    error: OfError = None,
+    reason: OfReason = None,
+    fingerprint: OfFingerprint = None,
+    since: Since = None,
+    until: Until = None,
+    state: Annotated[
+        str | None, typer.Option(help="COMPLETED, FAILED or DISCARDED; default: all.")
+    ] = None,
+    to: To = None,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    no_wait: NoWait = False,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish archived messages again as new ones; those in a lake: archive replay."""
+    which = given(
+        queue=queue,
+        key=key,
+        error=error,
+        reason=reason,
+        fingerprint=fingerprint,
+        since=since,
+        until=until,
+    )
+    do_bulk(
+        context,
+        lambda broker: broker.admin.replay(name, state=state, to=to, rate=rate, by=by, **which),
+        dry_run=dry_run,
+        wait=not no_wait,
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def audit(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(help="Most actions to show.")] = 50,
+    before: Annotated[str | None, typer.Option(help="Only before the one with this id.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what operators did: who, when, on how many messages, with which filter."""
+    found = run(context, lambda broker: broker.admin.audit(limit=limit, before=before))
+    show_jobs("Audit", found, as_json=as_json)
+
+
+def given(**which: Any) -> dict[str, Any]:
+    """What was given of a filter."""
+    return {name: value for name, value in which.items() if value is not None}
+
+
+def do_bulk(
+    context: typer.Context,
+    plan: Callable[[SqlBroker], Awaitable[Job]],
+    *,
+    dry_run: bool,
+    wait: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Show the dry run, ask unless `yes`, and run the job; exit code 1 if it was stopped."""
+    if not yes and not dry_run and as_json:
+        raise SetupError("--json does not ask: give --yes, too, or --dry-run")
+    planned = run(context, plan)
+    if dry_run or not planned.expected:
+        _show_plan(planned, as_json=as_json)
+        return
+    if not as_json:
+        _show_plan(planned, as_json=False)
+    if not yes:
+        ask("", as_json=as_json)
+    # What was shown is what is run: up to the last message that there was then.
+    job = run(context, lambda broker: _run(broker, planned, wait=wait))
+    _show_result(job, as_json=as_json)
+    if job.state == "stopped":
+        raise typer.Exit(1)
+
+
+def _show_plan(planned: Job, *, as_json: bool) -> None:
+    if as_json:
+        print_json(job_row(planned))
+        return
+    print_table("These match", ["queue", "messages"], planned.queues.items())
+    print_line(f"{planned.action}: {planned.expected} messages")
+
+
+def _show_result(job: Job, *, as_json: bool) -> None:
+    if as_json:
+        print_json(job_row(job))
+        return
+    print_line(str(job))
+    if job.state == "running":
+        print_line(f"it goes on in other processes: sqlbroker jobs show {job.id}")
+
+
+async def _run(broker: SqlBroker, planned: Job, *, wait: bool) -> Job:
+    begun = await broker.admin.run_job(planned, wait=False)
+    return await watched(broker, begun) if wait else begun
+
+
+async def watched(broker: SqlBroker, begun: Job) -> Job:
+    """Work on the job until its end, with a progress bar on a terminal."""
+    with _progress(begun) as moved:
+        return await broker.admin.wait_for_job(begun.id, progress=moved)
+
+
+@contextmanager
+def _progress(job: Job) -> Any:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = PlainConsole(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(f"{job.action} {job.id}", total=job.expected)
+        yield lambda now: bar.update(task, completed=now.done + now.skipped)
+
+
+def job_row(job: Job) -> dict[str, Any]:
+    """A job as JSON shows it: without its position, with its filter as it was given."""
+    fields = row_of(job)
+    del fields["bound"]
+    del fields["cursor"]
+    given = fields["filters"]
+    fields["filters"] = given and {name: value for name, value in given.items() if value}
+    return fields
+
+
+def show_jobs(title: str, found: list[Job], *, as_json: bool) -> None:
+    """A table of jobs, or JSON."""
+    if as_json:
+        print_json([job_row(job) for job in found])
+        return
+    columns = ["id", "action", "by", "state", "expected", "done", "skipped", "of"]
+    rows = [[j.id, j.action, j.by, j.state, j.expected, j.done, j.skipped, _what(j)] for j in found]
+    print_table(title, columns, rows)
+
+
+def _what(job: Job) -> str:
+    """The filter and the arguments in one line."""
+    filters = job_row(job)["filters"] or {}
+    filters.pop("archived", None)
+    given = {**filters, **{k: v for k, v in job.arguments.items() if k not in ("scope", "text")}}
+    return ", ".join(f"{name}={value}" for name, value in given.items())

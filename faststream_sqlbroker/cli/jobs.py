@@ -1,0 +1,90 @@
+"""`sqlbroker jobs`: the progress of bulk actions; stop, resume and undo them."""
+
+from typing import Annotated
+
+import typer
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.admin import Job
+from faststream_sqlbroker.cli.bulk import By, NoWait, job_row, show_jobs, watched
+from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line, print_table
+from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.exceptions import SetupError
+
+JobId = Annotated[str, typer.Argument(help="The job's id.")]
+
+app = typer.Typer(
+    invoke_without_command=True, help="Show bulk actions; stop, resume and undo them."
+)
+
+
+@app.callback()
+def jobs(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(help="Most jobs to show.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the newest bulk actions."""
+    if context.invoked_subcommand is None:
+        found = run(context, lambda broker: broker.admin.audit(bulk=True, limit=limit))
+        show_jobs("Jobs", found, as_json=as_json)
+
+
+@app.command()
+def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Show how far a job has come."""
+    job = run(context, lambda broker: broker.admin.job(job_id))
+    if job is None:
+        raise SetupError(f"there is no job {job_id!r}: sqlbroker jobs lists them")
+    if as_json:
+        print_json(job_row(job))
+        return
+    rows = [(name, value) for name, value in job_row(job).items() if value is not None]
+    print_table(f"Job {job.id}", ["field", "value"], rows)
+
+
+@app.command()
+def stop(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+    """Let a job rest; what is done stays done."""
+    _tell(run(context, lambda broker: broker.admin.stop_job(job_id)), as_json=as_json)
+
+
+@app.command()
+def resume(
+    context: typer.Context, job_id: JobId, no_wait: NoWait = False, as_json: AsJson = False
+) -> None:
+    """Let a stopped job go on."""
+
+    async def work(broker: SqlBroker) -> Job:
+        job = await broker.admin.resume_job(job_id, wait=False)
+        return job if no_wait else await watched(broker, job)
+
+    _tell(run(context, work), as_json=as_json)
+
+
+@app.command()
+def undo(
+    context: typer.Context,
+    job_id: JobId,
+    no_wait: NoWait = False,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take back what a job has done to messages that nothing has touched since."""
+    if not yes:
+        job = run(context, lambda broker: broker.admin.job(job_id))
+        ask("there is no such job" if job is None else f"undo {job}", as_json=as_json)
+
+    async def work(broker: SqlBroker) -> Job:
+        undone = await broker.admin.undo(job_id, wait=False, by=by)
+        return undone if no_wait else await watched(broker, undone)
+
+    _tell(run(context, work), as_json=as_json)
+
+
+def _tell(job: Job, *, as_json: bool) -> None:
+    if as_json:
+        print_json(job_row(job))
+    else:
+        print_line(str(job))

@@ -1,0 +1,154 @@
+"""Bulk actions of operators: each is a job that visits each matching message once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+
+JobState = Literal["planned", "running", "stopped", "ended"]
+Position = Sequence[Any]
+"""The last row that a job has visited: its id, or when it was archived and its id."""
+
+CANCEL = "cancel"
+RETRY = "retry_now"
+MOVE = "move"
+REDRIVE = "redrive"
+REPLAY = "replay"
+UNDO = "undo"
+OF_ARCHIVE = frozenset({REDRIVE, REPLAY})
+"""The actions on messages of the archive; the other ones change live messages."""
+BULK = frozenset({CANCEL, RETRY, MOVE, UNDO}) | OF_ARCHIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """An operator's action: one on many messages, or a single one that has ended at once."""
+
+    id: str = ""
+    """Sorts by time; empty for a dry run."""
+    action: str
+    by: str
+    filters: Filters | None = None
+    """Which messages; None for an action that names what it changes."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of the action, such as the queue to move to."""
+    rate: float | None = None
+    """Most messages a second; None: as fast as it goes."""
+    state: JobState = "planned"
+    expected: int = 0
+    """Messages that matched at the dry run, counted exactly."""
+    queues: Mapping[str, int] = field(default_factory=dict)
+    """The same by queue."""
+    done: int = 0
+    skipped: int = 0
+    """Messages that have changed since the dry run: leased, ended, or not matching any more. Those
+    that the job did not meet are counted at its end."""
+    created_at: datetime | None = None
+    ended_at: datetime | None = None
+    undone_by: str | None = None
+    """The job that undoes this one."""
+    bound: Position | None = None
+    """The last row that was there at the dry run."""
+    cursor: Position | None = None
+    """The last row that was visited."""
+
+    @property
+    def left(self) -> int:
+        """How many messages are not visited yet, as far as is known."""
+        return 0 if self.state == "ended" else max(0, self.expected - self.done - self.skipped)
+
+    @property
+    def is_bulk(self) -> bool:
+        """Whether it works through a filter."""
+        return self.filters is not None or self.action == UNDO
+
+    def moved(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
+        """After one more batch; `cursor` None: nothing is left, so it has ended."""
+        moved = replace(self, cursor=cursor, done=self.done + done, skipped=self.skipped + skipped)
+        if cursor is not None:
+            return moved
+        unmet = max(0, moved.expected - moved.done - moved.skipped)
+        return replace(moved, cursor=self.cursor, skipped=moved.skipped + unmet, state="ended")
+
+    def __str__(self) -> str:
+        """One line for people."""
+        what = f"{self.action} {self.id}".strip()
+        counts = f"{self.done} of {self.expected} done, {self.skipped} skipped"
+        return f"{what}: {self.state}, {counts}"
+
+
+def job_info(job: Job) -> dict[str, Any]:
+    """What is stored of `job`, as JSON."""
+    return {
+        "action": job.action,
+        "by": job.by,
+        "filters": None if job.filters is None else _filters_info(job.filters),
+        "arguments": dict(job.arguments),
+        "rate": job.rate,
+        "state": job.state,
+        "expected": job.expected,
+        "queues": dict(job.queues),
+        "done": job.done,
+        "skipped": job.skipped,
+        "ended_at": None if job.ended_at is None else to_microseconds(job.ended_at),
+        "undone_by": job.undone_by,
+        "bound": None if job.bound is None else plain(job.bound),
+        "cursor": None if job.cursor is None else plain(job.cursor),
+    }
+
+
+def job_of(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
+    """The job that `job_info` was made of."""
+    fields = dict(info)
+    filters = fields.pop("filters")
+    ended_at = fields.pop("ended_at")
+    of_archive = fields["action"] in OF_ARCHIVE
+    return Job(
+        bound=_position(fields.pop("bound"), of_archive),
+        cursor=_position(fields.pop("cursor"), of_archive),
+        **fields,
+        id=job_id,
+        created_at=created_at,
+        filters=None if filters is None else _filters_of(filters),
+        ended_at=None if ended_at is None else from_microseconds(ended_at),
+    )
+
+
+def plain(values: Sequence[Any]) -> list[Any]:
+    """The values as JSON has them: moments in microseconds since 1970."""
+    return [to_microseconds(v) if isinstance(v, datetime) else v for v in values]
+
+
+def _position(values: Sequence[Any] | None, of_archive: bool) -> Position | None:
+    if values is None or not of_archive:
+        return values
+    at, *rest = values
+    return [from_microseconds(at), *rest]
+
+
+def _filters_info(filters: Filters) -> dict[str, Any]:
+    return {
+        "archived": filters.archived,
+        "queue": filters.queue,
+        "state": None if filters.state is None else filters.state.name,
+        "key": filters.key,
+        "error": filters.error,
+        "reason": filters.reason,
+        "fingerprint": filters.fingerprint,
+        "headers": dict(filters.headers),
+        **dict(zip(("since", "until"), plain([filters.since, filters.until]), strict=True)),
+    }
+
+
+def _filters_of(info: Mapping[str, Any]) -> Filters:
+    fields = dict(info)
+    for name in ("since", "until"):
+        if fields[name] is not None:
+            fields[name] = from_microseconds(fields[name])
+    if fields["state"] is not None:
+        fields["state"] = MessageState[fields["state"]]
+    return Filters(**fields)

@@ -1,0 +1,170 @@
+"""What a job does with the messages of a batch, and what it notes of each so that it can be undone.
+
+All of it happens under the lock of the job's row. A message is locked, or skipped if another
+transaction has locked it, and changed only if it still matches.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, case, delete, insert, literal, or_, select, update
+
+from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.dialects.job_walks import lock
+from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.repairs import MOVED, kept_marks
+from faststream_sqlbroker.schema.types import clock
+
+Changed = Mapping[int, Mapping[str, Any]]
+"""By message what is noted: `before` are columns as they were, `after` says how it was left."""
+Change = Callable[[Connection, Operations, Job, Sequence[int]], Changed]
+"""Changes those of the messages that may be changed."""
+
+_BEFORE_MOVE = (
+    "id",
+    "queue",
+    "state",
+    "attempts_count",
+    "deliveries_count",
+    "first_attempt_at",
+    "last_attempt_at",
+    "next_attempt_at",
+    "dedup_id",
+    "policy_marks",
+    "hops",
+)
+_BEFORE_REDRIVE = (
+    "id",
+    "queue",
+    "state",
+    "attempts_count",
+    "deliveries_count",
+    "publish_count",
+    "first_attempt_at",
+    "last_attempt_at",
+    "next_attempt_at",
+    "acquired_at",
+    "expires_at",
+    "dedup_id",
+    "hops",
+    "archived_at",
+    "reason",
+    "related_id",
+    "error_fingerprint",
+)
+
+
+def retry_now(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:
+    """Make the messages due now."""
+    names = ("id", "queue", "next_attempt_at", "policy_marks")
+    rows = lock(connection, dialect, job, ids, names)
+    values = {"next_attempt_at": clock(), "policy_marks": kept_marks(dialect)}
+    return _update(connection, dialect, rows, values)
+
+
+def move(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:
+    """Move the messages to another queue, with new counters."""
+    rows = lock(connection, dialect, job, ids, _BEFORE_MOVE)
+    return _update(connection, dialect, rows, {**MOVED, "queue": job.arguments["to"]})
+
+
+def redrive(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:
+    """Bring messages of the archive back under their ids, due now, with new counters."""
+    rows = lock(connection, dialect, job, ids, _BEFORE_REDRIVE)
+    archive = dialect.tables.archive
+    assert archive is not None  # noqa: S101 - the store has looked
+    to = job.arguments.get("to")
+    new = {
+        **{name: literal(value) for name, value in _FRESH.items()},
+        **dict.fromkeys(_EMPTIED),
+        "queue": archive.c.queue if to is None else literal(to),
+        "publish_count": archive.c.publish_count + 1,
+        "next_attempt_at": clock(),
+    }
+    bring_back(connection, dialect, [row.id for row in rows], new)
+    return _noted(connection, dialect, rows)
+
+
+_FRESH = {"state": "PENDING", "attempts_count": 0, "deliveries_count": 0, "hops": 0}
+# Without an expiry, which is over by now: who brings it back wants it to run.
+_EMPTIED = ("first_attempt_at", "last_attempt_at", "acquired_at", "dedup_id", "expires_at")
+
+
+def bring_back(
+    connection: Connection, dialect: Operations, ids: Sequence[int], new: Mapping[str, Any]
+) -> None:
+    """Move archived messages, which the transaction has locked, to the message table; `new` are
+    expressions for columns that change, None for those that are left empty.
+    """
+    tables = dialect.tables
+    assert tables.archive is not None  # noqa: S101 - the store has looked
+    left_out = {name for name, value in new.items() if value is None}
+    both = [c.name for c in tables.archive.c if c.name in tables.message.c]
+    names = [name for name in both if name not in left_out]
+    columns = [new.get(name, tables.archive.c[name]) for name in names]
+    these = tables.archive.c.id.in_(ids)
+    if ids:
+        # Both statements see the same rows: they are locked.
+        copy = select(*columns).where(these)
+        connection.execute(insert(tables.message).from_select(names, copy))
+        connection.execute(delete(tables.archive).where(these))
+
+
+def _update(
+    connection: Connection, dialect: Operations, rows: Sequence[Any], values: Mapping[str, Any]
+) -> Changed:
+    table = dialect.tables.message
+    if rows:
+        these = table.c.id.in_([row.id for row in rows])
+        connection.execute(update(table).where(these).values(dict(values)))
+    return _noted(connection, dialect, rows)
+
+
+def _noted(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> Changed:
+    """What was, and how the messages are left: read back, as the database's clock has set it."""
+    if not rows:
+        return {}
+    c = dialect.tables.message.c
+    left = select(c.id, c.queue, c.next_attempt_at, c.deliveries_count)
+    after = {
+        row.id: _plain({"queue": row.queue, "due": row[2], "deliveries": row[3]})
+        for row in connection.execute(left.where(c.id.in_([row.id for row in rows])))
+    }
+    return {row.id: {"before": before_of(row), "after": after[row.id]} for row in rows}
+
+
+def before_of(row: Any) -> dict[str, Any]:
+    """The columns of a row but its id, as JSON has them."""
+    fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
+    del fields["id"]
+    return _plain(fields)
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: to_microseconds(value) if isinstance(value, datetime) else value
+        for name, value in fields.items()
+    }
+
+
+def note_cancelled(
+    connection: Connection, dialect: Operations, ids: Sequence[int], text: str
+) -> None:
+    """Put `text` before the last error of the messages."""
+    c = dialect.tables.message.c
+    error = case(
+        (or_(c.last_error.is_(None), c.last_error == ""), literal(text)),
+        else_=literal(f"{text}\n").concat(c.last_error),
+    )
+    connection.execute(update(dialect.tables.message).where(c.id.in_(ids)).values(last_error=error))
+
+
+def cancelled(connection: Connection, dialect: Operations, ids: Sequence[int]) -> Changed:
+    """What is noted of messages that were cancelled: when they were archived."""
+    table = dialect.tables.archive
+    if table is None:
+        return {i: {} for i in ids}
+    rows = connection.execute(select(table.c.id, table.c.archived_at).where(table.c.id.in_(ids)))
+    return {row.id: {"after": _plain({"archived": row.archived_at})} for row in rows}

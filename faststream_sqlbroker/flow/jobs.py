@@ -1,0 +1,75 @@
+"""Goes on with jobs of operators whose processes have ended, or did not wait for them."""
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.store.jobs import ALL
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+
+LONGEST_PAUSE = 5.0
+"""Seconds: while a slow job waits, another one may begin."""
+
+
+class JobRunner:
+    """Runs what is due of all jobs, one batch after the other; one task a broker."""
+
+    def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
+        """It rests until `start`."""
+        self._store = store
+        self._log = log
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self._open = False
+        self._may: bool | None = None
+
+    def start(self) -> None:
+        """Let `look` begin with what it finds."""
+        self._open = True
+        self._may = None
+
+    async def stop(self) -> None:
+        """End; what the running batch has not committed is done by another process."""
+        self._open = False
+        task, self._task = self._task, None
+        if task is not None and task.get_loop() is asyncio.get_running_loop():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def look(self) -> None:
+        """Look whether a job is due, and run it; at once, in a task of its own."""
+        # The task that runs looks for all jobs, also for those that began after it.
+        if self._open and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run(), name="sqlbroker-jobs")
+
+    async def _run(self) -> None:
+        try:
+            while (pause := await self._step()) is not None:
+                await self._clock.sleep(min(pause, LONGEST_PAUSE))
+        except StoreError as error:
+            text = f"a job of an operator rests until the next look, at most a minute: {error}"
+            self._log(logging.WARNING, text)
+
+    async def _step(self) -> float | None:
+        """Seconds until the next batch of any job is due; None: none is left."""
+        due_in = await self._store.jobs.due_in()
+        if due_in is None or due_in > 0 or not await self._has_rights():
+            return due_in if self._may is not False else None
+        return (await self._store.jobs.step()).pause
+
+    async def _has_rights(self) -> bool:
+        """Whether this process may do what jobs do; asked once, before the first one."""
+        if self._may is None:
+            # Asked, not tried: a refused statement would make the whole process unhealthy.
+            access = await self._store.find_lacks(ALL)
+            self._may = not access.lacks
+            if access.lacks:
+                text = f"jobs of operators are left to others: {access.describe()}"
+                self._log(logging.INFO, text)
+        return self._may

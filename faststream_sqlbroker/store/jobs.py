@@ -1,0 +1,257 @@
+"""Bulk actions of operators, batch by batch."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, UNDO, Job
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.reasons import CANCELLED
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.dialects import Dialect, job_changes, job_replay, job_walks
+from faststream_sqlbroker.dialects import jobs as rows
+from faststream_sqlbroker.dialects.job_undo import UNDOS
+from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
+from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.store.transaction import Transactions
+
+T = TypeVar("T")
+
+BATCH = 500
+"""Messages that one transaction changes at most: it keeps them locked until it commits."""
+ACTIVITIES: Mapping[str, Activities] = {
+    CANCEL: frozenset({Activity.OPERATE, Activity.REPAIR}),
+    RETRY: frozenset({Activity.OPERATE, Activity.REPAIR}),
+    MOVE: frozenset({Activity.OPERATE, Activity.REPAIR}),
+}
+"""What a job does in the database; what is not here does all of `ALL`."""
+ALL = frozenset({Activity.OPERATE, Activity.REPAIR, Activity.REDRIVE})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a call of `step` found."""
+
+    job: Job | None
+    """The job as it is now; None: there is none that is due."""
+    pause: float | None
+    """Seconds until the next batch is due; None: none is left."""
+
+
+class JobStore:
+    """Reads and writes jobs; each operation is one transaction, a count is several.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
+        """Each transaction takes one of the store's `places`."""
+        self._transactions = transactions.doing(Activity.OPERATE)
+        self._dialect = dialect
+        self._places = places
+        self._table = dialect.tables.policy_state
+        self._changes: Mapping[str, job_changes.Change] = {
+            CANCEL: self._cancel,
+            RETRY: job_changes.retry_now,
+            MOVE: job_changes.move,
+            REDRIVE: job_changes.redrive,
+        }
+
+    async def plan(self, job: Job) -> Job:
+        """Count what `job` would visit, exactly, and fix where it ends; nothing is written."""
+
+        def begin(connection: Connection) -> Job:
+            now = self._dialect.now(connection)
+            bound = job_walks.last_row(connection, self._dialect, job.action)
+            filters = None if job.filters is None else _absolute(job.filters, now)
+            return replace(job, filters=filters, bound=bound)
+
+        planned = await self._read(begin)
+        if planned.bound is None:
+            return planned
+        queues: dict[str, int] = {}
+        after: Any = None
+        while True:
+            counted = await self._read(
+                partial(job_walks.count, dialect=self._dialect, job=planned, after=after)
+            )
+            for queue, number in counted.queues.items():
+                queues[queue] = queues.get(queue, 0) + number
+            after = counted.after
+            if after is None:
+                return replace(planned, queues=queues, expected=sum(queues.values()))
+
+    async def begin(self, job: Job, channel: str) -> Job:
+        """Store the planned job, whose first batch is due at once, and tell `channel` of it."""
+
+        def work(connection: Connection) -> Job:
+            now = self._dialect.now(connection)
+            nothing = job.bound is None and job.action != UNDO
+            stored = replace(job, state="ended" if nothing else "running")
+            begun = rows.add(connection, self._table, stored, now)
+            if self._dialect.can_listen and not nothing:
+                notify_state_changed(connection, channel)
+            return begun
+
+        return await self._transactions.run(work, self._places)
+
+    async def begin_undo(self, job_id: str, by: str, channel: str) -> Job | None:
+        """Store a job that undoes this one; None: there is no such job, or it cannot be undone."""
+
+        def work(connection: Connection) -> Job | None:
+            job = rows.find(connection, self._table, job_id, lock=True)
+            if job is None or job.action not in UNDOS or job.undone_by or not job.is_bulk:
+                return None
+            # A batch that runs now has locked the row, so this has waited for its COMMIT.
+            if job.state == "running":
+                return None
+            undo = Job(
+                action=UNDO,
+                by=by,
+                arguments={"of": job.id, "action": job.action, "scope": _list_of(job)},
+                rate=job.rate,
+                state="running",
+                expected=job.done,
+                queues=job.queues,
+            )
+            begun = rows.add(connection, self._table, undo, self._dialect.now(connection))
+            # Also of a job that was stopped: it must not go on while it is undone.
+            ended = replace(job, undone_by=begun.id, state="ended")
+            rows.save(connection, self._table, ended, None)
+            if self._dialect.can_listen:
+                notify_state_changed(connection, channel)
+            return begun
+
+        return await self._transactions.run(work, self._places)
+
+    async def find(self, job_id: str) -> Job | None:
+        """The job as it is now."""
+        return await self._read(lambda c: rows.find(c, self._table, job_id))
+
+    async def listed(self, before: str | None, limit: int) -> list[Job]:
+        """Up to `limit` jobs, the newest first; only those that are older than `before`."""
+        return await self._read(lambda c: rows.listed(c, self._table, before, limit))
+
+    async def stop(self, job_id: str) -> Job | None:
+        """Let the job rest behind its running batch; None: there is no such job."""
+        return await self._set_state(job_id, "running", "stopped", None)
+
+    async def resume(self, job_id: str) -> Job | None:
+        """Let a stopped job go on; None: there is no such job."""
+        return await self._set_state(job_id, "stopped", "running", 0.0)
+
+    async def _set_state(
+        self, job_id: str, before: str, after: Any, pause: float | None
+    ) -> Job | None:
+        def work(connection: Connection) -> Job | None:
+            job = rows.find(connection, self._table, job_id, lock=True)
+            if job is None or job.state != before:
+                return job
+            job = replace(job, state=after)
+            rows.save(connection, self._table, job, pause)
+            return job
+
+        return await self._transactions.run(work, self._places)
+
+    async def due_in(self, job_id: str | None = None) -> float | None:
+        """Seconds until the next batch of the job, or of any, is due; None: none is left."""
+        return await self._read(lambda c: self._due_in(c, job_id))
+
+    async def step(self, job_id: str | None = None) -> Step:
+        """Do one batch of the job, or of the first one that is due, if it is due and free."""
+
+        def work(connection: Connection) -> Step:
+            # The race of two processes at one job: the second skips the locked row, and finds the
+            # position that the first one has committed when it asks again.
+            job = rows.lock_due(connection, self._table, job_id)
+            if job is None:
+                found = None if job_id is None else rows.find(connection, self._table, job_id)
+                return Step(found, self._due_in(connection, job_id))
+            now = self._dialect.now(connection)
+            moved = self._batch(connection, job, now)
+            # The rate is of what was visited, in whichever process: the pause is in the row.
+            visited = moved.done + moved.skipped - job.done - job.skipped
+            pause = 0.0 if job.rate is None else visited / job.rate
+            ended = moved.state == "ended"
+            if ended:
+                moved = replace(moved, ended_at=now)
+            rows.save(connection, self._table, moved, None if ended else pause)
+            return Step(moved, None if ended and job_id is not None else pause)
+
+        return await self._transactions.run(work, self._places, doing=ALL)
+
+    def _due_in(self, connection: Connection, job_id: str | None) -> float | None:
+        due = rows.next_due(connection, self._table, job_id)
+        if due is None:
+            return None
+        return max(0.0, (due - self._dialect.now(connection)).total_seconds())
+
+    def _batch(self, connection: Connection, job: Job, now: datetime) -> Job:
+        size = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
+        if job.action == UNDO:
+            return self._undo(connection, job, size)
+        ids, cursor = job_walks.visit(connection, self._dialect, job, size)
+        if job.action == REPLAY:
+            done = job_replay.replay(connection, self._dialect, job, ids, now) if ids else 0
+            return job.moved(cursor, done=done, skipped=len(ids) - done)
+        scope = _list_of(job)
+        # No message is changed twice, whatever has become of it since.
+        fresh = sorted(set(ids) - rows.known(connection, self._table, scope, ids))
+        changed = self._changes[job.action](connection, self._dialect, job, fresh) if fresh else {}
+        rows.note_changed(connection, self._table, scope, changed, now)
+        return job.moved(cursor, done=len(changed), skipped=len(ids) - len(changed))
+
+    def _cancel(
+        self, connection: Connection, dialect: Any, job: Job, ids: Sequence[int]
+    ) -> job_changes.Changed:
+        locked = job_walks.lock(connection, dialect, job, ids, ("id", "queue"))
+        by_queue: dict[str, list[int]] = {}
+        for row in locked:
+            by_queue.setdefault(row.queue, []).append(row.id)
+        theirs = [row.id for row in locked]
+        if theirs:
+            job_changes.note_cancelled(connection, dialect, theirs, str(job.arguments["text"]))
+        for queue, of_queue in sorted(by_queue.items()):
+            ends = {i: Discard(CANCELLED) for i in of_queue}
+            PolicyRows(self._dialect).discard(connection, queue, ends, keep=True)
+        return job_changes.cancelled(connection, dialect, theirs)
+
+    def _undo(self, connection: Connection, job: Job, size: int) -> Job:
+        scope = str(job.arguments["scope"])
+        after = "" if job.cursor is None else str(job.cursor[0])
+        noted = rows.noted(connection, self._table, scope, after, size)
+        # By key: what is forgotten on the way lies behind the position.
+        cursor = [noted[-1][0]] if len(noted) == size else None
+        of = job.arguments["of"]
+        # The marks of a replay are those of all its runs.
+        ours = {int(key): info for key, info in noted if info.get("run", of) == of}
+        undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, ours)
+        rows.forget(connection, self._table, scope, sorted(str(i) for i in undone))
+        return job.moved(cursor, done=len(undone), skipped=len(ours) - len(undone))
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        return await self._transactions.run(work, self._places, write=False)
+
+
+def _list_of(job: Job) -> str:
+    """The scope of what the job notes of each message."""
+    return job_replay.scope_of(job) if job.action == REPLAY else rows.LIST + job.id
+
+
+def _absolute(filters: Filters, now: datetime) -> Filters:
+    """The filters with moments in place of ages."""
+    since, until = (
+        now - timedelta(seconds=value) if isinstance(value, int | float) else value
+        for value in (filters.since, filters.until)
+    )
+    return replace(filters, since=since, until=until)

@@ -1,0 +1,310 @@
+"""Bulk actions: each message is visited once, what has changed since is left, and undo takes back
+only what is as the job has left it.
+"""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.dialects import message_walks
+from faststream_sqlbroker.store import jobs
+from tests.contract.conftest import Bench, done
+from tests.contract.test_message_lists import archive
+
+pytestmark = pytest.mark.capability("`broker.admin`: bulk actions as jobs, audit, undo")
+FAILED: dict[str, Any] = {"state": MessageState.FAILED}
+
+
+@pytest.fixture(params=[1, 3, 500])
+def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many messages a transaction changes, and how many it looks at."""
+    count: int = request.param
+    monkeypatch.setattr(jobs, "BATCH", count)
+    monkeypatch.setattr(message_walks, "STEP", max(2, count // 2))
+    return count
+
+
+async def planned(
+    bench: Bench, action: str, arguments: dict[str, Any] | None = None, **filters: Any
+) -> Job:
+    of_archive = action in {REDRIVE, REPLAY}
+    wanted = Filters(archived=of_archive, **filters)
+    job = Job(action=action, by="Ann", filters=wanted, arguments=arguments or {})
+    return await bench.store.jobs.plan(job)
+
+
+async def ended(bench: Bench, begun: Job) -> Job:
+    for _ in range(100):
+        step = await bench.store.jobs.step(begun.id)
+        assert step.job is not None
+        if step.pause is None:
+            assert step.job == await bench.store.jobs.find(begun.id)
+            assert step.job.ended_at is not None
+            return step.job
+    raise AssertionError("it does not end")
+
+
+async def do(
+    bench: Bench, action: str, arguments: dict[str, Any] | None = None, **filters: Any
+) -> Job:
+    plan = await planned(bench, action, arguments, **filters)
+    return await ended(bench, await bench.store.jobs.begin(plan, "c"))
+
+
+async def undone(bench: Bench, job: Job) -> Job:
+    begun = await bench.store.jobs.begin_undo(job.id, "Bob", "c")
+    assert begun is not None
+    return await ended(bench, begun)
+
+
+def counts(job: Job) -> tuple[int, int, int]:
+    return job.expected, job.done, job.skipped
+
+
+async def test_a_dry_run_counts_exactly_and_changes_nothing(bench: Bench, batch: int) -> None:
+    await bench.put(7)
+    await bench.put(4, "other")
+    before = await bench.rows()
+    plan = await planned(bench, CANCEL)
+    assert (plan.expected, plan.queues, plan.state) == (11, {"q": 7, "other": 4}, "planned")
+    assert (await planned(bench, CANCEL, queue="q")).expected == 7
+    assert (await planned(bench, CANCEL, queue="q", key="k")).expected == 0
+    assert await bench.rows() == before
+    assert await bench.store.jobs.listed(None, 10) == []
+
+
+async def test_all_that_match_are_cancelled_and_come_back(bench: Bench, batch: int) -> None:
+    ids = await bench.put(5, key="k", delay=600.0)
+    others = await bench.put(2, "other")
+    before = await bench.rows()
+    job = await do(bench, CANCEL, {"text": "cancelled by Ann"}, queue="q", key="k")
+    assert counts(job) == (5, 5, 0)
+    gone = await bench.rows(archive=True)
+    assert [row["id"] for row in gone] == ids
+    assert {(row["state"], row["reason"], row["last_error"]) for row in gone} == {
+        ("DISCARDED", "cancelled", "cancelled by Ann")
+    }
+    assert [row["id"] for row in await bench.rows()] == others
+    assert counts(await undone(bench, job)) == (5, 5, 0)
+    assert await bench.rows(archive=True) == []
+    back = [{**row, "last_error": None} for row in await bench.rows()]
+    assert back == before
+
+
+async def test_messages_are_due_at_once_and_an_undo_lets_them_wait(
+    bench: Bench, batch: int
+) -> None:
+    ids = await bench.put(4, delay=600.0)
+    before = await bench.rows()
+    assert counts(job := await do(bench, RETRY, queue="q")) == (4, 4, 0)
+    [row] = await bench.claim(1)
+    assert row.id in ids
+    assert counts(await undone(bench, job)) == (4, 3, 1)
+    assert [r for r in await bench.rows() if r["id"] != row.id] == [
+        r for r in before if r["id"] != row.id
+    ]
+
+
+async def test_messages_are_moved_and_moved_back(bench: Bench, batch: int) -> None:
+    await bench.put(3, delay=600.0, priority=4)
+    [retried] = await bench.put(1)
+    [row] = await bench.claim(1)
+    await bench.store.settle([done(row, state=MessageState.RETRYABLE, delay=600.0, error="no")])
+    before = await bench.rows()
+    assert counts(job := await do(bench, MOVE, {"to": "mended"}, queue="q")) == (4, 4, 0)
+    rows = await bench.rows()
+    assert {(r["queue"], r["state"], r["attempts_count"]) for r in rows} == {
+        ("mended", "PENDING", 0)
+    }
+    await bench.store.repairs.edit(retried, {}, 900.0)
+    assert counts(await undone(bench, job)) == (4, 3, 1)
+    after = await bench.rows()
+    assert [r for r in after if r["id"] != retried] == [r for r in before if r["id"] != retried]
+    assert [r["queue"] for r in after if r["id"] == retried] == ["mended"]
+
+
+async def test_dead_letters_are_redriven_under_their_ids(bench: Bench, batch: int) -> None:
+    await bench.put(1, dedup_id="d", expires_in=3600.0)
+    [row] = await bench.claim(1)
+    await bench.store.settle([done(row, **FAILED, error="E: 1", reason="rejected")])
+    ids = [row.id, *await archive(bench, 4, **FAILED, error="E: 2", fingerprint="1" * 16)]
+    await archive(bench, 3)
+    await archive(bench, 2, "other", **FAILED)
+    before = await bench.rows(archive=True)
+    job = await do(bench, REDRIVE, queue="q", **FAILED)
+    assert counts(job) == (5, 5, 0)
+    rows = await bench.rows()
+    assert [r["id"] for r in rows] == ids
+    assert {(r["state"], r["attempts_count"], r["deliveries_count"]) for r in rows} == {
+        ("PENDING", 0, 0)
+    }
+    assert {(r["publish_count"], r["dedup_id"], r["expires_at"]) for r in rows} == {(2, None, None)}
+    assert {r["last_error"] for r in rows} == {"E: 1", "E: 2"}
+    assert len(await bench.rows(archive=True)) == 5
+    assert counts(await undone(bench, job)) == (5, 5, 0)
+    assert await bench.rows(archive=True) == before
+    assert await bench.rows() == []
+
+
+async def test_a_message_that_fails_again_is_not_met_again(bench: Bench, batch: int) -> None:
+    ids = await archive(bench, 6, **FAILED)
+    plan = await planned(bench, REDRIVE, **FAILED)
+    job = await bench.store.jobs.begin(plan, "c")
+    for _ in range(100):
+        step = await bench.store.jobs.step(job.id)
+        claimed = await bench.claim(10)
+        await bench.store.settle([done(row, **FAILED) for row in claimed])
+        if step.pause is None:
+            break
+    assert step.job is not None
+    assert counts(step.job) == (6, 6, 0)
+    rows = await bench.rows(archive=True)
+    assert [(r["id"], r["publish_count"]) for r in rows] == [(i, 2) for i in ids]
+
+
+async def test_what_has_changed_since_the_dry_run_is_skipped(bench: Bench, batch: int) -> None:
+    ids = await bench.put(6)
+    plan = await planned(bench, CANCEL, {"text": "cancelled by Ann"}, queue="q")
+    later = await bench.put(2)
+    leased = await bench.claim(2)
+    await bench.store.repairs.move(ids[2], "other")
+    begun = await bench.store.jobs.begin(plan, "c")
+    job = await ended(bench, begun)
+    assert counts(job) == (6, 3, 3)
+    left = [row["id"] for row in await bench.rows()]
+    assert left == [row.id for row in leased] + [ids[2]] + later
+    result = await bench.store.settle([done(row) for row in leased])
+    assert result.settled == {row.id for row in leased}
+
+
+async def test_a_row_that_another_transaction_has_locked_is_skipped(
+    bench: Bench, database: str
+) -> None:
+    if database == "sqlite":
+        pytest.skip("SQLite locks the whole file")
+    first, second = await bench.put(2)
+    plan = await planned(bench, CANCEL, {"text": "x"}, queue="q")
+    begun = await bench.store.jobs.begin(plan, "c")
+    async with bench.store.engine.begin() as connection:
+        from sqlalchemy import text
+
+        await connection.execute(text(f"SELECT id FROM message WHERE id = {first} FOR UPDATE"))
+        assert counts(await ended(bench, begun)) == (2, 1, 1)
+    assert [row["id"] for row in await bench.rows()] == [first]
+    assert [row["id"] for row in await bench.rows(archive=True)] == [second]
+
+
+async def test_a_replay_publishes_each_once_for_its_name(bench: Bench, batch: int) -> None:
+    ids = await archive(bench, 5, **FAILED, error="no")
+    await archive(bench, 2, "other")
+    before = await bench.rows(archive=True)
+    job = await do(bench, REPLAY, {"name": "bug 7"}, queue="q")
+    assert counts(job) == (5, 5, 0)
+    rows = await bench.rows()
+    assert sorted(r["origin_id"] for r in rows) == ids
+    assert {(r["publish_count"], r["state"], r["last_error"]) for r in rows} == {
+        (2, "PENDING", None)
+    }
+    headers = [r["headers"] for r in rows]
+    assert [h["replay-of"] for h in headers] == [r["origin_id"] for r in rows]
+    assert {h["replay-job"] for h in headers} == {"bug 7"}
+    bodies = {r["id"]: r["payload"] for r in before}
+    assert {r["origin_id"]: r["payload"] for r in rows} == {i: bodies[i] for i in ids}
+    assert await bench.rows(archive=True) == before
+    again = await do(bench, REPLAY, {"name": "bug 7", "to": "mended"})
+    assert counts(again) == (2, 2, 0)
+    assert counts(await do(bench, REPLAY, {"name": "bug 7"})) == (0, 0, 0)
+    assert counts(await do(bench, REPLAY, {"name": "bug 8"}, **FAILED)) == (5, 5, 0)
+
+
+async def test_an_undone_replay_can_be_made_again(bench: Bench, batch: int) -> None:
+    await archive(bench, 4)
+    job = await do(bench, REPLAY, {"name": "n"})
+    [row] = await bench.claim(1)
+    assert counts(await undone(bench, job)) == (4, 3, 1)
+    assert [r["id"] for r in await bench.rows()] == [row.id]
+    assert counts(await do(bench, REPLAY, {"name": "n"})) == (3, 3, 0)
+
+
+async def test_a_job_rests_while_it_is_stopped(bench: Bench) -> None:
+    await bench.put(5)
+    store = bench.store.jobs
+    begun = await store.begin(await planned(bench, CANCEL, {"text": "x"}), "c")
+    with patch.object(jobs, "BATCH", 2):
+        await store.step(begun.id)
+        stopped = await store.stop(begun.id)
+        assert stopped is not None
+        assert (stopped.state, stopped.done, stopped.left) == ("stopped", 2, 3)
+        step = await store.step(begun.id)
+        assert (step.job, step.pause) == (stopped, None)
+        assert (await store.step()).job is None
+        assert await store.due_in() is None
+        resumed = await store.resume(begun.id)
+        assert resumed is not None
+        assert resumed.state == "running"
+        assert await store.due_in() is not None
+        assert counts(await ended(bench, begun)) == (5, 5, 0)
+    assert (await store.resume(begun.id)) == await store.find(begun.id)
+    assert await store.stop("no such job") is None
+
+
+async def test_a_stopped_job_can_be_undone_and_goes_on_no_more(bench: Bench) -> None:
+    await bench.put(5)
+    store = bench.store.jobs
+    begun = await store.begin(await planned(bench, CANCEL, {"text": "x"}), "c")
+    with patch.object(jobs, "BATCH", 2):
+        await store.step(begun.id)
+    assert await store.begin_undo(begun.id, "Bob", "c") is None, "it still runs"
+    stopped = await store.stop(begun.id)
+    assert stopped is not None
+    undo = await undone(bench, stopped)
+    assert counts(undo) == (2, 2, 0)
+    assert len(await bench.rows()) == 5
+    now = await store.find(begun.id)
+    assert now is not None
+    assert (now.state, now.undone_by) == ("ended", undo.id)
+    assert (await store.step()).job is None
+    assert await store.begin_undo(begun.id, "Bob", "c") is None, "it is undone"
+    assert await store.begin_undo(undo.id, "Bob", "c") is None, "an undo cannot be undone"
+    assert [job.id for job in await store.listed(None, 10)] == [undo.id, begun.id]
+    assert [job.id for job in await store.listed(undo.id, 10)] == [begun.id]
+
+
+async def test_a_rate_spreads_the_batches(bench: Bench) -> None:
+    await bench.put(5)
+    store = bench.store.jobs
+    plan = await planned(bench, CANCEL, {"text": "x"})
+    from dataclasses import replace
+
+    begun = await store.begin(replace(plan, rate=2.0), "c")
+    step = await store.step(begun.id)
+    assert step.job is not None
+    assert (step.job.done, step.pause) == (2, 1.0)
+    due_in = await store.due_in(begun.id)
+    assert due_in is not None
+    assert 0.0 <= due_in <= 1.0
+
+
+async def test_a_failed_batch_changes_nothing_and_the_next_goes_on(
+    bench: Bench, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is changed, noted and counted is one transaction."""
+    await archive(bench, 7, **FAILED)
+    plan = await planned(bench, REDRIVE, **FAILED)
+    begun = await bench.store.jobs.begin(plan, "c")
+    real = jobs.rows.save
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(jobs.rows, "save", broken)
+    with pytest.raises(ZeroDivisionError):
+        await bench.store.jobs.step(begun.id)
+    monkeypatch.setattr(jobs.rows, "save", real)
+    assert await bench.rows() == []
+    assert counts(await ended(bench, begun)) == (7, 7, 0)
+    assert len(await bench.rows()) == 7

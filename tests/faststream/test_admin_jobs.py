@@ -1,0 +1,174 @@
+"""broker.admin: bulk actions next to running subscribers, and jobs that outlive their process."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker.store import jobs
+from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("`broker.admin`: bulk actions as jobs, audit, undo")
+
+
+async def failed(broker: SqlBroker, count: int) -> None:
+    async def all_of_them() -> bool:
+        return (await broker.admin.dead_letters()).count == count
+
+    await eventually(all_of_them)
+
+
+async def test_dead_letters_are_redriven_once_their_cause_is_mended(
+    broker: SqlBroker, look: Look
+) -> None:
+    mended = False
+    handled: list[str] = []
+
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(body: str) -> None:
+        if not mended:
+            raise ConnectionError(f"no route for {body}")
+        handled.append(body)
+
+    await broker.publish_batch("1", "2", "3", queue="q")
+    await broker.start()
+    await failed(broker, 3)
+    [group] = (await broker.admin.dead_letters()).groups
+    which: Any = {"queue": "q", "fingerprint": group.fingerprint}
+    planned = await broker.admin.redrive(**which)
+    assert (planned.state, planned.expected, planned.queues) == ("planned", 3, {"q": 3})
+    mended = True
+    job = await broker.admin.run_job(planned)
+    assert (job.state, job.done, job.skipped) == ("ended", 3, 0)
+
+    async def all_handled() -> bool:
+        return sorted(handled) == ["1", "2", "3"]
+
+    await eventually(all_handled)
+    [last, *_] = await broker.admin.audit()
+    assert last == job
+    assert str(job) == f"redrive {job.id}: ended, 3 of 3 done, 0 skipped"
+    undone = await broker.admin.undo(job.id, by="Ann")
+    assert (undone.done, undone.skipped, undone.by) == (0, 3, "Ann")
+    found = await broker.admin.audit(bulk=True)
+    assert [(each.action, each.undone_by) for each in found] == [
+        ("undo", None),
+        ("redrive", undone.id),
+    ]
+
+
+async def test_a_job_that_is_left_is_done_by_another_process(
+    engine: AsyncEngine, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 2)
+
+    @broker.subscriber("other", **QUICK, release_stuck_interval=0.5)
+    async def handle(_body: str) -> None:
+        pass
+
+    for n in range(7):
+        await broker.publish(str(n), "q", delay=600.0)
+    operator = SqlBroker(engine, logger=None).admin
+    begun = await operator.bulk_cancel(queue="q", dry_run=False, wait=False, by="Ann")
+    assert (begun.state, begun.expected, begun.done) == ("running", 7, 0)
+    await broker.start()
+
+    async def has_ended() -> bool:
+        job = await operator.job(begun.id)
+        return job is not None and job.state == "ended"
+
+    await eventually(has_ended)
+    job = await operator.job(begun.id)
+    assert job is not None
+    assert (job.done, job.skipped) == (7, 0)
+    assert len((await operator.messages(state="DISCARDED", reason="cancelled")).messages) == 7
+
+
+async def test_several_processes_work_on_one_job_and_each_message_is_changed_once(
+    engine: AsyncEngine, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 3)
+    for n in range(20):
+        await broker.publish(str(n), "q", delay=600.0)
+    begun = await broker.admin.bulk_move("mended", queue="q", dry_run=False, wait=False)
+    others = [SqlBroker(engine, logger=None).admin for _ in range(3)]
+    found = await asyncio.gather(*(admin.wait_for_job(begun.id) for admin in others))
+    assert {(job.state, job.done, job.skipped) for job in found} == {("ended", 20, 0)}
+    assert len((await broker.admin.messages(queue="mended")).messages) == 20
+
+
+async def test_a_job_is_stopped_and_resumed(broker: SqlBroker) -> None:
+    for n in range(4):
+        await broker.publish(str(n), "q", delay=600.0)
+    admin = broker.admin
+    begun = await admin.bulk_retry(queue="q", rate=1.0, dry_run=False, wait=False)
+    waiting = asyncio.create_task(admin.wait_for_job(begun.id))
+    stopped = await admin.stop_job(begun.id)
+    assert stopped.state == "stopped"
+    assert (await asyncio.wait_for(waiting, 30)).state == "stopped"
+    await admin.resume_job(begun.id, wait=False)
+    seen: list[int] = []
+    ended = await admin.wait_for_job(begun.id, progress=lambda job: seen.append(job.done))
+    assert (ended.state, ended.done) == ("ended", 4)
+    assert seen == sorted(seen)
+
+
+async def test_a_replay_goes_to_another_queue_with_its_lineage(
+    broker: SqlBroker, look: Look
+) -> None:
+    @broker.subscriber("q", **QUICK)
+    async def handle(_body: str) -> None:
+        pass
+
+    message_id = await broker.publish("x", "q", key="k", headers={"tenant": "a"})
+    await broker.start()
+    await look.archived()
+    job = await broker.admin.replay("fix", queue="q", key="k", to="again", dry_run=False)
+    assert (job.done, job.arguments) == (1, {"name": "fix", "to": "again"})
+    [copy] = (await broker.admin.messages(queue="again", bodies=True)).messages
+    assert (copy.origin_id, copy.key, copy.body, copy.publish_count) == (message_id, "k", "x", 2)
+    assert copy.headers is not None
+    assert copy.headers["tenant"] == "a"
+    assert (copy.headers["replay-of"], copy.headers["replay-job"]) == (message_id, "fix")
+    assert (await broker.admin.replay("fix", queue="q")).expected == 0
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a rate of nothing": (lambda a: a.bulk_retry(rate=0), "rate must be a number"),
+    "a rate of words": (lambda a: a.redrive(rate="fast"), "rate must be a number"),
+    "a queue": (lambda a: a.bulk_move(""), "cannot be the name of a queue"),
+    "a state": (lambda a: a.redrive(state="COMPLETED"), "redrive takes messages that are FAILED"),
+    "a live state": (lambda a: a.replay("n", state="PENDING"), "no archived message is PENDING"),
+    "a name": (lambda a: a.replay(""), "cannot be the name of a replay"),
+    "an age": (lambda a: a.bulk_cancel(since="yesterday"), "since"),
+    "dry_run": (lambda a: a.redrive(dry_run="no"), "dry_run"),
+    "a job": (lambda a: a.wait_for_job("x"), "there is no job 'x'"),
+    "an undo": (lambda a: a.undo("x"), "there is no job 'x'"),
+    "a stop": (lambda a: a.stop_job("x"), "there is no job 'x'"),
+    "a resume": (lambda a: a.resume_job("x"), "there is no job 'x'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_wrong_arguments_are_refused(broker: SqlBroker, what: str) -> None:
+    call, words = REFUSED[what]
+    with pytest.raises(SetupError, match=words):
+        await call(broker.admin)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_only_what_is_planned_is_run_and_only_bulk_actions_are_undone(
+    broker: SqlBroker,
+) -> None:
+    message_id = await broker.publish("x", "q", delay=600.0) or 0
+    ended = await broker.admin.bulk_retry(queue="q", dry_run=False)
+    with pytest.raises(SetupError, match="only the job of a dry run can be run"):
+        await broker.admin.run_job(ended)
+    assert (await broker.admin.cancel(message_id)).done
+    [single, *_] = await broker.admin.audit()
+    with pytest.raises(SetupError, match="the job cannot be undone"):
+        await broker.admin.undo(single.id)

@@ -1,0 +1,118 @@
+"""The command `sqlbroker`: dead letters, bulk actions, jobs and the audit."""
+
+from typing import Any
+
+import pytest
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.exceptions import SetupError
+from tests.faststream.conftest import QUICK, Look
+from tests.faststream.test_admin_jobs import failed
+from tests.faststream.test_operating_cli import Shell
+
+pytestmark = pytest.mark.capability("the command `sqlbroker`: look, mend, check")
+
+
+@pytest.fixture
+def shell(broker: SqlBroker, database_url: str) -> Shell:
+    return Shell(database_url)
+
+
+async def test_an_incident_is_found_and_mended_from_a_shell(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    @broker.subscriber("orders", **QUICK, retry_strategy=None)
+    async def handle(body: str) -> None:
+        raise (ConnectionError if body.isdigit() else ValueError)(f"no route for {body}")
+
+    await broker.publish_batch("1", "2", "x", queue="orders")
+    await broker.start()
+    await failed(broker, 3)
+    await broker.stop()
+    text = await shell.run("dead")
+    assert "ConnectionError: no route for" in text
+    found = await shell.json("dead", "--queue", "orders", "--since", "1h")
+    largest = found["groups"][0]
+    assert (largest["count"], largest["queues"]) == (2, {"orders": 2})
+    which = ("--fingerprint", largest["fingerprint"])
+    text = await shell.run("redrive", *which, "--dry-run")
+    assert "redrive: 2 messages" in text
+    planned = await shell.json("redrive", *which, "--dry-run")
+    assert (planned["state"], planned["expected"]) == ("planned", 2)
+    text = await shell.run("redrive", *which, answer="n\n", code=1)
+    assert "Go on?" in text
+    assert await look.rows() == []
+    text = await shell.run("redrive", *which, "--by", "Ann", answer="y\n")
+    assert "ended, 2 of 2 done, 0 skipped" in text
+    assert len(await look.rows()) == 2
+    [entry] = await shell.json("audit")
+    assert (entry["action"], entry["by"], entry["done"]) == ("redrive", "Ann", 2)
+    assert entry["filters"] == {
+        "archived": True,
+        "state": "FAILED",
+        "fingerprint": largest["fingerprint"],
+    }
+    text = await shell.run("audit")
+    assert f"fingerprint={largest['fingerprint']}" in text
+    assert entry["id"] in await shell.run("jobs")
+    assert (await shell.json("jobs", "show", entry["id"]))["state"] == "ended"
+    text = await shell.run("jobs", "undo", entry["id"], answer="y\n")
+    assert "ended, 2 of 2 done, 0 skipped" in text
+    assert await look.rows() == []
+    assert (await shell.json("dead"))["groups"] == found["groups"]
+
+
+async def test_messages_that_match_are_cancelled_retried_and_moved(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    for n in range(3):
+        await broker.publish(n, "q", key=f"k{n}", delay=600)
+    assert "retry_now: 3 messages" in await shell.run("retry", "--queue", "q", "--dry-run")
+    job = await shell.json("retry", "--all", "--yes")
+    assert (job["action"], job["done"], job["state"]) == ("retry_now", 3, "ended")
+    job = await shell.json("move", "--to", "mended", "--queue", "q", "--key", "k1", "--yes")
+    assert (job["arguments"], job["done"]) == ({"to": "mended"}, 1)
+    job = await shell.json("cancel", "--queue", "q", "--reason", "test", "--by", "Ann", "--yes")
+    assert (job["done"], job["by"]) == (2, "Ann")
+    rows = await look.rows(archive=True)
+    assert {row["last_error"] for row in rows} == {"cancelled by Ann: test"}
+    [left] = await look.rows()
+    assert left["queue"] == "mended"
+    assert "0 messages" in await shell.run("cancel", "--queue", "q", "--yes")
+
+
+async def test_a_replay_is_left_to_others_and_a_job_is_stopped_and_resumed(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    @broker.subscriber("q", **QUICK)
+    async def handle(_body: str) -> None:
+        pass
+
+    await broker.publish("x", "q")
+    await broker.start()
+    await look.archived()
+    await broker.stop()
+    job = await shell.json("replay", "fix", "--queue", "q", "--no-wait", "--yes")
+    assert (job["state"], job["done"]) == ("running", 0)
+    assert "stopped" in await shell.run("jobs", "stop", job["id"])
+    job = await shell.json("jobs", "resume", job["id"])
+    assert (job["state"], job["done"]) == ("ended", 1)
+    [row] = await look.rows()
+    assert row["headers"]["replay-job"] == "fix"
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "nothing": (["cancel", "--yes"], "which messages"),
+    "both": (["cancel", "1", "--queue", "q", "--yes"], "not both"),
+    "all and ids": (["retry", "1", "--all", "--yes"], "not both"),
+    "json": (["redrive", "--json"], "--json does not ask: give --yes"),
+    "a job": (["jobs", "show", "x"], "there is no job 'x'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_wrong_commands_are_refused(shell: Shell, what: str) -> None:
+    words, text = REFUSED[what]
+    with pytest.raises(SetupError, match=text):
+        raise (await shell.result(*words)).exception or AssertionError

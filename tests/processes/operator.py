@@ -1,0 +1,43 @@
+"""A process that works on a job of an operator until it is killed: python -m
+tests.processes.operator URL FOLDER JOB.
+
+Its batches are small, and each waits before its COMMIT, so that a kill mostly strikes inside one.
+"""
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.store import jobs
+
+BATCH = 5
+WAIT = 0.03
+
+
+async def run() -> None:
+    """Until the job has ended."""
+    url, _folder, job_id = sys.argv[1:]
+    jobs.BATCH = BATCH
+    save = jobs.rows.save
+
+    def save_late(*arguments: Any) -> None:
+        save(*arguments)
+        time.sleep(WAIT)
+
+    jobs.rows.save = save_late
+    engine = create_async_engine(url)
+    await SqlBroker(engine, logger=None).admin.wait_for_job(job_id)
+    await engine.dispose()
+
+
+def main() -> None:
+    """Until it is done, or killed."""
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
