@@ -55,6 +55,9 @@ class JobRunner:
         except StoreError as error:
             text = f"a job of an operator rests until the next look, at most a minute: {error}"
             self._log(logging.WARNING, text)
+        except Exception as error:  # noqa: BLE001 - a job that cannot be run must not end the others
+            text = f"a job of an operator cannot be run: {error!r}"
+            self._log(logging.CRITICAL, text, exc_info=error)
 
     async def _step(self) -> float | None:
         """Seconds until the next batch of any job is due; None: none is left."""

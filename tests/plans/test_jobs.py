@@ -1,0 +1,82 @@
+"""What a batch of a job reads: a range of an index, and no more rows than it may look at."""
+
+import json
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from faststream_sqlbroker.core.jobs import CANCEL, REDRIVE, REPLAY, Job
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.dialects import job_walks, message_walks
+from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from tests.plans.conftest import TABLES
+from tests.plans.test_message_lists import SCANNED, archive, sent
+from tests.plans.test_mysql import reads
+from tests.plans.test_postgresql import nodes
+
+__all__ = ("archive",)  # a fixture
+
+SIZE = 50
+FAILED = MessageState.FAILED
+JOBS: list[tuple[str, dict[str, Any]]] = [
+    (CANCEL, {}),
+    (CANCEL, {"queue": "other5"}),
+    (CANCEL, {"queue": "other5", "error": "none"}),
+    (CANCEL, {"error": "none"}),
+    (REDRIVE, {"state": FAILED}),
+    (REDRIVE, {"state": FAILED, "queue": "other5"}),
+    (REDRIVE, {"state": FAILED, "fingerprint": "0123456789abcdef"}),
+    (REPLAY, {"queue": "other5"}),
+    (REPLAY, {"state": FAILED}),
+]
+
+
+def planned(connection: Connection, dialect: Any, action: str, filters: dict[str, Any]) -> Job:
+    wanted = Filters(archived=action != CANCEL, **filters)
+    bound = job_walks.last_row(connection, dialect, action)
+    assert bound is not None
+    return Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"name": "n"})
+
+
+def visit(connection: Connection, dialect: Any, action: str, filters: dict[str, Any]) -> None:
+    """As a batch does, and the dry run before it, in steps."""
+    job = planned(connection, dialect, action, filters)
+    with (
+        patch.object(message_walks, "STEP", SCANNED // 2),
+        patch.object(job_walks, "SCANNED", SCANNED),
+    ):
+        job_walks.visit(connection, dialect, job, SIZE)
+        job_walks.count(connection, dialect, job, None)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
+    dialect = PostgresqlDialect(TABLES, archive.dialect)
+    with archive.connect() as connection:
+        for action, filters in JOBS:
+            with sent(connection) as statements:
+                visit(connection, dialect, action, filters)
+            for statement, parameters in statements:
+                found = connection.exec_driver_sql(
+                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+                ).scalar_one()
+                plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+                large = [n for n in nodes(plan) if n["Node Type"] == "Seq Scan"]
+                assert not [n for n in large if "archive" in n["Relation Name"]], filters
+                assert not [n for n in large if n["Relation Name"] == "message"], filters
+                used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+                assert used <= 4 * SCANNED, (action, filters, statement, used)
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+def test_mysql_reads_no_more_rows_than_it_may(archive: Engine) -> None:
+    dialect = MysqlDialect(TABLES, archive.dialect)
+    with archive.connect() as connection:
+        for action, filters in JOBS:
+            visit(connection, dialect, action, filters)  # compiles the statements
+            with reads(connection, at_most=100 + 12 * SCANNED):
+                visit(connection, dialect, action, filters)
