@@ -30,8 +30,10 @@ PAUSE_AFTER_BUG = 10.0
 database's."""
 Step = Callable[[ClaimedMessage, CurrentDelivery], Awaitable[float]]
 """Delivers a row, and what else belongs to its delivery; when it ended (monotonic seconds)."""
-TURN = 0.005
-"""Seconds after which the event loop gets a turn: handlers that never suspend would starve it."""
+TURN = 0.001
+"""Seconds after which the event loop gets a turn: handlers that never suspend would starve it. In
+such turns the answers of the database are read, and the next claim and flush are sent: with 5 ms
+these wait so long that a tenth fewer messages are handled. A turn costs 5 µs."""
 
 
 class Worker:
