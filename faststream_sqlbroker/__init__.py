@@ -26,6 +26,7 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
+from faststream_sqlbroker.core.retention import Pruned, Retention
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -119,11 +120,13 @@ __all__ = (
     "PoliciedQueue",
     "PolicyWait",
     "Postpone",
+    "Pruned",
     "PublishError",
     "QueueFullError",
     "Reason",
     "ReceivedMessage",
     "Reservation",
+    "Retention",
     "RetryPossible",
     "RetryStrategyProto",
     "RetryStrategyTemplate",

@@ -9,6 +9,7 @@ from faststream_sqlbroker.admin.pauses import Pauses
 from faststream_sqlbroker.admin.policies import Policies
 from faststream_sqlbroker.admin.queues import Queues
 from faststream_sqlbroker.admin.repairs import Repairs
+from faststream_sqlbroker.admin.retention import ArchivePruning
 from faststream_sqlbroker.admin.schedules import Schedules
 from faststream_sqlbroker.admin.unknown import Unknown
 from faststream_sqlbroker.admin.workers import Workers
@@ -27,6 +28,7 @@ class Admin(
     Unknown,
     Locks,
     HealthReport,
+    ArchivePruning,
 ):
     """The operations of `broker.admin`; they need the database, but no started broker.
 

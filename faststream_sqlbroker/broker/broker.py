@@ -33,8 +33,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.core.retention import NO_ARCHIVE, Retention, checked_retention
 from faststream_sqlbroker.core.times import Duration, positive_seconds
-from faststream_sqlbroker.exceptions import SchemaError
+from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
@@ -44,6 +45,7 @@ from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.requests import Requests
+from faststream_sqlbroker.flow.retention import RetentionLoop, growth_line
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.sampling import Sampler
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -90,6 +92,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         presence_interval: Duration = INTERVAL,
         max_payload: int | None = None,
         max_depth: "Mapping[str, MaxDepth | int] | None" = None,
+        retention: Retention | None = None,
         metrics: Recorder | None = None,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
@@ -141,6 +144,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             max_depth: How many due messages a queue may have before this process's publishes to it
                 wait, raise or are dropped, by the queue's full name; a number is a `MaxDepth` of
                 it.
+            retention: How long finished messages stay in the archive; one process of the fleet
+                removes the older ones. None keeps all, and the start says how fast they grow.
             metrics: Where the broker's own metrics go, such as `SqlBrokerPrometheusMetrics`; None:
                 they are not taken.
             ack_policy: Default policy of all subscribers.
@@ -199,6 +204,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._max_depth = checked_depths(max_depth)
         if max_payload is not None:
             whole_number("max_payload", max_payload, other=" of bytes, or None")
+        self._retention = checked_retention(retention)
+        if retention is not None and store.tables.archive is None:
+            raise SetupError(NO_ARCHIVE)
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
         publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock))
@@ -260,6 +268,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._jobs = JobRunner(store, self._log_of_loops, clock)
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock, self._jobs)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
+        self._pruning: RetentionLoop | None = None
+        if self._retention is not None:
+            self._pruning = RetentionLoop(store, self._retention, self._log_of_loops, clock)
 
     def _publish_limits(self, store: Store, clock: Clock) -> PublishLimits | None:
         """What publishes are held to; None if nothing."""
@@ -350,6 +361,10 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._scheduler.start()
         if self._sampler is not None:
             self._sampler.start(self._wakeups.outages)
+        if self._pruning is not None:
+            self._pruning.start(self._wakeups.outages)
+        elif self.subscribers and (growth := await growth_line(self._store)):
+            self._log_of_loops(logging.INFO, growth)
 
     @property
     def _activities(self) -> Activities:
@@ -361,6 +376,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             found.add(Activity.PUBLISH)
         if self._max_depth:
             found.add(Activity.COUNT)
+        if self._retention is not None:
+            found |= {Activity.PRUNE, Activity.LOCK}
         return frozenset(found)
 
     async def _check_schema(self) -> None:
@@ -404,6 +421,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         if self._sampler is not None:
             await self._sampler.stop()
         await self._jobs.stop()
+        if self._pruning is not None:
+            await self._pruning.stop()
         await self._requests.stop()
         await self._shielded.close()
         await self._wakeups.stop()

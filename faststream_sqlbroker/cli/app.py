@@ -24,6 +24,7 @@ from faststream_sqlbroker.cli.mend import (
     resume,
     retry,
 )
+from faststream_sqlbroker.cli.prune import prune
 from faststream_sqlbroker.cli.replay import replay
 from faststream_sqlbroker.cli.report import report
 from faststream_sqlbroker.cli.schema import migrate, sql
@@ -57,7 +58,7 @@ LOOK = (
     tail,
 )
 BULK = (redrive, replay_here)
-MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish)
+MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish, prune)
 TABLES = (sql, migrate)
 for command in (*LOOK, *MEND, *BULK, *TABLES):
     app.command()(cast("Callable[..., None]", command))

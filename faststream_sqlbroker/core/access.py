@@ -21,6 +21,7 @@ class Activity(Enum):
     INSPECT = "to show headers and bodies"
     REPAIR = "to cancel, move and change messages"
     REDRIVE = "to bring archived messages back, and to replay them"
+    PRUNE = "to remove old messages from the archive"
     RELEASE = "to give back a worker's messages"
 
 

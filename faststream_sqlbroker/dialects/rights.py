@@ -199,6 +199,11 @@ def _redrive(tables: Tables, _dialect: Any) -> Iterator[Need]:
         yield tables.archive, "UPDATE", ("id",), False
 
 
+def _prune(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    yield tables.archive, "SELECT", ("id", "state", "archived_at"), False
+    yield tables.archive, "DELETE", (), True
+
+
 def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
     yield tables.message, "SELECT", ("id", "queue", *RELEASED, "attempts_count"), False
     yield tables.message, "UPDATE", RELEASED, False
@@ -218,5 +223,6 @@ _NEEDS = {
     Activity.INSPECT: _inspect,
     Activity.REPAIR: _repair,
     Activity.REDRIVE: _redrive,
+    Activity.PRUNE: _prune,
     Activity.RELEASE: _release,
 }

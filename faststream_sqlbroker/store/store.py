@@ -59,6 +59,7 @@ from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.queue_states import QueueStates
 from faststream_sqlbroker.store.repairs import Repairs
 from faststream_sqlbroker.store.replies import ReplyStore
+from faststream_sqlbroker.store.retention import ArchiveRetention
 from faststream_sqlbroker.store.schedules import Schedules
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -140,6 +141,7 @@ class Store:
         self.jobs = JobStore(self._transactions, self.dialect, self._places)
         self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
+        self.retention = ArchiveRetention(self._transactions, self.dialect, self._places)
         self.depths = Depths(self._transactions, self.dialect, self._places)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)

@@ -48,6 +48,7 @@ _PARTS = (
     "_housekeeping",
     "_jobs",
     "_rights",
+    "_pruning",
     "_requests",
     "_under_test",
 )

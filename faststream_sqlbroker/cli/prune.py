@@ -1,0 +1,74 @@
+"""`sqlbroker prune`: remove old messages from the archive."""
+
+from typing import Annotated, Any
+
+import typer
+
+from faststream_sqlbroker import Retention, SqlBroker
+from faststream_sqlbroker.cli.session import database_errors
+from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.target import run
+
+Completed = Annotated[
+    str | None, typer.Option(help='Remove COMPLETED ones of this age, like "30d".')
+]
+Failed = Annotated[str | None, typer.Option(help='Remove FAILED ones of this age, like "90d".')]
+Discarded = Annotated[
+    str | None, typer.Option(help='Remove DISCARDED ones of this age, like "7d".')
+]
+MaxRows = Annotated[int | None, typer.Option(help="Of more rows than that, remove the oldest.")]
+
+
+def prune(
+    context: typer.Context,
+    completed: Completed = None,
+    failed: Failed = None,
+    discarded: Discarded = None,
+    max_rows: MaxRows = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove old messages from the archive, a thousand in each transaction.
+
+    What is not given is kept. Without --yes it shows first what would go, and asks.
+    """
+    with database_errors():
+        retention = Retention(
+            completed=completed, failed=failed, discarded=discarded, max_rows=max_rows
+        )
+
+    async def look(broker: SqlBroker) -> Any:
+        return await broker.admin.prune(retention, dry_run=True)
+
+    async def work(broker: SqlBroker) -> Any:
+        return await broker.admin.prune(retention)
+
+    if dry_run or not yes:
+        found = run(context, look)
+        if dry_run:
+            _show(found, "would be removed", as_json=as_json)
+            return
+        ask(f"prune: {_counts(found)} would be removed", as_json=as_json)
+    _show(run(context, work), "removed", as_json=as_json)
+
+
+def _show(pruned: Any, verb: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "completed": pruned.completed,
+                "failed": pruned.failed,
+                "discarded": pruned.discarded,
+                "dry_run": verb != "removed",
+            }
+        )
+    else:
+        print_line(f"{_counts(pruned)} {verb}")
+
+
+def _counts(pruned: Any) -> str:
+    return (
+        f"{pruned.completed:,} completed, {pruned.failed:,} failed and {pruned.discarded:,} "
+        "discarded messages"
+    )

@@ -1,0 +1,138 @@
+"""How long finished messages are kept."""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.exceptions import SetupError
+
+_DAYS = re.compile(r"([0-9]{1,6})d(.*)", re.DOTALL)
+NO_ARCHIVE = "there is no archive to remove from (message_archive_table_name=None)"
+SHORTEST_AGE = 1.0
+"""Seconds. A row must be committed, and every clock of a flush read, before its age is judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long finished messages stay in the archive: `SqlBroker(retention=Retention(...))`.
+
+    What is not given is kept for ever. Times count from the end of a message, by the database's
+    clock.
+
+    Args:
+        completed: Age at which a COMPLETED message is removed: seconds, a timedelta or text like
+            "30d" or "1d12h"; one second or more.
+        failed: The same for FAILED messages, the dead letters.
+        discarded: The same for DISCARDED messages.
+        max_rows: Of more rows than that the oldest are removed, whatever their state; 1 or more.
+    """
+
+    completed: Duration | None = None
+    failed: Duration | None = None
+    discarded: Duration | None = None
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check all values.
+
+        Raises:
+            SetupError: nothing is given, or a value is not allowed.
+        """
+        if not self.ages and self.max_rows is None:
+            raise SetupError(
+                "Retention() removes nothing: give completed=, failed=, discarded= or max_rows=, "
+                "or leave retention out"
+            )
+        if self.max_rows is not None:
+            whole_number("max_rows of Retention", self.max_rows, other=", or None")
+
+    @property
+    def ages(self) -> dict[MessageState, float]:
+        """Seconds after which messages of a state are removed."""
+        given = {
+            MessageState.COMPLETED: self.completed,
+            MessageState.FAILED: self.failed,
+            MessageState.DISCARDED: self.discarded,
+        }
+        return {
+            state: age_seconds(state.name.lower(), age)
+            for state, age in given.items()
+            if age is not None
+        }
+
+
+def checked_retention(given: object) -> Retention | None:
+    """`given`, an option of the broker.
+
+    Raises:
+        SetupError: it is no Retention.
+    """
+    if given is not None and not isinstance(given, Retention):
+        raise SetupError(
+            'retention must be a Retention, such as Retention(completed="30d"), or None, got '
+            f"{given!r}"
+        )
+    return given
+
+
+def age_seconds(name: str, age: Duration) -> float:
+    """An age in seconds; text may begin with days, as in "30d" or "1d12h".
+
+    Raises:
+        SetupError: it is no valid age; the message begins with `name`.
+    """
+    days = _DAYS.fullmatch(age) if isinstance(age, str) else None
+    if days is None:
+        seconds = positive_seconds(name, age)
+    else:
+        rest = positive_seconds(name, days[2]) if days[2] else 0.0
+        seconds = timedelta(days=int(days[1])).total_seconds() + rest
+    if seconds < SHORTEST_AGE:
+        raise SetupError(f"{name} must be {SHORTEST_AGE:.0f} second or more, got {age!r}")
+    return seconds
+
+
+@dataclass(slots=True)
+class Pruned:
+    """What was removed from the archive, or, of a dry run, would be."""
+
+    completed: int = 0
+    failed: int = 0
+    discarded: int = 0
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.completed + self.failed + self.discarded
+
+    def add(self, state: MessageState, rows: int) -> None:
+        """`rows` more of `state`."""
+        name = state.name.lower()
+        setattr(self, name, getattr(self, name) + rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in the archive, in the order of (archived_at, id)."""
+
+    at: datetime
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one transaction has removed."""
+
+    rows: int
+    last: Place | None
+    """The last row that it has found; None: there is none any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How fast the archive grows."""
+
+    per_day: int

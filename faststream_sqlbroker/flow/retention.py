@@ -1,0 +1,102 @@
+"""Removes finished messages that are old, in one process of the fleet.
+
+The processes agree on that one by a lock, as for metrics. A process that has lost the lock without
+knowing removes at most what another one would: every row that goes is old by the database's clock.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.retention import Retention
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.loop import Log, Loop
+from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.store.pruner import Pruner
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+LOCK = "sqlbroker.retention"
+"""The key of the lock."""
+INTERVAL = 60.0
+"""Seconds between two passes over the archive."""
+LEASE = 300.0
+"""Seconds for which the lock is taken at each step, so that it outlives the longest of them."""
+STOP_LIMIT = 2.0
+"""Most seconds for a step that runs when the broker stops, and to give the lock back; then its
+lease runs out."""
+
+
+class RetentionLoop:
+    """Prunes from time to time, in one process of the fleet."""
+
+    def __init__(self, store: "Store", retention: Retention, log: Log, clock: Clock) -> None:
+        """Nothing runs before `start`."""
+        self._store = store
+        self._pruner = Pruner(store.retention, retention, clock)
+        self._log = log
+        self._clock = clock
+        self._token = uuid4()
+        self._loop: Loop | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last pass succeeded."""
+        return self._loop is None or self._loop.healthy
+
+    def start(self, outages: Outages) -> None:
+        """Start pruning; without effect if it does."""
+        if self._loop is None or self._loop.orphaned:
+            self._loop = Loop("retention", self.tick, self._log, self._clock)
+            self._loop.start(outages)
+
+    async def stop(self) -> None:
+        """Stop pruning, and let another process do it."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        await loop.stop(STOP_LIMIT)
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT):
+                await self._store.locks.release(LOCK, self._token)
+
+    async def _keep(self) -> bool:
+        """Whether this process is still the one to prune."""
+        return await self._store.locks.extend(LOCK, self._token, LEASE)
+
+    async def tick(self) -> float:
+        """Prune once, if this process is the one to do it; seconds until the next time."""
+        if await self._store.locks.acquire(LOCK, self._token, LEASE) is None:
+            return INTERVAL
+        pruned = await self._pruner.prune(keep=self._keep)
+        if pruned.rows:
+            text = (
+                f"{pruned.rows} old messages were removed from the archive: {pruned.completed} "
+                f"completed, {pruned.failed} failed, {pruned.discarded} discarded"
+            )
+            self._log(logging.INFO, text)
+        return INTERVAL
+
+
+async def growth_line(store: "Store") -> str | None:
+    """How fast the archive grows, for the log of a start without retention; None if there is
+    nothing to tell, or this process may not read it.
+    """
+    needed = frozenset({Activity.PRUNE})
+    try:
+        if store.tables.archive is None or (await store.find_lacks(needed)).lacks:
+            return None
+        growth = await store.retention.growth()
+    except StoreError:
+        return None  # A start does not fail for a line of the log.
+    if not growth.per_day:
+        return None
+    return (
+        f"the archive grows by about {growth.per_day:,} messages a day, and nothing removes them: "
+        'SqlBroker(retention=Retention(completed="30d")) would'
+    )

@@ -1,0 +1,75 @@
+"""Removes finished messages by their age and their number; each step is one transaction."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.retention import Growth, Place, Step
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects import retention as rows
+from faststream_sqlbroker.store.transaction import Transactions
+
+T = TypeVar("T")
+
+
+class ArchiveRetention:
+    """Looks for old messages and removes them.
+
+    Raises (from every operation):
+        TransientStoreError, StoreError: as `Store`.
+    """
+
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
+        """Each step takes one of the store's `places`."""
+        self._transactions = transactions.doing(Activity.PRUNE)
+        self._dialect = dialect
+        self._places = places
+
+    async def cutoff(self, age: float) -> datetime:
+        """The moment `age` seconds ago, by the database's clock."""
+        return await self._read(lambda c: rows.cutoff(c, age))
+
+    async def remove(self, state: MessageState, before: datetime, after: Place | None) -> Step:
+        """Remove the first messages of `state` behind `after` that were archived before `before`.
+
+        Repeated after an unknown outcome it goes on: what is gone is not found again.
+        """
+        return await self._transactions.run(
+            lambda c: rows.remove(c, self._dialect, state, before, after), self._places
+        )
+
+    async def count(self, state: MessageState, before: datetime, after: Place | None) -> Step:
+        """As `remove`, but nothing is removed."""
+        return await self._read(lambda c: rows.count(c, self._dialect, state, before, after))
+
+    async def before_newest(self, number: int) -> datetime | None:
+        """The moment before which messages lie that are not among the `number` newest; None: there
+        are none. Those of that very moment stay.
+        """
+        place: Place | None = None
+        left = number
+        while left > 0:
+            part = min(left, rows.WALK)
+            place = await self._read(partial(self._walk, number=part, place=place))
+            if place is None:
+                return None
+            left -= part
+        return None if place is None else place.at
+
+    def _walk(self, connection: Connection, *, number: int, place: Place | None) -> Place | None:
+        return rows.before_newest(connection, self._dialect, number, place)
+
+    async def growth(self) -> Growth:
+        """How fast the archive grows."""
+        return await self._read(lambda c: rows.growth(c, self._dialect))
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        return await self._transactions.run(work, self._places, write=False)

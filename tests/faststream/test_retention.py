@@ -1,0 +1,285 @@
+"""Old messages are removed from the archive, on every database, if that is asked for."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import insert, literal_column
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import Pruned, Retention, RightsError, SetupError, SqlBroker
+from faststream_sqlbroker.dialects import retention as statements
+from faststream_sqlbroker.flow import retention as loop
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.types import later
+from faststream_sqlbroker.store import pruner
+from tests.accounts import account
+from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.test_operating_cli import Shell
+from tests.faststream.test_rights import start_with_what_it_asks_for
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability("retention: old messages leave the archive, `sqlbroker prune`")
+
+HOUR = 3_600
+Make = Callable[..., SqlBroker]
+
+
+class Archive:
+    """Fills the archive with messages that ended some time ago."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._next = 1
+
+    async def put(self, state: str, *hours: float) -> list[int]:
+        """Messages in `state` that ended so many hours ago; their ids."""
+        table = self._look.tables.archive
+        assert table is not None
+        ids = list(range(self._next, self._next + len(hours)))
+        self._next += len(hours)
+        async with self._look.engine.begin() as connection:
+            for message_id, ago in zip(ids, hours, strict=True):
+                at: Any = later(literal_column(str(round(-ago * HOUR * 1_000_000))))
+                row = {"id": message_id, "queue": "q", "payload": b"x", "state": state}
+                times = {"created_at": at, "next_attempt_at": at, "archived_at": at}
+                await connection.execute(insert(table).values(**row, **times))
+        return ids
+
+    async def left(self) -> list[int]:
+        return [row["id"] for row in await self._look.rows(archive=True)]
+
+
+@pytest.fixture
+def archive(broker: SqlBroker, look: Look) -> Archive:
+    return Archive(look)
+
+
+@pytest.fixture
+async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        def make(**options: Any) -> SqlBroker:
+            made = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
+            stack.push_async_callback(made.stop)
+            return made
+
+        yield make
+
+
+async def test_each_state_has_an_age_of_its_own(broker: SqlBroker, archive: Archive) -> None:
+    done = await archive.put("COMPLETED", 50, 40, 10)
+    failed = await archive.put("FAILED", 50, 40, 10)
+    dropped = await archive.put("DISCARDED", 50, 40, 10)
+    waiting = await broker.publish("x", "q")
+    retention = Retention(completed="45h", failed="20h")
+    found = await broker.admin.prune(retention, dry_run=True)
+    assert found == Pruned(completed=1, failed=2, discarded=0)
+    assert len(await archive.left()) == 9
+    assert await broker.admin.prune(retention) == found
+    assert await archive.left() == [*done[1:], failed[2], *dropped]
+    assert await broker.admin.prune(retention) == Pruned()
+    assert await broker.pop("q") is not None
+    assert waiting is not None
+
+
+async def test_of_too_many_the_oldest_go(broker: SqlBroker, archive: Archive) -> None:
+    old = await archive.put("FAILED", 9, 8)
+    done = await archive.put("COMPLETED", 7, 6, 5, 4)
+    dropped = await archive.put("DISCARDED", 3, 2)
+    with patch.object(statements, "WALK", 3):
+        assert await broker.admin.prune(Retention(max_rows=8)) == Pruned()
+        found = await broker.admin.prune(Retention(max_rows=5), dry_run=True)
+        assert found == Pruned(completed=1, failed=2)
+        assert await broker.admin.prune(Retention(max_rows=5)) == found
+    assert await archive.left() == [*done[1:], *dropped]
+    both = Retention(max_rows=4, discarded="2.5h")
+    assert await broker.admin.prune(both) == Pruned(completed=1, discarded=1)
+    assert await archive.left() == [*done[2:], dropped[1]]
+    assert old
+
+
+async def test_small_steps_that_were_cut_off_go_on(broker: SqlBroker, archive: Archive) -> None:
+    await archive.put("COMPLETED", *(range(30, 10, -1)))
+    young = await archive.put("COMPLETED", 1)
+    steps = 0
+    inner = statements.remove
+
+    def remove(*arguments: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise asyncio.CancelledError
+        return inner(*arguments)
+
+    retention = Retention(completed="5h")
+    with patch.object(statements, "BATCH", 3), patch.object(statements, "remove", remove):
+        with pytest.raises(asyncio.CancelledError):
+            await broker.admin.prune(retention)
+        assert len(await archive.left()) == 21 - 9
+        assert await broker.admin.prune(retention) == Pruned(completed=11)
+    assert await archive.left() == young
+
+
+async def test_a_message_that_has_ended_again_is_young(
+    broker: SqlBroker, archive: Archive, look: Look
+) -> None:
+    """Between the look and the removal it was brought back, and has ended anew."""
+    [first, second] = await archive.put("FAILED", 9, 1)
+    inner = statements.chunks
+
+    def chunks(ids: Sequence[int]) -> Any:
+        assert list(ids) == [first]
+        return inner([first, second])
+
+    with patch.object(statements, "chunks", chunks):
+        assert await broker.admin.prune(Retention(failed="5h")) == Pruned(failed=1)
+    assert await archive.left() == [second]
+
+
+async def test_the_broker_removes_by_itself_in_one_process(
+    make: Make, archive: Archive, look: Look, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "INTERVAL", 0.1)
+    await archive.put("COMPLETED", *(range(20, 10, -1)))
+    young = await archive.put("COMPLETED", 1)
+    both = [make(retention=Retention(completed="5h")) for _ in range(2)]
+    for each in both:
+        await each.start()
+
+    async def gone() -> bool:
+        return await archive.left() == young
+
+    await eventually(gone)
+    held = await both[0].admin.locks()
+    assert [lock.key for lock in held] == [loop.LOCK]
+    # The other goes on when one has stopped, whichever has the lock.
+    for each in both:
+        await each.stop()
+        await archive.put("COMPLETED", 9)
+        await eventually(gone)
+        await each.start()
+
+    def told() -> bool:
+        texts = heard.texts("old messages were removed from the archive")
+        return sum(int(text.split()[0]) for text in texts) == 12
+
+    await eventually(told)
+
+
+async def test_a_message_that_just_ended_is_removed_at_its_age(
+    make: Make, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "INTERVAL", 0.1)
+    monkeypatch.setattr(pruner, "FROM_START", 0.0)
+    pruning = make(retention=Retention(completed=1.0))
+
+    @pruning.subscriber("q", **QUICK)
+    async def handle(_body: Any) -> None:
+        pass
+
+    await pruning.start()
+    for number in range(5):
+        await broker.publish(number, "q")
+
+    async def empty() -> bool:
+        return not await look.rows() and not await look.rows(archive=True)
+
+    await eventually(empty)
+
+
+async def test_without_retention_nothing_goes_and_the_start_says_so(
+    make: Make, archive: Archive, heard: Heard
+) -> None:
+    await archive.put("COMPLETED", 2, 1)
+    await archive.put("FAILED", 30)
+    keeping = make()
+
+    @keeping.subscriber("q", **QUICK)
+    async def handle(_body: Any) -> None:
+        pass
+
+    await keeping.start()
+    [told] = heard.texts("the archive grows")
+    assert told == (
+        "the archive grows by about 2 messages a day, and nothing removes them: "
+        'SqlBroker(retention=Retention(completed="30d")) would'
+    )
+    assert len(await archive.left()) == 3
+
+
+async def test_a_fast_archive_is_told_by_its_newest_rows(
+    make: Make, archive: Archive, heard: Heard
+) -> None:
+    await archive.put("COMPLETED", 0.4, 0.3, 0.2, 0.1)
+    keeping = make()
+    keeping.subscriber("q", **QUICK)(_nothing)
+    with patch.object(statements, "SAMPLE", 3):
+        await keeping.start()
+    [told] = heard.texts("the archive grows")
+    # Three in 0.3 hours: 240 a day; the test's own time makes it a little less.
+    assert 150 <= int(told.split()[5]) <= 240
+
+
+async def _nothing(_body: Any) -> None:
+    pass
+
+
+async def test_an_empty_archive_is_not_told(make: Make, broker: SqlBroker, heard: Heard) -> None:
+    keeping = make()
+    keeping.subscriber("q", **QUICK)(_nothing)
+    await keeping.start()
+    assert heard.texts("the archive grows") == []
+
+
+async def test_without_an_archive_there_is_nothing_to_prune(engine: AsyncEngine) -> None:
+    config = SqlBrokerSchemaConfig(message_table_name="m", message_archive_table_name=None)
+    bare = SqlBroker(engine, logger=None, schema=config)
+    with pytest.raises(SetupError, match="there is no archive"):
+        await bare.admin.prune(Retention(completed="1d"))
+    with pytest.raises(SetupError, match="prune needs a Retention"):
+        await bare.admin.prune(None)  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match="there is no archive"):
+        SqlBroker(engine, schema=config, retention=Retention(completed="1d"))
+    await bare.stop()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_the_start_asks_for_the_rights(
+    broker: SqlBroker, archive: Archive, database_url: str
+) -> None:
+    await archive.put("COMPLETED", 9)
+    with account(database_url) as user:
+        engine = user.engine()
+        pruning = SqlBroker(engine, logger=None, retention=Retention(completed="5h"))
+        with pytest.raises(RightsError, match="to remove old messages from the archive"):
+            await pruning.start()
+        await start_with_what_it_asks_for(pruning, user)
+
+        async def gone() -> bool:
+            return await archive.left() == []
+
+        await eventually(gone)
+        await pruning.stop()
+        await engine.dispose()
+
+
+async def test_the_command(broker: SqlBroker, archive: Archive, database_url: str) -> None:
+    shell = Shell(database_url)
+    await archive.put("COMPLETED", 50, 40)
+    await archive.put("FAILED", 50)
+    shown = await shell.run("prune", "--completed", "1d", "--dry-run")
+    assert "2 completed, 0 failed and 0 discarded messages would be removed" in shown
+    assert "Go on?" in await shell.run("prune", "--completed", "1d", answer="n\n", code=1)
+    assert len(await archive.left()) == 3
+    found = await shell.json("prune", "--completed", "45h", "--yes")
+    assert found == {"completed": 1, "failed": 0, "discarded": 0, "dry_run": False}
+    shown = await shell.run("prune", "--max-rows", "1", "--yes")
+    assert "0 completed, 1 failed and 0 discarded messages removed" in shown
+    result = await shell.result("prune", "--yes")
+    assert isinstance(result.exception, SetupError)
+    assert len(await archive.left()) == 1

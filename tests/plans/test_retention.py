@@ -1,0 +1,86 @@
+"""What retention reads of a large archive: the oldest rows of an index, and no others."""
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.dialects import postgresql as dialect_of_postgresql
+
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects import dialect_for
+from faststream_sqlbroker.dialects import retention as statements
+from faststream_sqlbroker.dialects.retention import BATCH, cutoff, growth, remove
+from faststream_sqlbroker.schema.migrate import create_all
+from tests.helpers import mysql_numbers
+from tests.plans.conftest import SYNC_DRIVERS, TABLES
+from tests.plans.test_mysql import reads
+
+ROWS = 100_000
+"""Minutes: the oldest row has ended so many minutes ago. Each hundredth has failed."""
+FEWER = 5
+"""MySQL and MariaDB get a part of them: they take long to write."""
+
+
+@pytest.fixture
+def archived(database: str, database_url: str) -> Any:
+    """A synchronous engine on an archive with many rows."""
+    engine = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))
+    count = ROWS if database == "postgresql" else ROWS // FEWER
+    if database == "postgresql":
+        of = f"generate_series(1, {count}) AS s(n)"
+        at = "statement_timestamp() - s.n * interval '1 minute'"
+    else:
+        of = f"{mysql_numbers(count)} s"
+        at = "UTC_TIMESTAMP(6) - INTERVAL s.n MINUTE"
+    state = "CASE WHEN MOD(s.n, 100) = 0 THEN 'FAILED' ELSE 'COMPLETED' END"
+    columns = "id, queue, payload, state, created_at, next_attempt_at, archived_at"
+    with engine.begin() as connection:
+        create_all(connection, TABLES)
+        connection.execute(
+            text(
+                f"INSERT INTO message_archive ({columns}) "
+                f"SELECT s.n, 'q', 'x', {state}, {at}, {at}, {at} FROM {of}"
+            )
+        )
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        analyze = "VACUUM ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
+        connection.execute(text(f"{analyze} message_archive"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(("state", "index"), [("COMPLETED", "archived"), ("FAILED", "uncompleted")])
+def test_postgresql_reads_the_beginning_of_an_index(
+    archived: Engine, database: str, state: str, index: str
+) -> None:
+    dialect = dialect_for(archived.dialect, TABLES)
+    with archived.connect() as connection:
+        before = cutoff(connection, 3600.0)
+        asked = statements._oldest(dialect, MessageState[state], before, None).limit(BATCH)
+        made: Any = dialect_of_postgresql.dialect
+        plain = str(asked.compile(dialect=made(), compile_kwargs={"literal_binds": True}))
+        plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}".replace(":", "\\:"))).all())
+    assert f"message_archive_{index}" in plan
+    assert "Seq Scan" not in plan
+    assert "Sort" not in plan
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
+def test_mysql_reads_no_more_than_it_removes(archived: Engine, database: str, state: str) -> None:
+    dialect = dialect_for(archived.dialect, TABLES)
+    with archived.begin() as connection:
+        before = cutoff(connection, 3600.0)
+        remove(connection, dialect, MessageState[state], before, None)
+    with archived.begin() as connection:
+        with reads(connection, at_most=8 * BATCH):
+            step = remove(connection, dialect, MessageState[state], before, None)
+    assert step.rows == (BATCH if state == "COMPLETED" else 0)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+def test_growth_is_that_of_a_day(archived: Engine, database: str) -> None:
+    dialect = dialect_for(archived.dialect, TABLES)
+    with archived.connect() as connection:
+        assert 1_430 <= growth(connection, dialect).per_day <= 1_440
