@@ -209,6 +209,7 @@ class PublishLimits:
         timeout = gate.limit.timeout_seconds
         began = self._clock.monotonic()
         try:
+            # The time in the line counts, too: a caller may wait behind many others.
             async with self._clock.timeout(timeout), gate.turn:
                 while not await self._counted_free(queue, gate, connection):
                     # All that wait here wait behind this one: one count for all of them.

@@ -71,6 +71,7 @@ class RetentionLoop:
 
     async def tick(self) -> float:
         """Prune once, if this process is the one to do it; seconds until the next time."""
+        # Another process has it, or had it a moment ago and has died: its lease runs out.
         if await self._store.locks.acquire(LOCK, self._token, LEASE) is None:
             return INTERVAL
         pruned = await self._pruner.prune(keep=self._keep)

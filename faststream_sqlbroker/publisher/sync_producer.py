@@ -173,6 +173,7 @@ class SqlProducer:
                 "this producer writes in the transaction of Django's connection: leave connection= "
                 "and session= out, or make a SqlProducer of an Engine"
             )
+        # All of them before a connection is taken: what cannot be stored must not cost one.
         rows = [self._row(body, queue, options) for body in bodies]
         if self._limits is not None:
             self._limits.check_payload(rows)

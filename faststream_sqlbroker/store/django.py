@@ -72,6 +72,7 @@ def connected(django: Any) -> Iterator[Connection]:
     # As Django's own cursor does: after an error the rest of the block would be lost silently.
     django.validate_no_broken_transaction()
     with _transaction(django):
+        # Only now: an outermost block may have opened the connection anew.
         driver = django.connection
         engine = _engine_of(driver)
         with engine.connect() as connection:

@@ -75,6 +75,8 @@ class Pruner:
             began = self._clock.monotonic()
             step = await act(state, before, place)
             pruned.add(state, step.rows)
+            # No row was found. Fewer than a batch may mean that others removed some, so it is not
+            # taken for the end.
             if step.last is None:
                 return
             place = step.last
