@@ -60,6 +60,14 @@ RACES = [
 ]
 
 
+def noted() -> ScanPosition:
+    """That of a process which has noted before what may put messages off: it does so now and then,
+    and would do it before it reads."""
+    position = ScanPosition()
+    position.intake.noted[QUEUE] = Time().monotonic()
+    return position
+
+
 class Hand:
     """Two claims, a late publisher and the clock, driven by the test."""
 
@@ -67,7 +75,7 @@ class Hand:
         self.clock = clock
         self.store = store
         self.race = race
-        self.memory = ScanPosition()
+        self.memory = noted()
 
     def wanted(self) -> PolicyClaimRequest:
         return PolicyClaimRequest(
@@ -81,7 +89,7 @@ class Hand:
 
     async def claim(self) -> list[int]:
         """Another process claims; it never waits for the first."""
-        claim = self.store.policies.claim(self.wanted(), ScanPosition())
+        claim = self.store.policies.claim(self.wanted(), noted())
         found, _ = await asyncio.wait_for(claim, 5)
         return [row.id for row in found.rows]
 
@@ -103,8 +111,10 @@ class Hand:
             for table in self.store.tables.ours:
                 await connection.execute(delete(table))
         await self.put()
+        # A limit is noted once, by the first claim under it.
+        limits = [p for p in self.race.policies if isinstance(p, Concurrency)] or [Concurrency(1)]
         claim, _ = await self.store.policies.claim(
-            PolicyClaimRequest([QUEUE], 1, 3600.0, uuid4(), [Concurrency(1)]), ScanPosition()
+            PolicyClaimRequest([QUEUE], 1, 3600.0, uuid4(), limits), ScanPosition()
         )
         [row] = claim.rows
         await self.store.settle([Settlement(row.id, row.lease_token, MessageState.COMPLETED)])
