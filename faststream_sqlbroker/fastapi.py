@@ -15,7 +15,9 @@ from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.broker.broker import SqlBroker as _Broker
 from faststream_sqlbroker.broker.registrator import HandlerOptions
+from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError
@@ -154,6 +156,9 @@ class BrokerOptions(TypedDict, total=False):
     log_level: int
     serializer: "SerializerProto | None"
     context: ContextRepo | None
+    max_depth: Mapping[str, MaxDepth | int] | None
+    max_payload: int | None
+    retention: Retention | None
     metrics: Recorder | None
     id_generator: "IdGenerator"
     underlying_driver_annotations: "UnderlyingDriverAnnotations | None"

@@ -5,7 +5,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.store.jobs import ALL
 
@@ -53,8 +53,10 @@ class JobRunner:
             while (pause := await self._step()) is not None:
                 await self._clock.sleep(min(pause, LONGEST_PAUSE))
         except StoreError as error:
+            # An outage is told once, by the loops that it stops.
+            passing = isinstance(error, TransientStoreError)
             text = f"a job of an operator rests until the next look, at most a minute: {error}"
-            self._log(logging.WARNING, text)
+            self._log(logging.DEBUG if passing else logging.WARNING, text)
         except Exception as error:  # noqa: BLE001 - a job that cannot be run must not end the others
             text = f"a job of an operator cannot be run: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)

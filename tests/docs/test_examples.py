@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -80,7 +81,8 @@ def need_spark() -> None:
 def test_a_fragment_is_python(page: Path) -> None:
     """Blocks of the language "py" are parts of programs, and are not run."""
     for code in re.findall(r"```py\n(.*?)```", page.read_text(), re.DOTALL):
-        compile(code, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        # Within a list a block is indented as its item is.
+        compile(dedent(code), page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_there_are_blocks() -> None:

@@ -211,11 +211,11 @@ async def test_a_listener_moves_when_a_server_was_found_read_only(rig: Rig, serv
     """It may listen on a server that gets no publishes any more."""
     if not rig.store.can_listen:
         pytest.skip("this driver cannot listen")
-    async with rig.store.listen("channel", lambda _payload: None) as alive:
+    async with rig.store.listen("channel", lambda _payload: None, asyncio.Event()) as alive:
         await alive(True)
         await server.turned()
         await rig.store.insert([NewMessage("q", b"1")])
         with pytest.raises(TransientStoreError, match="read-only"):
             await alive(True)
-    async with rig.store.listen("channel", lambda _payload: None) as alive:
+    async with rig.store.listen("channel", lambda _payload: None, asyncio.Event()) as alive:
         await alive(True)

@@ -11,7 +11,7 @@ from faststream_sqlbroker.core.states import MessageState
 from tests.contract.conftest import done
 from tests.helpers import eventually
 from tests.processes.conftest import Fleet
-from tests.processes.operator import BATCH
+from tests.processes.job_operator import BATCH
 
 pytestmark = pytest.mark.capability("`broker.admin`: bulk actions as jobs, audit, undo")
 MESSAGES = 200
@@ -43,7 +43,7 @@ async def killed_again_and_again(fleet: Fleet, admin: Any, job_id: str) -> None:
     """Start a process for the job and kill it once it has done something; KILLS times."""
     for _ in range(KILLS):
         before = (await admin.job(job_id)).done
-        process = fleet.run("operator", job_id)
+        process = fleet.run("job_operator", job_id)
 
         async def has_moved(before: int = before) -> bool:
             return bool((await admin.job(job_id)).done > before)

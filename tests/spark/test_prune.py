@@ -183,6 +183,10 @@ def partition(archive: Archive, *days: int, default: bool = False) -> None:
     archive.execute("DROP TABLE old_archive")
     archive.execute("CREATE INDEX message_archive_archived ON message_archive (archived_at, id)")
     archive.execute("CREATE INDEX message_archive_queue ON message_archive (queue, archived_at)")
+    archive.execute(
+        "CREATE INDEX message_archive_uncompleted ON message_archive (state, archived_at, id) "
+        "WHERE state <> 'COMPLETED'"
+    )
     for day in days:
         first = START + DAY * day
         end = START + DAY * (day + 1)

@@ -1,5 +1,5 @@
 """A process that works on a job of an operator until it is killed: python -m
-tests.processes.operator URL FOLDER JOB.
+tests.processes.job_operator URL FOLDER JOB.
 
 Its batches are small, and each waits before its COMMIT, so that a kill mostly strikes inside one.
 """
