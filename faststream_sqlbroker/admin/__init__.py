@@ -23,7 +23,13 @@ from faststream_sqlbroker.core.status import (
     Reason,
     Schedule,
 )
-from faststream_sqlbroker.core.stored import Event, MessageDetail, MessagePage, StoredMessage
+from faststream_sqlbroker.core.stored import (
+    Event,
+    MessageDetail,
+    MessagePage,
+    Progress,
+    StoredMessage,
+)
 
 __all__ = (
     "Admin",
@@ -44,6 +50,7 @@ __all__ = (
     "PoliciedQueue",
     "PolicyWait",
     "ProcessHealth",
+    "Progress",
     "QueueOverview",
     "Reason",
     "Repair",

@@ -128,5 +128,9 @@ class Messages(Explaining):
         if redact is not None:
             message = redact(message)
         return MessageDetail(
-            message, history(message), await self.explain(number), came_from(message.headers)
+            message,
+            history(message),
+            await self.explain(number),
+            came_from(message.headers),
+            await self._store.messages.progress(number),
         )

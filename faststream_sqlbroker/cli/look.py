@@ -173,6 +173,7 @@ def show(
                 "message": message_row(detail.message, hidden=body),
                 "history": [asdict(event) for event in detail.history],
                 "came_from": detail.came_from,
+                "progress": detail.progress and row_of(detail.progress),
                 "explanation": row_of(detail.explanation),
             }
         )
@@ -186,6 +187,8 @@ def _print_detail(detail: MessageDetail, *, body: bool) -> None:
     print_table(f"Message {detail.message.id}", ["field", "value"], given)
     events = [(event.at, event.text) for event in detail.history]
     print_table("History", ["when (UTC)", "what"], events)
+    if (progress := detail.progress) is not None:
+        print_line(f"progress {progress.fraction:.0%} {progress.text or ''} at {progress.at}")
     if detail.came_from is not None:
         print_line(f"came from {detail.came_from}")
     if body:

@@ -228,6 +228,8 @@ class Holder:
     """The subscriber's log function."""
     correlation_ids: CorrelationIds = field(default_factory=CorrelationIds)
     """Of the database that the rows are in."""
+    progress: Callable[[ClaimedMessage, float, str | None], Awaitable[bool]] | None = None
+    """Write how far the handler of a row has come; returns whether its lease is held."""
     warned: set[str] = field(default_factory=set)
     """Warnings that were logged once and are not repeated."""
 

@@ -82,6 +82,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a handler has come, as it says."""
+
+    fraction: float
+    """From 0 to 1."""
+    text: str | None
+    at: datetime
+    """When it said so."""
+
+
+@dataclass(frozen=True, slots=True)
 class MessageDetail:
     """One message with all that is known of it."""
 
@@ -93,6 +104,8 @@ class MessageDetail:
     came_from: Mapping[str, Any] | None = None
     """Of a dead letter: its queue, reason, error, attempts and deliveries there. A producer can
     write the same."""
+    progress: Progress | None = None
+    """How far the handler has come that runs now; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

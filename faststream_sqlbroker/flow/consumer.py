@@ -24,6 +24,7 @@ from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import Log, Loop, persist
 from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
+from faststream_sqlbroker.flow.progress import ProgressNotes
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
@@ -120,7 +121,8 @@ class Consumer:
             store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
         ids = store.correlation_ids
-        holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids)
+        progress = ProgressNotes(store, log, clock).note
+        holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids, progress)
         self._fetcher = Fetcher(store, held, s, log, self.registration, holder, self._lookout)
         self._flusher = Flusher(
             store,

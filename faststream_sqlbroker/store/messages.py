@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Connection, select
 
@@ -11,9 +12,15 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.dead_letters import DeadLetters
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import LiveSubscriber
-from faststream_sqlbroker.core.stored import Filters, MessagePage, StoredMessage, decode_body
+from faststream_sqlbroker.core.stored import (
+    Filters,
+    MessagePage,
+    Progress,
+    StoredMessage,
+    decode_body,
+)
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects import Dialect, progress
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.dead_letters import dead_letters
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
@@ -39,6 +46,7 @@ class StoredMessages:
     ) -> None:
         """Each operation takes one of the store's `places`."""
         self._operating = transactions.doing(Activity.OPERATE)
+        self._noting = transactions.doing(Activity.CONSUME, Activity.STATE)
         self._inspecting = transactions.doing(Activity.OPERATE, Activity.INSPECT)
         self._dialect = dialect
         self._places = places
@@ -93,6 +101,18 @@ class StoredMessages:
 
         transactions = self._inspecting if hidden else self._operating
         return await transactions.run(work, self._places, write=False)
+
+    async def note_progress(self, message_id: int, token: UUID, info: dict[str, Any]) -> bool:
+        """Write how far a delivery has come, if it still has its lease; whether it has."""
+        return await self._noting.run(
+            lambda c: progress.note(c, self._dialect, message_id, token, info), self._places
+        )
+
+    async def progress(self, message_id: int) -> Progress | None:
+        """How far the delivery has come that has the lease now; None: it does not say."""
+        return await self._operating.run(
+            lambda c: progress.read(c, self._dialect, message_id), self._places, write=False
+        )
 
     def _messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:
         known = list[LiveSubscriber]()
