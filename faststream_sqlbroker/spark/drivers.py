@@ -7,11 +7,12 @@ import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.exceptions import SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 JARS_VARIABLE = "SQLBROKER_SPARK_JARS"
 """Environment variable with paths of jars, separated as PATH is."""
@@ -241,7 +242,7 @@ def need_java() -> Java:
 # Spark's own Java, where there is one.
 
 
-def java_of(spark: SparkSession) -> Any:
+def java_of(spark: "SparkSession") -> Any:
     """Py4J's view of the driver's Java; None with Spark Connect, which does not show it.
 
     Ask it for classes by their whole name, as in `getattr(java, "java.util.TimeZone")`: for each

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -263,3 +265,23 @@ async def test_without_a_database_it_says_how_to_name_one() -> None:
     assert "give --app module:broker, or its SQLAlchemy URL" in str(result.exception)
     result = await Shell("sqlite+aiosqlite:///none.db").result("messages", "--header", "x")
     assert "--header must be name=value" in str(result.exception)
+
+
+def test_operators_need_no_spark(tmp_path: Path) -> None:
+    """`sqlbroker[cli]` brings neither pyspark nor Alembic."""
+    program = """
+import sys
+for name in ("pyspark", "py4j", "alembic", "plotly", "pandas", "pyarrow"):
+    sys.modules[name] = None
+from faststream_sqlbroker.cli import main
+main()
+"""
+    url = f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
+    environment = {**os.environ, "SQLBROKER_URL": url}
+    for command in ("--help", "archive --help", "spark --help", "check"):
+        words = [sys.executable, "-c", program, *command.split()]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert "is not installed" not in done.stderr, (command, done.stderr)
+        assert "Traceback" not in done.stderr, (command, done.stderr)
+        # There are no tables, so the check finds something wrong.
+        assert done.returncode == (1 if command == "check" else 0), (command, done.stderr)
