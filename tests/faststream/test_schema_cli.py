@@ -1,37 +1,18 @@
 """sqlbroker sql and migrate: the tables, shown and made."""
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
-from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import NotSupportedError, SchemaError, SetupError
 from faststream_sqlbroker.schema.migrate import HEAD
+from tests.faststream.test_operating_cli import Shell
 
 pytestmark = pytest.mark.capability("`sqlbroker sql` and `migrate`: the tables' migrations")
-
-
-class Shell:
-    """Runs commands on the test's database, in a thread: a command has an event loop of its own."""
-
-    def __init__(self, url: str) -> None:
-        self._runner = CliRunner(env={"SQLBROKER_URL": url, "COLUMNS": "300", "TERM": "dumb"})
-
-    async def __call__(self, *words: str, answer: str = "", code: int = 0) -> str:
-        result = await asyncio.to_thread(self._runner.invoke, app, list(words), input=answer)
-        assert result.exit_code == code, (result.output, result.exception)
-        return result.output
-
-    async def error(self, *words: str) -> BaseException | None:
-        result = await asyncio.to_thread(self._runner.invoke, app, list(words))
-        assert result.exit_code != 0
-        return result.exception
 
 
 @pytest.fixture
@@ -40,31 +21,38 @@ def shell(engine: AsyncEngine, database_url: str) -> Shell:
     return Shell(database_url)
 
 
+async def failure(shell: Shell, *words: str) -> BaseException | None:
+    """What the command raises."""
+    result = await shell.result(*words)
+    assert result.exit_code != 0
+    return result.exception
+
+
 async def test_tables_are_made_once(shell: Shell, engine: AsyncEngine) -> None:
-    planned = await shell("migrate", "--dry-run")
+    planned = await shell.run("migrate", "--dry-run")
     assert "CREATE TABLE" in planned
-    assert "Aborted" in await shell("migrate", answer="n\n", code=1)
+    assert "Aborted" in await shell.run("migrate", answer="n\n", code=1)
     broker = SqlBroker(engine, logger=None)
     assert await broker._store.differences(), "nothing was made until now"
-    assert f"version {HEAD} now; it was none" in await shell("migrate", "--yes")
+    assert f"version {HEAD} now; it was none" in await shell.run("migrate", "--yes")
     assert await broker._store.differences() == []
-    assert f"have version {HEAD}, the newest" in await shell("migrate", "--yes")
-    again = json.loads(await shell("migrate", "--json", "--yes"))
+    assert f"have version {HEAD}, the newest" in await shell.run("migrate", "--yes")
+    again = json.loads(await shell.run("migrate", "--json", "--yes"))
     assert again == {"from": HEAD, "to": HEAD, "sql": "", "done": False}
 
 
 async def test_older_tables_are_upgraded(shell: Shell, engine: AsyncEngine, database: str) -> None:
     kind = "mysql" if database == "mariadb" else database
-    first = await shell("sql", "--database", kind, "--to", "0001")
-    assert first != await shell("sql")
+    first = await shell.run("sql", "--database", kind, "--to", "0001")
+    assert first != await shell.run("sql")
     async with engine.begin() as connection:
         for statement in filter(str.strip, first.split(";\n")):
             if statement.strip() not in {"BEGIN", "COMMIT"}:
                 await connection.execute(text(statement.replace(":", "\\:")))
-    planned = json.loads(await shell("migrate", "--dry-run", "--json"))
+    planned = json.loads(await shell.run("migrate", "--dry-run", "--json"))
     assert (planned["from"], planned["to"], planned["done"]) == ("0001", HEAD, False)
-    assert planned["sql"] == await shell("sql", "--since", "0001")
-    await shell("migrate", "--yes")
+    assert planned["sql"] == await shell.run("sql", "--since", "0001")
+    await shell.run("migrate", "--yes")
     broker = SqlBroker(engine, logger=None)
     assert await broker._store.differences() == []
     await broker.publish("x", "q")
@@ -78,7 +66,7 @@ async def test_tables_of_an_application_are_left_to_its_migrations(
     await broker.create_tables()
     async with engine.begin() as connection:
         await connection.execute(text("DELETE FROM message_schema_version"))
-    error = await shell.error("migrate", "--yes")
+    error = await failure(shell, "migrate", "--yes")
     assert isinstance(error, SchemaError)
     assert "names no version: migrations of your application have made it" in str(error)
 
@@ -87,7 +75,7 @@ async def test_newer_tables_are_left_alone(shell: Shell, engine: AsyncEngine) ->
     await SqlBroker(engine, logger=None).create_tables()
     async with engine.begin() as connection:
         await connection.execute(text("UPDATE message_schema_version SET version_num = '9999'"))
-    error = await shell.error("migrate", "--yes")
+    error = await failure(shell, "migrate", "--yes")
     assert isinstance(error, SchemaError)
     assert "upgrade the package" in str(error)
 
@@ -97,23 +85,23 @@ async def test_sql_needs_no_database(tmp_path: Any, database: str) -> None:
         pytest.skip("nothing is connected to, so one is as good as another")
     shell = Shell("")
     for kind in ("postgresql", "mysql", "mariadb", "sqlite"):
-        shown = await shell("--message-table", "job", "sql", "--database", kind)
+        shown = await shell.run("--message-table", "job", "sql", "--database", kind)
         assert "CREATE TABLE job " in shown
         assert shown.count("CREATE TABLE job_policy_state ") == 1
-    assert "sqlbroker_publish" in await shell("sql", "--database", "postgresql", "--functions")
-    unknown = await shell.error("sql", "--database", "oracle")
+    assert "sqlbroker_publish" in await shell.run("sql", "--database", "postgresql", "--functions")
+    unknown = await failure(shell, "sql", "--database", "oracle")
     assert isinstance(unknown, SetupError)
     assert "postgresql, mysql, sqlite or mariadb, got 'oracle'" in str(unknown)
-    version = await shell.error("sql", "--database", "sqlite", "--since", "2")
+    version = await failure(shell, "sql", "--database", "sqlite", "--since", "2")
     assert isinstance(version, SetupError)
     assert f"--since must be one of 0001, 0002, {HEAD}" in str(version).replace(
         "0003, 0003", "0003"
     )
-    none = await shell.error("sql", "--database", "sqlite", "--functions")
+    none = await failure(shell, "sql", "--database", "sqlite", "--functions")
     assert isinstance(none, NotSupportedError)
 
 
 async def test_a_script_is_never_asked(shell: Shell) -> None:
-    error = await shell.error("migrate", "--json")
+    error = await failure(shell, "migrate", "--json")
     assert isinstance(error, SetupError)
     assert "--json does not ask" in str(error)
