@@ -121,12 +121,13 @@ class Loop:
                 await self._pause(wait)
 
     async def _guarded_tick(self) -> float | None:
+        began = self._clock.monotonic()
         try:
             wait = await self._tick()
         except Exception as error:  # noqa: BLE001 - a loop must not die; `healthy` turns false
             self.failures += 1
             pause = backoff(self.failures, self._clock)
-            self._report(error, pause)
+            self._report(error, pause, began)
             await self._sleep_unless_stopping(pause)
             return 0.0
         self.worked_at = self._clock.monotonic()
@@ -136,9 +137,9 @@ class Loop:
                 self._outages.worked(self)
         return wait
 
-    def _report(self, error: Exception, pause: float) -> None:
+    def _report(self, error: Exception, pause: float, began: float) -> None:
         if isinstance(error, StoreError) and self._outages is not None:
-            self._outages.failed(self, f"{self.name} loop", error)
+            self._outages.failed(self, f"{self.name} loop", error, began)
             return
         text = (
             f"the {self.name} loop failed {self.failures} times in a row, again in {pause:.1f} s: "

@@ -40,6 +40,8 @@ class Outages:
         self._clock = clock or Clock()
         self._lasting: dict[str, _Lasting] = {}
         """By the name of a kind of loop; "" is the outage of all."""
+        self._ended: dict[str, float] = {}
+        """When the last one of each kind ended."""
 
     @property
     def stops_all(self) -> bool:
@@ -47,8 +49,14 @@ class Outages:
         lasting = self._lasting.get("")
         return lasting is not None and not OF_WRITING.issuperset(lasting.failing.values())
 
-    def failed(self, part: Hashable, name: str, error: StoreError) -> None:
-        """`part`, one of possibly many called `name`, has failed, and will try again."""
+    def failed(
+        self, part: Hashable, name: str, error: StoreError, began: float | None = None
+    ) -> None:
+        """`part`, one of possibly many called `name`, has failed, and will try again.
+
+        A try that `began` (monotonic seconds) before the last outage ended tells nothing new: its
+        statement had waited all that time.
+        """
         kind = "" if isinstance(error, TransientStoreError) else name
         # A part fails for one reason at a time, so the new reason ends the one before.
         for other in [
@@ -57,6 +65,8 @@ class Outages:
             self._end(other, part)
         lasting = self._lasting.get(kind)
         if lasting is None:
+            if began is not None and began <= self._ended.get(kind, -1.0):
+                return
             lasting = self._lasting[kind] = _Lasting(self._clock.monotonic())
             passing = isinstance(error, TransientStoreError) and not isinstance(
                 error, NotConnectedError
@@ -88,7 +98,8 @@ class Outages:
         if lasting.failing:
             return
         del self._lasting[kind]
-        took = self._clock.monotonic() - lasting.begin
+        self._ended[kind] = now = self._clock.monotonic()
+        took = now - lasting.begin
         total = lasting.counts.total()
         counts = ", ".join(f"{name} {count}" for name, count in sorted(lasting.counts.items()))
         failures = "1 failure" if total == 1 else f"{total} failures"

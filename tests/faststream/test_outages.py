@@ -90,7 +90,9 @@ async def after(broker: SqlBroker, heard: Heard, handled: list[Any], loop: str, 
     await eventually(lambda: ENDED.search("\n".join(told(heard))), timeout=90)
     await broker.publish(2, "b")
     await eventually(lambda: handled == [1, 2])
-    begin, end = told(heard)
+    lines = told(heard)
+    assert len(lines) == 2, "\n".join(lines)
+    begin, end = lines
     assert " failed, and tries again" in begin
     found = ENDED.fullmatch(end)
     assert found is not None, end

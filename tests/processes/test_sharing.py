@@ -81,8 +81,9 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
     await fleet.settled(610)
     await fleet.stop()
     started = fleet.started()
-    at_first = Counter(range(201))
-    assert started[stopped.pid] - Counter(range(10)) == at_first - Counter(range(10))
+    # Bodies 0 … 9 were published twice, and any process may have the second ones.
+    of_the_stopped = {body: n for body, n in started[stopped.pid].items() if body >= 10}
+    assert of_the_stopped == dict.fromkeys(range(10, 201), 1)
     assert max((fleet.total() - Counter(range(10))).values()) <= 2
     # The waiting rows of both, each charged as if they had been started.
     assert await fleet.count("deliveries_count = 2", archive=True) >= left

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from typing import Any
 from unittest.mock import AsyncMock
 from uuid import uuid4
@@ -134,3 +135,16 @@ async def test_in_an_outage_no_batch_is_named() -> None:
 
 def test_repeated_failures_are_logged_ever_more_rarely() -> None:
     assert [n for n in range(1, 70) if is_told(n)] == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_try_that_began_before_the_end_opens_no_new_outage() -> None:
+    """A statement that waited for a lock all the time fails just after another one got it."""
+    said = Said()
+    outages = Outages(said)
+    began = time.monotonic()
+    outages.failed(1, "heartbeat loop", TransientStoreError("locked"), began)
+    outages.worked(1)
+    outages.failed(2, "release loop", TransientStoreError("locked"), began)
+    assert len(said.lines) == 2
+    outages.failed(2, "release loop", TransientStoreError("locked"), time.monotonic() + 0.1)
+    assert len(said.lines) == 3
