@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.store.jobs import ALL
+from faststream_sqlbroker.store.jobs import ALL, REFUSED_PAUSE
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LONGEST_PAUSE = 5.0
 """Seconds: while a slow job waits, another one may begin."""
+BUSY_PAUSE = 1.0
+"""Seconds until the next look, while other processes are at all jobs that are due."""
 
 
 class JobRunner:
@@ -55,18 +57,29 @@ class JobRunner:
         except StoreError as error:
             # An outage is told once, by the loops that it stops.
             passing = isinstance(error, TransientStoreError)
-            text = f"a job of an operator rests until the next look, at most a minute: {error}"
+            text = f"jobs of operators rest until the next look, at most a minute: {error}"
             self._log(logging.DEBUG if passing else logging.WARNING, text)
-        except Exception as error:  # noqa: BLE001 - a job that cannot be run must not end the others
-            text = f"a job of an operator cannot be run: {error!r}"
-            self._log(logging.CRITICAL, text, exc_info=error)
 
     async def _step(self) -> float | None:
-        """Seconds until the next batch of any job is due; None: none is left."""
+        """Seconds until the next look at the jobs; None: none is left."""
         due_in = await self._store.jobs.due_in()
         if due_in is None or due_in > 0 or not await self._has_rights():
             return due_in if self._may is not False else None
-        return (await self._store.jobs.step()).pause
+        try:
+            step = await self._store.jobs.step()
+        except TransientStoreError:
+            raise
+        except StoreError as error:
+            text = f"a job of an operator rests for {REFUSED_PAUSE:.0f} s, others go on: {error}"
+            self._log(logging.WARNING, text)
+            return LONGEST_PAUSE
+        except Exception as error:  # noqa: BLE001 - a job that cannot be run must not end the others
+            text = f"a job of an operator cannot be run, others go on: {error!r}"
+            self._log(logging.CRITICAL, text, exc_info=error)
+            return LONGEST_PAUSE
+        # Other processes have locked all jobs that are due: asking them again at once would be a
+        # thousand statements a second.
+        return step.pause if step.job is not None or step.pause != 0 else BUSY_PAUSE
 
     async def _has_rights(self) -> bool:
         """Whether this process may do what jobs do; asked once, before the first one."""

@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -19,6 +20,7 @@ from faststream_sqlbroker.dialects import Dialect, job_changes, job_replay, job_
 from faststream_sqlbroker.dialects import jobs as rows
 from faststream_sqlbroker.dialects.job_undo import UNDOS
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -26,6 +28,8 @@ T = TypeVar("T")
 
 BATCH = 500
 """Messages that one transaction changes at most: it keeps them locked until it commits."""
+REFUSED_PAUSE = 60.0
+"""Seconds for which a job rests whose batch the database has refused; other jobs go on."""
 ACTIVITIES: Mapping[str, Activities] = {
     CANCEL: frozenset({Activity.OPERATE, Activity.REPAIR}),
     RETRY: frozenset({Activity.OPERATE, Activity.REPAIR}),
@@ -168,7 +172,11 @@ class JobStore:
         return await self._read(lambda c: self._due_in(c, job_id))
 
     async def step(self, job_id: str | None = None) -> Step:
-        """Do one batch of the job, or of the first one that is due, if it is due and free."""
+        """Do one batch of the job, or of the first one that is due, if it is due and free.
+
+        A job whose batch fails for no passing reason rests, so that those behind it go on.
+        """
+        tried: list[str] = []
 
         def work(connection: Connection) -> Step:
             # The race of two processes at one job: the second skips the locked row, and finds the
@@ -177,6 +185,7 @@ class JobStore:
             if job is None:
                 found = None if job_id is None else rows.find(connection, self._table, job_id)
                 return Step(found, self._due_in(connection, job_id))
+            tried.append(job.id)
             now = self._dialect.now(connection)
             moved = self._batch(connection, job, now)
             # The rate is of what was visited, in whichever process: the pause is in the row.
@@ -188,7 +197,23 @@ class JobStore:
             rows.save(connection, self._table, moved, None if ended else pause)
             return Step(moved, None if ended and job_id is not None else pause)
 
-        return await self._transactions.run(work, self._places, doing=ALL)
+        try:
+            return await self._transactions.run(work, self._places, doing=ALL)
+        except TransientStoreError:
+            raise
+        except Exception:
+            if tried:
+                with suppress(StoreError):
+                    await self._put_off(tried[-1])
+            raise
+
+    async def _put_off(self, job_id: str) -> None:
+        def work(connection: Connection) -> None:
+            job = rows.find(connection, self._table, job_id, lock=True)
+            if job is not None and job.state == "running":
+                rows.save(connection, self._table, job, REFUSED_PAUSE)
+
+        await self._transactions.run(work, self._places)
 
     def _due_in(self, connection: Connection, job_id: str | None) -> float | None:
         due = rows.next_due(connection, self._table, job_id)

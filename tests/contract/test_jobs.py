@@ -11,6 +11,7 @@ from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY,
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.dialects import message_walks
+from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.store import jobs
 from tests.contract.conftest import Bench, done
 from tests.contract.test_message_lists import archive
@@ -308,3 +309,20 @@ async def test_a_failed_batch_changes_nothing_and_the_next_goes_on(
     assert await bench.rows() == []
     assert counts(await ended(bench, begun)) == (7, 7, 0)
     assert len(await bench.rows()) == 7
+
+
+async def test_a_job_that_the_database_refuses_lets_the_others_go_on(bench: Bench) -> None:
+    [archived, _] = await archive(bench, 2, **FAILED)
+    refused = await bench.store.jobs.begin(await planned(bench, REDRIVE, **FAILED), "c")
+    await bench.put()
+    # It cannot come back: a live message has its id.
+    await bench.execute("UPDATE message SET id = :id", id=archived)
+    other = await bench.store.jobs.begin(await planned(bench, RETRY), "c")
+    with pytest.raises(StoreError):
+        await bench.store.jobs.step()
+    step = await bench.store.jobs.step()
+    assert step.job is not None
+    assert (step.job.id, step.job.state, step.job.done) == (other.id, "ended", 1)
+    due_in = await bench.store.jobs.due_in(refused.id)
+    assert due_in is not None
+    assert due_in > 0
