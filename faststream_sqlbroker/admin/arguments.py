@@ -3,8 +3,8 @@
 import re
 from datetime import datetime
 
-from faststream_sqlbroker.core.checks import name_problem
-from faststream_sqlbroker.core.text import clean_text, short
+from faststream_sqlbroker.core.checks import name_problem, queue_problem
+from faststream_sqlbroker.core.text import clean_text, short, storable
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -27,6 +27,18 @@ def check_limit(limit: int) -> None:
     if limit < 1:
         msg = f"limit must be 1 or more, got {limit!r}"
         raise ValueError(msg)
+
+
+def destination(value: str) -> str:
+    """`value`, if messages can be published to a queue of that name.
+
+    Raises:
+        SetupError: they cannot.
+    """
+    if problem := queue_problem(value):
+        msg = f"{short(value)} cannot be the name of a queue: {problem}"
+        raise SetupError(msg)
+    return value
 
 
 def queue_name(value: str) -> str:
@@ -80,6 +92,19 @@ def _aware(name: str, value: datetime) -> datetime:
         raise SetupError(
             f"{name} needs a time zone, got the naive datetime {value!r}: "
             "use datetime.now(timezone.utc)"
+        )
+    return value
+
+
+def filter_text(name: str, value: str | None) -> str | None:
+    """The text of a filter, as the database can compare it.
+
+    Raises:
+        SetupError: `value` is not text, or holds what no database stores as text.
+    """
+    if value is not None and (not isinstance(value, str) or not storable(value)):
+        raise SetupError(
+            f"{name} must be text without NUL and without a lone surrogate, got {short(value)}"
         )
     return value
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from faststream_sqlbroker.admin.arguments import moment_or_age, queue_name
+from faststream_sqlbroker.admin.arguments import filter_text, moment_or_age, queue_name
 from faststream_sqlbroker.core.error_fingerprint import LENGTH
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
@@ -36,9 +36,9 @@ def filters_of(
         archived=archived or wanted in ARCHIVED_STATES,
         queue=None if queue is None else queue_name(queue),
         state=wanted,
-        key=key,
-        error=error,
-        reason=reason,
+        key=filter_text("key", key),
+        error=filter_text("error", error),
+        reason=filter_text("reason", reason),
         fingerprint=_fingerprint(fingerprint),
         headers=_headers(headers),
         since=moment_or_age("since", since),
@@ -63,13 +63,17 @@ def _fingerprint(value: str | None) -> str | None:
         raise SetupError(
             f"fingerprint must be the {LENGTH} digits that dead_letters shows, got {short(value)}"
         )
-    return value
+    return filter_text("fingerprint", value)
 
 
 def _headers(given: Mapping[str, str] | None) -> Mapping[str, str]:
+    if given is not None and not isinstance(given, Mapping):
+        raise SetupError(f"headers must map names to texts, got {short(given)}")
     for name, value in (given or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise SetupError(f"headers must map names to texts, got {short(name)}: {short(value)}")
+        filter_text("the name of a header", name)
+        filter_text(f"the header {short(name)}", value)
     return dict(given or {})
 
 

@@ -1,18 +1,17 @@
 """Actions on all messages that match a filter, and the audit."""
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from faststream_sqlbroker.admin.arguments import check_limit, queue_name, text_or_none
+from faststream_sqlbroker.admin.arguments import check_limit, destination, filter_text, text_or_none
 from faststream_sqlbroker.admin.filters import filters_of
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import flag, name_problem
 from faststream_sqlbroker.core.jobs import BULK, CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.store.live_subscribers import process_name
@@ -23,6 +22,8 @@ SHORTEST_LOOK = 0.05
 """Seconds: what another process has locked is not asked for again and again."""
 SLOWEST = 1e-5
 """Messages a second: about one a day."""
+FASTEST = 1e9
+"""Messages a second; no database is as fast."""
 
 
 class Which(TypedDict, total=False):
@@ -142,7 +143,7 @@ class Jobs(Operations):
         Raises:
             SetupError: an argument is not valid.
         """
-        job = self._live(MOVE, self._who(by), {"to": queue_name(to)}, rate, which)
+        job = self._live(MOVE, self._who(by), {"to": destination(to)}, rate, which)
         return await self._begin(job, dry_run=dry_run, wait=wait)
 
     async def redrive(
@@ -174,7 +175,7 @@ class Jobs(Operations):
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        arguments = {} if to is None else {"to": queue_name(to)}
+        arguments = {} if to is None else {"to": destination(to)}
         filters = self._filters(state=state, archived=True, **which)
         if filters.state not in {MessageState.FAILED, MessageState.DISCARDED}:
             raise SetupError(
@@ -224,7 +225,7 @@ class Jobs(Operations):
         """
         if (problem := name_problem(name)) is not None:
             raise SetupError(f"{short(name)} cannot be the name of a replay: {problem}")
-        arguments = {"name": name} | ({} if to is None else {"to": queue_name(to)})
+        arguments = {"name": name} | ({} if to is None else {"to": destination(to)})
         filters = self._filters(state=state, archived=True, **which)
         job = Job(
             action=REPLAY,
@@ -269,7 +270,7 @@ class Jobs(Operations):
         Raises:
             SetupError: there is no such job, or it cannot be undone.
         """
-        begun = await self._store.jobs.begin_undo(job_id, self._who(by), self._channel)
+        begun = await self._store.jobs.begin_undo(_job_id(job_id), self._who(by), self._channel)
         if begun is None:
             known = await self._known(job_id)
             raise SetupError(
@@ -307,7 +308,7 @@ class Jobs(Operations):
         Raises:
             SetupError: there is no such job.
         """
-        found = await self._store.jobs.stop(job_id)
+        found = await self._store.jobs.stop(_job_id(job_id))
         return found if found is not None else await self._known(job_id)
 
     async def resume_job(self, job_id: str, *, wait: bool = True) -> Job:
@@ -316,12 +317,16 @@ class Jobs(Operations):
         Raises:
             SetupError: there is no such job.
         """
-        await self._store.jobs.resume(job_id)
+        await self._store.jobs.resume(_job_id(job_id))
         return await self.wait_for_job(job_id) if wait else await self._known(job_id)
 
     async def job(self, job_id: str) -> Job | None:
-        """The job as it is now; None: there is none, or it is older than a year."""
-        return await self._store.jobs.find(job_id)
+        """The job as it is now; None: there is none, or it is older than a year.
+
+        Raises:
+            SetupError: `job_id` is no text.
+        """
+        return await self._store.jobs.find(_job_id(job_id))
 
     async def audit(
         self, *, bulk: bool = False, limit: int = 100, before: str | None = None
@@ -339,6 +344,7 @@ class Jobs(Operations):
             ValueError: `limit` is less than 1.
         """
         check_limit(limit)
+        filter_text("before", before)
         found = await self._store.jobs.listed(before, max(limit, 1_000) if bulk else limit)
         return [job for job in found if not bulk or (job.action in BULK and job.is_bulk)][:limit]
 
@@ -348,7 +354,7 @@ class Jobs(Operations):
         return planned if dry_run else await self.run_job(planned, wait=wait)
 
     async def _known(self, job_id: str) -> Job:
-        found = await self._store.jobs.find(job_id)
+        found = await self._store.jobs.find(_job_id(job_id))
         if found is None:
             raise SetupError(f"there is no job {short(job_id)}: broker.admin.audit() lists them")
         return found
@@ -372,12 +378,19 @@ def _woken_by(job: Job) -> list[str]:
     return list(job.queues) if to is None else [str(to)]
 
 
+def _job_id(value: str) -> str:
+    if not isinstance(value, str) or not storable(value):
+        raise SetupError(f"job_id must be the id of a job, as text, got {short(value)}")
+    return value
+
+
 def _rate(rate: float | None) -> float | None:
     if rate is None:
         return None
     number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    if not number or not SLOWEST <= rate < math.inf:
+    if not number or not SLOWEST <= rate <= FASTEST:
         raise SetupError(
-            f"rate must be a number of messages a second, {SLOWEST} or more, got {rate!r}"
+            f"rate must be a number of messages a second, from {SLOWEST} to {FASTEST:.0f}, got "
+            f"{short(rate)}"
         )
     return float(rate)

@@ -4,9 +4,9 @@ from datetime import datetime
 from typing import Any
 
 from faststream_sqlbroker.admin.arguments import (
+    destination,
     message_number,
     moment_or_delay,
-    queue_name,
     text_or_none,
 )
 from faststream_sqlbroker.admin.operations import Operations
@@ -92,7 +92,7 @@ class Repairs(Operations):
         Raises:
             SetupError: an argument is not valid.
         """
-        name = queue_name(queue)
+        name = destination(queue)
         found = await self._store.repairs.move(message_number(message_id), name, _who(by))
         if found.done:
             self._woken([name])

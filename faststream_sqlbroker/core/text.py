@@ -15,18 +15,15 @@ DEFAULT_LIMIT = 8192
 """Bytes of UTF-8 that an error text may take."""
 
 _SMALLEST_LIMIT = 64
-"""Bytes that leave room for the gap and for some text on both sides of it."""
 """Bytes; room for "[...]" with a little text before and after it."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _REPLACEMENT = "\ufffd"
 _GAP = "\n[...]\n"
 _MAX_FRAMES = 10
-"""Stack frames of an error, the innermost ones: the rest is mostly the framework's."""
 """Frames of a traceback that are kept: the innermost ones, which say most."""
 _MAX_RELATED = 5
-"""Causes of an error, and members of a group, that are told: there may be any number."""
-"""Causes of an exception, and members of a group, that are named."""
+"""Causes of an exception, and members of a group, that are named: there may be any number."""
 
 SHOWN = 80
 """Characters of a value that an error message shows."""
@@ -44,6 +41,11 @@ def visible(text: str) -> str:
     In a terminal such characters could move the cursor, or hide or reorder the text around them.
     """
     return _UNSEEN.sub(_REPLACEMENT, text)
+
+
+def storable(text: str) -> bool:
+    """Whether every database stores `text` as it is, if it is short enough."""
+    return _UNSTORABLE.search(text) is None
 
 
 def clean_text(text: str, *, limit: int = DEFAULT_LIMIT) -> str:

@@ -5,6 +5,7 @@ be looked at is found in the index first, so that a statement reads a limited nu
 however few of them match.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -303,9 +304,16 @@ def _only(walk: Walk, state: MessageState) -> bool:
 
 
 def _header(walk: Walk, database: str, name: str, value: str) -> Any:
+    """Whether the header `name` is this text, whatever characters the name has."""
     headers = walk.table.c.headers
-    found = headers[name].as_string()
-    if database == "sqlite":
-        # Another program may have stored there what is not JSON, which would be an error.
-        found = case((func.json_valid(headers) == 1, found))
-    return found == value
+    if database == "postgresql":
+        return headers[name].as_string() == value
+    if database in MYSQL:
+        # A path's name in quotes is a JSON text of its own.
+        path = f"$.{json.dumps(name, ensure_ascii=False)}"
+        return func.json_unquote(func.json_extract(headers, path)) == value
+    # Another program may have stored there what is not JSON, which would be an error. SQLite's
+    # paths have no way to write a quote.
+    known = case((func.json_valid(headers) == 1, headers))
+    each = func.json_each(known).table_valued("key", "value")
+    return select(each.c.key).where(each.c.key == name, each.c.value == value).exists()

@@ -1,5 +1,6 @@
 """Lists of messages: pages without a gap or a double, and no more rows read than are allowed."""
 
+import json
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -143,6 +144,14 @@ async def test_errors_and_headers_are_searched(bench: Bench) -> None:
     assert await ids(bench, headers=tenant) == mine[::-1]
     assert await ids(bench, headers=tenant, queue="q") == mine
     assert await ids(bench, headers={**tenant, "none": "x"}) == []
+
+
+@pytest.mark.parametrize("name", ['say "hi"', "C:\\temp", "$.a[0]", "it's", "%s", "", "Zoë"])
+async def test_the_name_of_a_header_may_have_any_characters(bench: Bench, name: str) -> None:
+    mine = await bench.put(1, headers=json.dumps({name: "x", "other": "y"}, ensure_ascii=False))
+    await bench.put(1, headers=json.dumps({"other": "x"}))
+    assert await ids(bench, headers={name: "x"}) == mine
+    assert await ids(bench, headers={name: "y"}) == []
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -4,12 +4,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SetupError, SqlBroker
-from faststream_sqlbroker.store import jobs
+from faststream_sqlbroker.core.clock import Clock, RealTime
+from faststream_sqlbroker.flow.jobs import BUSY_PAUSE, JobRunner
+from faststream_sqlbroker.store import Store, jobs
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
+from tests.quick_tables import TABLES
 
 pytestmark = pytest.mark.capability("`broker.admin`: bulk actions as jobs, audit, undo")
 
@@ -100,6 +104,36 @@ async def test_several_processes_work_on_one_job_and_each_message_is_changed_onc
     assert len((await broker.admin.messages(queue="mended")).messages) == 20
 
 
+class Pauses(RealTime):
+    """Time in which no pause ends; it keeps their lengths."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[float] = asyncio.Queue()
+
+    async def sleep(self, seconds: float) -> None:
+        self.asked.put_nowait(seconds)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_a_job_that_another_process_is_at_is_not_asked_for_again_and_again(
+    engine: AsyncEngine, broker: SqlBroker
+) -> None:
+    await broker.publish("1", "q", delay=600.0)
+    await broker.admin.bulk_retry(queue="q", dry_run=False, wait=False)
+    pauses = Pauses()
+    runner = JobRunner(Store(engine, TABLES), lambda *_args, **_fields: None, Clock(pauses))
+    state = TABLES.policy_state
+    async with engine.begin() as connection:
+        await connection.execute(
+            select(state.c.key).where(state.c.scope == "job").with_for_update()
+        )
+        runner.start()
+        runner.look()
+        assert await asyncio.wait_for(pauses.asked.get(), 30) == BUSY_PAUSE
+        await runner.stop()
+
+
 async def test_a_job_is_stopped_and_resumed(broker: SqlBroker) -> None:
     for n in range(4):
         await broker.publish(str(n), "q", delay=600.0)
@@ -139,7 +173,16 @@ async def test_a_replay_goes_to_another_queue_with_its_lineage(
 REFUSED: dict[str, tuple[Any, str]] = {
     "a rate of nothing": (lambda a: a.bulk_retry(rate=0), "rate must be a number"),
     "a rate of words": (lambda a: a.redrive(rate="fast"), "rate must be a number"),
+    "a huge rate": (lambda a: a.redrive(rate=10**400), "rate must be a number"),
     "a queue": (lambda a: a.bulk_move(""), "cannot be the name of a queue"),
+    "a template": (lambda a: a.redrive(to="logs.{level}"), "makes it a template"),
+    "a key": (lambda a: a.bulk_cancel(key="a\x00"), "key must be text without NUL"),
+    "an error": (lambda a: a.bulk_cancel(error=5), "error must be text"),
+    "a reason": (lambda a: a.redrive(reason="\ud800"), "reason must be text"),
+    "headers": (lambda a: a.bulk_cancel(headers="a=b"), "headers must map names to texts"),
+    "a header": (lambda a: a.bulk_cancel(headers={"a": "\x00"}), "the header 'a' must be text"),
+    "a job's id": (lambda a: a.job("\ud800"), "job_id must be the id of a job"),
+    "a page": (lambda a: a.audit(before="\x00"), "before must be text"),
     "a state": (lambda a: a.redrive(state="COMPLETED"), "redrive takes messages that are FAILED"),
     "a live state": (lambda a: a.replay("n", state="PENDING"), "no archived message is PENDING"),
     "a name": (lambda a: a.replay(""), "cannot be the name of a replay"),
