@@ -1,6 +1,6 @@
 DELIMITER $$
 
-SET @sqlbroker_sql_mode = @@SESSION.sql_mode, SESSION sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION'$$
+SET @sqlbroker_sql_mode = @@SESSION.sql_mode, SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION'$$
 
 DROP PROCEDURE IF EXISTS `sqlbroker_publish_bytes`$$
 
@@ -81,16 +81,16 @@ BEGIN
     SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
   END IF;
   SET v_reply_to = IF(JSON_TYPE(v_json) = 'NULL', NULL, JSON_UNQUOTE(v_json));
-  IF v_queue IS NULL OR CHAR_LENGTH(v_queue) NOT BETWEEN 1 AND 255 OR v_queue LIKE '% ' THEN
-    SET v_text = LEFT(CONCAT('queue must be a text of 1 to 255 characters without a space at its end, got ', COALESCE(QUOTE(v_queue), 'NULL')), 128);
+  IF v_queue IS NULL OR CHAR_LENGTH(v_queue) NOT BETWEEN 1 AND 255 OR v_queue LIKE '% ' OR LOCATE(CHAR(0), v_queue) THEN
+    SET v_text = LEFT(CONCAT('queue must be a text of 1 to 255 characters without NUL and without a space at its end, got ', COALESCE(QUOTE(v_queue), 'NULL')), 128);
     SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
   END IF;
-  IF CHAR_LENGTH(v_key) NOT BETWEEN 1 AND 255 OR v_key LIKE '% ' THEN
-    SET v_text = LEFT(CONCAT('key must be a text of 1 to 255 characters without a space at its end, got ', COALESCE(QUOTE(v_key), 'NULL')), 128);
+  IF CHAR_LENGTH(v_key) NOT BETWEEN 1 AND 255 OR v_key LIKE '% ' OR LOCATE(CHAR(0), v_key) THEN
+    SET v_text = LEFT(CONCAT('key must be a text of 1 to 255 characters without NUL and without a space at its end, got ', COALESCE(QUOTE(v_key), 'NULL')), 128);
     SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
   END IF;
-  IF CHAR_LENGTH(v_dedup_id) NOT BETWEEN 1 AND 255 OR v_dedup_id LIKE '% ' THEN
-    SET v_text = LEFT(CONCAT('dedup_id must be a text of 1 to 255 characters without a space at its end, got ', COALESCE(QUOTE(v_dedup_id), 'NULL')), 128);
+  IF CHAR_LENGTH(v_dedup_id) NOT BETWEEN 1 AND 255 OR v_dedup_id LIKE '% ' OR LOCATE(CHAR(0), v_dedup_id) THEN
+    SET v_text = LEFT(CONCAT('dedup_id must be a text of 1 to 255 characters without NUL and without a space at its end, got ', COALESCE(QUOTE(v_dedup_id), 'NULL')), 128);
     SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
   END IF;
   IF v_queue REGEXP '(?<![{])[{][a-zA-Z0-9_]+[}](?![}])' THEN
@@ -107,6 +107,10 @@ BEGIN
   END IF;
   IF v_delay IS NOT NULL AND v_due_at IS NOT NULL THEN
     SET v_text = LEFT('give delay or due_at, not both', 128);
+    SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
+  END IF;
+  IF v_due_at NOT REGEXP '^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?)?$' THEN
+    SET v_text = LEFT(CONCAT('due_at must be a text such as 2026-03-01 12:00:00, in UTC, got ', v_due_at), 128);
     SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
   END IF;
   IF v_expires_in <= 0 THEN

@@ -130,6 +130,7 @@ DECLARE
   level smallint;
   counted bigint;
   total bigint := 0;
+  room bigint := greatest(coalesce($2, 10000), 0);
 BEGIN
   IF EXISTS (SELECT FROM "public"."message_policy_state" s WHERE s.scope = 'paused' AND s.key = $1
       AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp())) THEN
@@ -137,19 +138,19 @@ BEGIN
   END IF;
   SELECT max(m.priority) INTO level FROM "public"."message" m
   WHERE m.queue = $1 AND m.state IN ('PENDING', 'RETRYABLE');
-  WHILE level IS NOT NULL AND total < $2 LOOP
+  WHILE level IS NOT NULL AND total < room LOOP
     SELECT count(*) INTO counted FROM (
       SELECT FROM "public"."message" m
       WHERE m.queue = $1 AND m.priority = level AND m.state IN ('PENDING', 'RETRYABLE')
         AND m.next_attempt_at <= statement_timestamp()
-      LIMIT $2 - total) AS due;
+      LIMIT room - total) AS due;
     total := total + counted;
     SELECT max(m.priority) INTO level FROM "public"."message" m
     WHERE m.queue = $1 AND m.priority < level AND m.state IN ('PENDING', 'RETRYABLE');
   END LOOP;
   SELECT count(*) INTO counted FROM (
     SELECT FROM "public"."message" m WHERE m.queue = $1 AND m.state = 'PROCESSING'
-    LIMIT $2 - total) AS running;
+    LIMIT room - total) AS running;
   RETURN total + counted;
 END $sqlbroker$;
 

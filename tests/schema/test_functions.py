@@ -285,7 +285,13 @@ async def test_a_delay_and_a_moment_contradict(
         ({"priority": 1.5}, "priority must be a whole number"),
         ({"delay": "1h"}, "delay must be seconds"),
         ({"key": 5}, "key must be a text, got 5"),
-        ({"due_at": "tomorrow"}, "no time at all|Incorrect|Truncated"),
+        ({"key": "a\x00b"}, "key must be a text of 1 to 255 characters without NUL"),
+        ({"due_at": "tomorrow"}, "due_at must be a text such as"),
+        ({"due_at": "2031-05-04 03:02:01+05:00"}, "due_at must be a text such as"),
+        ({"due_at": "2031-05-04T03:02:01Z"}, "due_at must be a text such as"),
+        ({"due_at": "0000-00-00"}, "due_at must be a text such as"),
+        ({"due_at": "2031-00-04"}, "Incorrect|Truncated"),
+        ({"due_at": "2031-02-30"}, "Incorrect|Truncated"),
         ({"delay": 1e13}, "beyond the year 9999|overflow|Out of range|Truncated"),
     ],
 )
@@ -438,6 +444,16 @@ async def test_a_cancel_alone_is_whole_or_nothing(
         assert await sql.cancel_in(autocommit, message_id) is True
     assert await rows(engine) == []
     assert len(await rows(engine, archive=True)) == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_the_load_is_counted_up_to_a_limit(sql: Sql, engine: AsyncEngine) -> None:
+    for _ in range(3):
+        await sql.publish("q", "1")
+    async with engine.connect() as connection:
+        for most, load in (("2", 2), ("NULL", 3), ("0", 0), ("-1", 0)):
+            found = await connection.execute(text(f"SELECT sqlbroker_load('q', {most})"))
+            assert found.scalar() == load, most
 
 
 # -- who may call ----------------------------------------------------------------------------------

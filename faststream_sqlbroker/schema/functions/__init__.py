@@ -25,7 +25,10 @@ __all__ = (
 
 _PUBLIC = "public"
 """PostgreSQL's schema in rendered SQL, where no other is named."""
-_STRICT = "STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+_STRICT = (
+    "STRICT_TRANS_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
+    "NO_ENGINE_SUBSTITUTION"
+)
 """MySQL's and MariaDB's routines run under the `sql_mode` of their creation."""
 _MODE = "SET @sqlbroker_sql_mode = @@SESSION.sql_mode, SESSION sql_mode = '{mode}'"
 _MODE_AGAIN = "SET SESSION sql_mode = @sqlbroker_sql_mode"

@@ -34,6 +34,9 @@ _KINDS = {
 }
 """The options, the JSON types that each may have, and what they are called."""
 
+_MOMENT = "^[1-9][0-9]{3}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?)?$"
+"""No other form, and no offset: MySQL would take it for one from the session's time zone."""
+
 
 def _refuse(condition: str, text: str) -> str:
     """Statements that raise `text`, an expression, where `condition` is true."""
@@ -75,9 +78,9 @@ def _check_values() -> str:
         length = f"CHAR_LENGTH({of}) NOT BETWEEN 1 AND {LONGEST}"
         missing = "v_queue IS NULL OR " if name == "queue" else ""
         found += _refuse(
-            f"{missing}{length} OR {of} LIKE '% '",
-            f"CONCAT('{name} must be a text of 1 to {LONGEST} characters without a space at its "
-            f"end, got ', COALESCE(QUOTE({of}), 'NULL'))",
+            f"{missing}{length} OR {of} LIKE '% ' OR LOCATE(CHAR(0), {of})",
+            f"CONCAT('{name} must be a text of 1 to {LONGEST} characters without NUL and without "
+            f"a space at its end, got ', COALESCE(QUOTE({of}), 'NULL'))",
         )
     checks = (
         (
@@ -90,6 +93,10 @@ def _check_values() -> str:
             "CONCAT('priority must be from -100 to 100, got ', v_priority)",
         ),
         ("v_delay IS NOT NULL AND v_due_at IS NOT NULL", "'give delay or due_at, not both'"),
+        (
+            f"v_due_at NOT REGEXP '{_MOMENT}'",
+            "CONCAT('due_at must be a text such as 2026-03-01 12:00:00, in UTC, got ', v_due_at)",
+        ),
         (
             "v_expires_in <= 0",
             "CONCAT('expires_in must be more than 0 seconds, got ', v_expires_in)",

@@ -141,6 +141,7 @@ DECLARE
   level smallint;
   counted bigint;
   total bigint := 0;
+  room bigint := greatest(coalesce($2, {most}), 0);
 BEGIN
   IF EXISTS (SELECT FROM {policy_state} s WHERE s.scope = 'paused' AND s.key = $1
       AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp())) THEN
@@ -148,19 +149,19 @@ BEGIN
   END IF;
   SELECT max(m.priority) INTO level FROM {message} m
   WHERE m.queue = $1 AND m.state IN ({claimable});
-  WHILE level IS NOT NULL AND total < $2 LOOP
+  WHILE level IS NOT NULL AND total < room LOOP
     SELECT count(*) INTO counted FROM (
       SELECT FROM {message} m
       WHERE m.queue = $1 AND m.priority = level AND m.state IN ({claimable})
         AND m.next_attempt_at <= statement_timestamp()
-      LIMIT $2 - total) AS due;
+      LIMIT room - total) AS due;
     total := total + counted;
     SELECT max(m.priority) INTO level FROM {message} m
     WHERE m.queue = $1 AND m.priority < level AND m.state IN ({claimable});
   END LOOP;
   SELECT count(*) INTO counted FROM (
     SELECT FROM {message} m WHERE m.queue = $1 AND m.state = 'PROCESSING'
-    LIMIT $2 - total) AS running;
+    LIMIT room - total) AS running;
   RETURN total + counted;
 END $sqlbroker$
 """
