@@ -37,8 +37,12 @@ def is_told(failures: int) -> bool:
 class FailureLog(Protocol):
     """Tells failures of loops together (`flow.outage.Outages`)."""
 
-    def failed(self, part: "Loop", name: str, error: StoreError) -> None:
-        """`part`, one of possibly many called `name`, has failed, and will try again."""
+    def failed(
+        self, part: "Loop", name: str, error: StoreError, began: float | None = None
+    ) -> None:
+        """`part`, one of possibly many called `name`, has failed, and will try again; its try
+        `began` then (monotonic seconds).
+        """
 
     def worked(self, part: "Loop") -> None:
         """`part` has worked."""
