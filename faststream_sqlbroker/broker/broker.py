@@ -25,6 +25,7 @@ from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_de
 from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
+from faststream_sqlbroker.broker.serving import SqlBrokerServing
 from faststream_sqlbroker.broker.startup_warnings import startup_warnings
 from faststream_sqlbroker.broker.under_test import SqlBrokerUnderTest
 from faststream_sqlbroker.core.access import Activities, Activity
@@ -75,7 +76,7 @@ if TYPE_CHECKING:
     )
 
 
-class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
+class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlBrokerUnderTest):
     """A message broker that lives in a relational database."""
 
     def __init__(
@@ -94,6 +95,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         max_depth: "Mapping[str, MaxDepth | int] | None" = None,
         retention: Retention | None = None,
         metrics: Recorder | None = None,
+        health_port: int | str | None = None,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
         parser: "CustomCallable | None" = None,
@@ -148,6 +150,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
                 removes the older ones. None keeps all, and the start says how fast they grow.
             metrics: Where the broker's own metrics go, such as `SqlBrokerPrometheusMetrics`; None:
                 they are not taken.
+            health_port: Serve /health/live, /health/ready and /metrics without authentication on
+                this port while the broker runs: a number (of all addresses), or "host:port". It
+                needs the extra `http`; each process needs a port of its own.
             ack_policy: Default policy of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
@@ -183,6 +188,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             SetupError: the engine cannot be used (synchronous, of another database, in-memory
                 SQLite, with a StaticPool), `security` does not fit the URL, a duration or a limit
                 is not valid, or presence_interval is less than 100 ms.
+            MissingExtraError: `health_port` needs the extra `http`.
         """
         self.engine, self._owns_engine = make_engine(engine, pgbouncer=pgbouncer, security=security)
         self._listen_engine = make_listen_engine(listen_url, security=security)
@@ -207,6 +213,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._retention = checked_retention(retention)
         if retention is not None and store.tables.archive is None:
             raise SetupError(NO_ARCHIVE)
+        self._serve_probes(health_port, metrics)
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
         publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock))
@@ -357,7 +364,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
         self._scheduler.plan(self.schedules)
         if self.subscribers:
             self._jobs.start()
-        await super().start()
+        await self._with_probes(super().start)
         self._scheduler.start()
         if self._sampler is not None:
             self._sampler.start(self._wakeups.outages)
@@ -432,6 +439,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerUnderTest):
             await self.engine.dispose()
         if self._listen_engine is not None:
             await self._listen_engine.dispose()
+        await self._end_probes()
         self._connection = None
 
     @override

@@ -28,6 +28,7 @@ from faststream_sqlbroker.cli.prune import prune
 from faststream_sqlbroker.cli.replay import replay
 from faststream_sqlbroker.cli.report import report
 from faststream_sqlbroker.cli.schema import migrate, sql
+from faststream_sqlbroker.cli.serve import hash_password, serve
 from faststream_sqlbroker.cli.spark import app as spark
 from faststream_sqlbroker.cli.target import Target
 
@@ -60,7 +61,8 @@ LOOK = (
 BULK = (redrive, replay_here)
 MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish, prune)
 TABLES = (sql, migrate)
-for command in (*LOOK, *MEND, *BULK, *TABLES):
+HTTP = (serve, hash_password)
+for command in (*LOOK, *MEND, *BULK, *TABLES, *HTTP):
     app.command()(cast("Callable[..., None]", command))
 
 

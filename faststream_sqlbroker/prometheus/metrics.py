@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
 
 from faststream_sqlbroker.core.metrics import METRICS, Kind, Labels, Metric
 from faststream_sqlbroker.core.times import Duration, positive_seconds
@@ -44,6 +44,7 @@ class SqlBrokerPrometheusMetrics:
             SetupError: `sample_interval` is not a duration above 0.
         """
         self.sample_interval = positive_seconds("sample_interval", sample_interval)
+        self._registry = registry
         self._registered: dict[str, Any] = {
             metric.name: _registered(metric, prefix, registry) for metric in METRICS
         }
@@ -67,6 +68,10 @@ class SqlBrokerPrometheusMetrics:
             del self._children[metric.name, labels]
             self._registered[metric.name].remove(*labels)
         self._known[metric.name] = set(values)
+
+    def exposition(self) -> tuple[bytes, str]:
+        """All that is in the registry as Prometheus reads it, and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     def _child(self, metric: Metric, labels: Labels) -> Any:
         child = self._children.get((metric.name, labels))

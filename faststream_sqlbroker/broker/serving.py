@@ -1,0 +1,154 @@
+"""The broker over HTTP: an ASGI application, and probes on a port of their own."""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.core.health import ProcessHealth
+from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.store import Store
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.http.app import HttpApp
+
+HIGHEST_PORT = 65_535
+"""Of TCP."""
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - an orchestrator asks from another machine
+_ADDRESS = re.compile(
+    r"((\[(?P<host>[^\]]+)\]|(?P<name>[^:\[\]]+)):)?(?P<port>[0-9]{1,5})", re.ASCII
+)
+
+
+class SqlBrokerServing:
+    """Serves HTTP; its packages are imported only where it does."""
+
+    _store: Store
+    _log_of_loops: Callable[..., None]
+    _process_health: Callable[[], ProcessHealth]
+    running: bool
+    subscribers: Any
+    ping: Any
+
+    def _serve_probes(self, health_port: "int | str | None", metrics: Any) -> None:
+        """Note where probes are served; called before FastStream's `__init__`."""
+        self._exposition = getattr(metrics, "exposition", None)
+        self._probes: Any = None
+        if health_port is not None:
+            host, port = probe_address(health_port)
+            http = _http()
+            self._probes = http.ProbeServer(http.probe_app(self._service(http)), host, port)
+
+    def asgi(
+        self,
+        auth: Any,
+        *,
+        max_body: int = 1024 * 1024,
+        body_timeout: Duration = 10.0,
+        max_failures: int = 10,
+        proxies: Sequence[str] = (),
+        csrf_secret: str | None = None,
+    ) -> "HttpApp":
+        """An ASGI application of this broker; it needs the extra `http`, and no started broker.
+
+        Mount it in FastAPI or Starlette (`app.mount("/broker", broker.asgi(auth))`), in
+        AsgiFastStream (`asgi_routes=[broker.asgi(auth).at("/broker")]`), or run it alone.
+
+        Args:
+            auth: Who may ask: `BasicAuth`, `ProxyAuth`, a function of the request (which may be a
+                coroutine function) that returns a `User` or None, or a list of them.
+            max_body: Most bytes of a request's body.
+            body_timeout: Longest time in which a body must have arrived: seconds, a timedelta or
+                text like "10s".
+            max_failures: Failed logins a minute of one address with one name, and ten times as many
+                of one address; after them it is refused (429) until the minute is over.
+            proxies: Addresses and networks of proxies whose X-Forwarded-For tells the address of a
+                client, by which failures are counted.
+            csrf_secret: 16 characters or more that CSRF tokens are made of, the same for all
+                processes behind one address. None: this process's own.
+
+        Raises:
+            SetupError: there is no authentication, or an option is not valid.
+            MissingExtraError: the extra is not installed.
+        """
+        http = _http()
+        options = http.HttpOptions(
+            max_body=max_body,
+            body_timeout=body_timeout,
+            max_failures=max_failures,
+            proxies=proxies,
+            csrf_secret=csrf_secret,
+        )
+        app: HttpApp = http.HttpApp(self._service(http), http.authentication(auth), options)
+        return app
+
+    def _asgi_alone(self, auth: Any, **options: Any) -> "HttpApp":
+        """The application of `sqlbroker serve`, whose process handles no messages."""
+        http = _http()
+        service = self._service(http, alone=True)
+        app: HttpApp = http.HttpApp(service, auth, http.HttpOptions(**options))
+        return app
+
+    def _service(self, http: Any, *, alone: bool = False) -> Any:
+        return http.Service(
+            ping=self.ping,
+            differences=self._differences,
+            process=self._process_health,
+            is_started=lambda: alone or self.running or not self.subscribers,
+            log=self._log_of_loops,
+            exposition=self._exposition,
+        )
+
+    async def _differences(self) -> list[str]:
+        # Of the store that is there then: a test may have put another one in its place.
+        return await self._store.differences()
+
+    async def _with_probes(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Serve probes from before `start` on, unless it fails.
+
+        Raises:
+            SetupError: their port cannot be taken.
+        """
+        if self._probes is not None:
+            await self._probes.start()
+        try:
+            await start()
+        except BaseException:
+            await self._end_probes()
+            raise
+
+    async def _end_probes(self) -> None:
+        if self._probes is not None:
+            await self._probes.stop()
+
+
+def probe_address(value: int | str) -> tuple[str, int]:
+    """Host and port of the option `health_port`; a number is of all addresses.
+
+    Raises:
+        SetupError: it is neither a port nor host:port.
+    """
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    port: Any = int(found["port"]) if found else value
+    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= HIGHEST_PORT:
+        raise SetupError(
+            f"health_port must be a port from 0 to {HIGHEST_PORT}, or 'host:port', got {value!r}"
+        )
+    host = (found["host"] or found["name"]) if found else None
+    return host or EVERYWHERE, port
+
+
+def _http() -> Any:
+    """The names of the package `http` that are needed here.
+
+    Raises:
+        MissingExtraError: the extra is not installed.
+    """
+    try:
+        from faststream_sqlbroker.http import parts  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        if error.name is None or error.name.split(".")[0] != "uvicorn":
+            raise
+        msg = "HTTP needs 'uvicorn', which is not installed: pip install 'sqlbroker[http]'"
+        raise MissingExtraError(msg) from error
+    return parts

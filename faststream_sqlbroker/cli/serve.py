@@ -1,0 +1,174 @@
+"""`sqlbroker serve`: the broker over HTTP, in a process of its own; and passwords for it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.session import database_errors
+from faststream_sqlbroker.cli.shown import print_line
+from faststream_sqlbroker.cli.target import imported, run
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+
+HEADERS_TIMEOUT = 5
+"""Seconds for which uvicorn keeps a connection without a request."""
+MOST_CONNECTIONS = 500
+"""Connections at a time; more are refused with 503."""
+FIELDS = 3
+"""Words in a line of a file of users."""
+
+
+def serve(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0)] = 8080,
+    users: Annotated[
+        Path | None,
+        typer.Option(help="A file of users: in each line a name, a role and a hash."),
+    ] = None,
+    auth: Annotated[
+        str | None,
+        typer.Option(help="What `broker.asgi` takes as auth, as module:name."),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Without authentication; only from this machine."),
+    ] = False,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="The certificate of TLS, as PEM.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Its private key, as PEM.")] = None,
+) -> None:
+    """Serve the broker over HTTP until it is interrupted; no message is handled here.
+
+    One of --users, --auth and --insecure is needed. Make hashes with `sqlbroker hash-password`.
+    """
+    tls = _tls(certificate, key)
+    with database_errors():
+        known = _known(users, auth, insecure=insecure, host=host)
+
+    async def work(broker: SqlBroker) -> None:
+        await _serve(broker, known, host, port, tls)
+
+    try:
+        run(context, work)
+    except KeyboardInterrupt:
+        print_line("stopped")
+
+
+def hash_password(
+    password: Annotated[
+        str,
+        typer.Option(
+            prompt=True, hide_input=True, confirmation_prompt=True, help="Asked for if not given."
+        ),
+    ],
+) -> None:
+    """Print the hash of a password, for the file of `serve --users` and for `Login`."""
+    try:
+        from faststream_sqlbroker.http import hash_password as hashed  # noqa: PLC0415 - an extra
+    except MissingExtraError as error:
+        raise SetupError(str(error)) from None
+    typer.echo(hashed(password))
+
+
+def _known(users: Path | None, auth: str | None, *, insecure: bool, host: str) -> Any:
+    """Who may ask.
+
+    Raises:
+        SetupError: not exactly one of the three options is given, or it is not valid.
+    """
+    from faststream_sqlbroker import http  # noqa: PLC0415 - an extra
+    from faststream_sqlbroker.http.app import authentication  # noqa: PLC0415
+    from faststream_sqlbroker.http.local import LocalOnly, is_loopback  # noqa: PLC0415
+
+    if [users is not None, auth is not None, insecure].count(True) != 1:
+        raise SetupError(
+            "serve needs authentication: give one of --users FILE, --auth module:name, or "
+            "--insecure for yourself on this machine"
+        )
+    if insecure:
+        if not is_loopback(host):
+            raise SetupError(
+                f"--insecure listens on this machine only, got --host {short(host)}: leave --host "
+                "out, or give --users"
+            )
+        return LocalOnly()
+    if auth is not None:
+        return authentication(imported(auth, what="--auth"))
+    assert users is not None  # noqa: S101 - counted above
+    return http.BasicAuth(_logins(users))
+
+
+def _logins(path: Path) -> list[Any]:
+    """The users in a file.
+
+    Raises:
+        SetupError: it cannot be read, or a line is not valid; the text names the line's number.
+    """
+    from faststream_sqlbroker.http import Login  # noqa: PLC0415 - an extra
+
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"--users {path} cannot be read: {error}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != FIELDS:
+            raise SetupError(
+                f"{path}, line {number}: a line has a name, a role and a hash, this has "
+                f"{len(words)} words"
+            )
+        try:
+            found.append(Login(*words))
+        except SetupError as error:
+            raise SetupError(f"{path}, line {number}: {error}") from None
+    return found
+
+
+def _tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
+    """Uvicorn's options.
+
+    Raises:
+        SetupError: a file is missing, or only one of the two is given.
+    """
+    if certificate is None and key is None:
+        return {}
+    if certificate is None or key is None:
+        raise SetupError("TLS needs both --certificate and --key")
+    for path in (certificate, key):
+        if not path.is_file():
+            raise SetupError(f"{path} is no file")
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+
+
+async def _serve(broker: SqlBroker, auth: Any, host: str, port: int, tls: dict[str, Any]) -> None:
+    import uvicorn  # noqa: PLC0415 - an extra
+
+    from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
+    from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
+
+    await broker.connect()
+    listener = bound(host, port, "--port")
+    app = broker._asgi_alone(auth)  # noqa: SLF001 - the only way without authentication
+    # The peer's address must be the true one: it decides whether a header is trusted.
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=HEADERS_TIMEOUT,
+        **tls,
+    )
+    kind = "https" if tls else "http"
+    shown = f"[{host}]" if ":" in host else host
+    print_line(f"serving {kind}://{shown}:{listener.getsockname()[1]}")
+    if not tls and not is_loopback(host):
+        print_line("warning: without TLS, passwords can be read on their way: give --certificate")
+    await uvicorn.Server(config).serve(sockets=[listener])

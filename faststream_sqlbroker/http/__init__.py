@@ -1,0 +1,20 @@
+"""The broker over HTTP: `pip install "sqlbroker[http]"`, then `broker.asgi(...)`.
+
+`Login`, `BasicAuth` and `ProxyAuth` say who may ask; `hash_password` makes what a `Login` stores.
+"""
+
+from faststream_sqlbroker.exceptions import MissingExtraError
+
+try:
+    from faststream_sqlbroker.http.app import HttpApp
+    from faststream_sqlbroker.http.basic import BasicAuth, Login
+    from faststream_sqlbroker.http.passwords import hash_password
+    from faststream_sqlbroker.http.proxies import ProxyAuth
+    from faststream_sqlbroker.http.users import Role, User
+except ImportError as error:
+    if error.name is None or error.name.split(".")[0] != "starlette":
+        raise
+    msg = "HTTP needs 'starlette', which is not installed: pip install 'sqlbroker[http]'"
+    raise MissingExtraError(msg) from error
+
+__all__ = ("BasicAuth", "HttpApp", "Login", "ProxyAuth", "Role", "User", "hash_password")

@@ -1,0 +1,167 @@
+"""The HTTP application of a broker, put together."""
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.http.answers import BodyLimits
+from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.local import LocalOnly
+from faststream_sqlbroker.http.mounting import (
+    App,
+    Below,
+    Receive,
+    Scope,
+    Send,
+    below,
+    checked_prefix,
+)
+from faststream_sqlbroker.http.probes import Probes
+from faststream_sqlbroker.http.proxies import networks
+from faststream_sqlbroker.http.service import Service
+from faststream_sqlbroker.http.shield import HANDLERS, Shield
+from faststream_sqlbroker.http.users import Authentication, ByCallable, FirstOf, Role, User
+
+SHORTEST_SECRET = 16
+"""Characters of the secret that CSRF tokens are made of."""
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """The options of `broker.asgi`, checked.
+
+    Raises:
+        SetupError: one of them is not valid.
+    """
+
+    max_body: int = 1024 * 1024
+    body_timeout: Duration = 10.0
+    max_failures: int = 10
+    proxies: Sequence[str] = ()
+    csrf_secret: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        whole_number("max_body", self.max_body, other=" of bytes")
+        positive_seconds("body_timeout", self.body_timeout)
+        whole_number("max_failures", self.max_failures)
+        networks(self.proxies)
+        secret = self.csrf_secret
+        if secret is not None and (not isinstance(secret, str) or len(secret) < SHORTEST_SECRET):
+            raise SetupError(f"csrf_secret must be text of {SHORTEST_SECRET} characters or more")
+
+    @property
+    def limits(self) -> BodyLimits:
+        """Of a body."""
+        return BodyLimits(self.max_body, positive_seconds("body_timeout", self.body_timeout))
+
+    @property
+    def csrf(self) -> Csrf:
+        """With a secret of this process's own unless one is given."""
+        secret = self.csrf_secret
+        return Csrf(secrets.token_bytes(32) if secret is None else secret.encode())
+
+
+class HttpApp:
+    """An ASGI application: mount it, or run it alone.
+
+    `app.mount("/broker", broker.asgi(auth))` in FastAPI and Starlette,
+    `asgi_routes=[broker.asgi(auth).at("/broker")]` in AsgiFastStream.
+    """
+
+    def __init__(self, service: Service, auth: Authentication, options: HttpOptions) -> None:
+        """Serve `service` to those whom `auth` knows."""
+        self._gate = Gate(
+            auth,
+            options.csrf,
+            service,
+            max_failures=options.max_failures,
+            proxies=networks(options.proxies),
+        )
+        routes = [*probe_routes(service, self._for), self._csrf_route()]
+        starlette = Starlette(routes=routes, exception_handlers=dict(HANDLERS))
+        # A redirect would lead to whatever Host says.
+        starlette.router.redirect_slashes = False
+        self._app: App = Shield(starlette, local_only=isinstance(auth, LocalOnly))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        await self._app(scope, receive, send)
+
+    def at(self, prefix: str) -> tuple[str, App]:
+        """An entry of AsgiFastStream's `asgi_routes`, for all paths below `prefix`.
+
+        Raises:
+            SetupError: `prefix` does not begin with a slash.
+        """
+        path = checked_prefix(prefix)
+        return Below(path), below(path, self)
+
+    def _for(self, role: Role, answer: Callable[[Request, User], Awaitable[Response]]) -> Endpoint:
+        """An endpoint that only users with `role` reach."""
+
+        async def endpoint(request: Request) -> Response:
+            return await answer(request, await self._gate.enter(request, role))
+
+        return endpoint
+
+    def _csrf_route(self) -> Route:
+        async def answer(_request: Request, user: User) -> Response:
+            return JSONResponse({"token": self._gate.token(user)})
+
+        return Route("/csrf-token", self._for(Role.VIEWER, answer), methods=["GET"])
+
+
+def probe_routes(service: Service, guard: Callable[..., Endpoint] | None = None) -> list[Route]:
+    """The probes, open to all; `guard` is for the metrics, which name the queues."""
+    probes = Probes(service)
+
+    async def metrics(request: Request, _user: User) -> Response:
+        return await probes.metrics(request)
+
+    shown = probes.metrics if guard is None else guard(Role.VIEWER, metrics)
+    return [
+        Route("/health/live", probes.live, methods=["GET"]),
+        Route("/health/ready", probes.ready, methods=["GET"]),
+        Route("/metrics", shown, methods=["GET"]),
+    ]
+
+
+def probe_app(service: Service) -> App:
+    """The probes alone, without authentication: for a port that only the cluster reaches."""
+    starlette = Starlette(routes=probe_routes(service), exception_handlers=dict(HANDLERS))
+    starlette.router.redirect_slashes = False
+    return Shield(starlette, local_only=False)
+
+
+def authentication(auth: Any) -> Authentication:
+    """What `auth` says: an `Authentication`, a function, or several of them.
+
+    Raises:
+        SetupError: it is none of these; above all None.
+    """
+    if isinstance(auth, LocalOnly):
+        raise SetupError("only `sqlbroker serve --insecure` does without authentication")
+    if isinstance(auth, list | tuple) and auth:
+        return FirstOf([authentication(each) for each in auth])
+    if callable(getattr(auth, "user", None)):
+        found: Authentication = auth
+        return found
+    if callable(auth) and not isinstance(auth, type):
+        return ByCallable(auth)
+    raise SetupError(
+        "HTTP needs authentication: give BasicAuth([Login(...)]), ProxyAuth(...), a function that "
+        f"returns a User or None, or a list of them; got {short(auth)}"
+    )

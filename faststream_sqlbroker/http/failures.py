@@ -1,0 +1,59 @@
+"""A limit on failed authentications: guessing a password or a token takes ages."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from faststream_sqlbroker.http.answers import Problem
+
+WINDOW = 60.0
+"""Seconds in which failures are counted together."""
+MOST_KNOWN = 10_000
+"""Addresses and names that are remembered; the oldest are forgotten."""
+
+
+@dataclass(slots=True)
+class _Count:
+    began: float
+    failures: int = 0
+
+
+class Failures:
+    """Counts failures by key: an address, or an address with the name that it tries."""
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        """At most `most` a minute of one key; `clock` is monotonic."""
+        self._most = most
+        self._clock = clock
+        self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
+
+    def check(self, *keys: tuple[str, ...]) -> None:
+        """Refuse a key that has failed too often, before its secret is looked at.
+
+        Raises:
+            Problem: it has (429).
+        """
+        for key in keys:
+            count = self._known(key)
+            if count is not None and count.failures >= self._most:
+                wait = ceil(count.began + WINDOW - self._clock())
+                headers = {"Retry-After": str(max(1, wait))}
+                raise Problem(429, "too many failures: wait", headers)
+
+    def failed(self, keys: Iterable[tuple[str, ...]]) -> None:
+        """Count a failure of each of the keys."""
+        for key in keys:
+            count = self._known(key)
+            if count is None:
+                count = self._counts[key] = _Count(self._clock())
+                if len(self._counts) > MOST_KNOWN:
+                    self._counts.popitem(last=False)
+            count.failures += 1
+
+    def _known(self, key: tuple[str, ...]) -> _Count | None:
+        count = self._counts.get(key)
+        if count is not None and self._clock() - count.began >= WINDOW:
+            del self._counts[key]
+            return None
+        return count

@@ -1,0 +1,113 @@
+"""Who may pass: users with a role, and not too many failures."""
+
+import logging
+from ipaddress import IPv6Address, ip_address, ip_network
+from time import monotonic
+
+from starlette.requests import HTTPConnection, Request
+
+from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.basic import credentials
+from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.failures import Failures
+from faststream_sqlbroker.http.proxies import Network, is_of, peer
+from faststream_sqlbroker.http.service import Service
+from faststream_sqlbroker.http.users import Authentication, Role, User
+
+NAMES_OF_ADDRESS = 10
+"""How many times as many failures an address may have as a name that it tries: a company's people
+may share one."""
+OF_ONE_HOUSE = 64
+"""Bits of an IPv6 address that its owner cannot choose freely."""
+_CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
+
+
+class Gate:
+    """Authenticates, then authorises, then asks whether another site's page is behind it."""
+
+    def __init__(
+        self,
+        auth: Authentication,
+        csrf: Csrf,
+        service: Service,
+        *,
+        max_failures: int,
+        proxies: list[Network],
+    ) -> None:
+        self._auth = auth
+        self._csrf = csrf
+        self._service = service
+        self._proxies = proxies
+        self._of_names = Failures(max_failures, monotonic)
+        self._of_addresses = Failures(max_failures * NAMES_OF_ADDRESS, monotonic)
+
+    async def enter(self, request: Request, role: Role) -> User:
+        """The user, who has `role` at least.
+
+        Raises:
+            Problem: not known (401), not allowed (403), or failed too often (429).
+        """
+        given = credentials(request)
+        name = "" if given is None else given[0]
+        with_secret = given is not None
+        self.check(request, name)
+        user = await self._auth.user(request)
+        if user is None:
+            if with_secret:
+                self.failed(request, name)
+            raise Problem(401, "who are you?", _CHALLENGE)
+        if not user.may(role):
+            raise Problem(403, f"this needs the role {role.name.lower()}")
+        self._csrf.check(request, request.method, user.name)
+        return user
+
+    def check(self, connection: HTTPConnection, name: str) -> None:
+        """Refuse an address that has failed too often, with this name or with any.
+
+        Raises:
+            Problem: it has (429).
+        """
+        address = self._address(connection)
+        self._of_addresses.check((address,))
+        self._of_names.check((address, name))
+
+    def failed(self, connection: HTTPConnection, name: str) -> None:
+        """Count a failure, and tell the log."""
+        address = self._address(connection)
+        self._of_addresses.failed([(address,)])
+        self._of_names.failed([(address, name)])
+        text = f"HTTP: a wrong password or token for {visible(name)[:80]!r} from {address}"
+        self._service.log(logging.WARNING, text)
+
+    def token(self, user: User) -> str:
+        """What a page of this application sends with each write of `user`."""
+        return self._csrf.token(user.name)
+
+    def _address(self, connection: HTTPConnection) -> str:
+        """Whose failures are counted together."""
+        found = client_address(connection, self._proxies)
+        try:
+            parsed = ip_address(found)
+        except ValueError:
+            return found
+        if isinstance(parsed, IPv6Address):
+            return str(ip_network((parsed, OF_ONE_HOUSE), strict=False))
+        return found
+
+
+def client_address(connection: HTTPConnection, proxies: list[Network]) -> str:
+    """The address of the client, as far as the listed proxies tell.
+
+    Each proxy appends the address that it was asked from, so the last one that is no proxy's is
+    true; what stands before it the client may have written.
+    """
+    found = peer(connection)
+    if not is_of(found, proxies):
+        return found
+    listed = ",".join(connection.headers.getlist("x-forwarded-for"))
+    for each in reversed([part.strip() for part in listed.split(",") if part.strip()]):
+        found = each
+        if not is_of(each, proxies):
+            break
+    return found

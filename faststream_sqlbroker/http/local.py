@@ -1,0 +1,68 @@
+"""Without authentication: only for the person at this machine (`sqlbroker serve --insecure`)."""
+
+from ipaddress import ip_address
+
+from starlette.requests import HTTPConnection
+
+from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.proxies import peer
+from faststream_sqlbroker.http.users import Role, User
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+"""What a browser on this machine calls it."""
+OF_PROXIES = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-forwarded-port",
+    "x-real-ip",
+    "cf-connecting-ip",
+    "true-client-ip",
+)
+"""Headers that a proxy adds: then the request may come from anywhere."""
+
+
+class LocalOnly:
+    """Lets in who is at this machine, as an administrator."""
+
+    async def user(self, connection: HTTPConnection) -> User | None:
+        """The only user."""
+        check_local(connection)
+        return User("local", Role.ADMIN)
+
+
+def check_local(connection: HTTPConnection) -> None:
+    """Refuse what may come from elsewhere.
+
+    DNS rebinding: a page of another site can let its own name lead to 127.0.0.1. Its requests then
+    have that name in Host.
+
+    Raises:
+        Problem: the peer or Host is not local, or a proxy is in between (403).
+    """
+    names = connection.headers.getlist("host")
+    if len(names) != 1 or host_name(names[0]) not in LOCAL_NAMES:
+        raise Problem(403, "without authentication, Host must be localhost")
+    if any(name in connection.headers for name in OF_PROXIES):
+        raise Problem(403, "without authentication, there must be no proxy")
+    if not is_loopback(peer(connection)):
+        raise Problem(403, "without authentication, only this machine may ask")
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, in lower case, without its port."""
+    name, colon, port = host.rpartition(":")
+    named = name if colon and port.isdecimal() else host
+    return named.lower()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether it is an address of this machine that no other machine reaches."""
+    if address == "localhost":
+        return True
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False

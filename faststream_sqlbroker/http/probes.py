@@ -1,0 +1,107 @@
+"""Whether this process is alive and ready, and its metrics: for orchestrators and Prometheus."""
+
+import asyncio
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.service import Service
+
+LIMIT = 3.0
+"""Seconds that a look may take: orchestrators mostly wait for one more."""
+KEPT = 1.0
+"""Seconds for which an answer is given again: anyone may ask, and each look costs statements."""
+SCHEMA_KEPT = 30.0
+"""Seconds for which the tables are not compared again: that reads the server's catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What a look has found."""
+
+    checks: dict[str, bool]
+    last_claim_ago: float | None
+    """Seconds, of the subscriber whose last claim is longest ago; None: there is none."""
+    last_flush_ago: float | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether all is well."""
+        return all(self.checks.values())
+
+
+class Probes:
+    """Answers probes. They say nothing of queues: anyone may ask."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._turn = asyncio.Lock()
+        self._found: tuple[float, Readiness] | None = None
+        self._schema: tuple[float, bool] | None = None
+
+    async def live(self, _request: Request) -> Response:
+        """The event loop answers: all that a restart could mend.
+
+        A database that is away is not among it.
+        """
+        return JSONResponse({"status": "live"})
+
+    async def ready(self, _request: Request) -> Response:
+        """200 if the broker has started, its loops work, and the tables are there; else 503."""
+        found = await self._look()
+        status = "ready" if found.ready else "not ready"
+        shown: dict[str, Any] = {"status": status, "checks": found.checks}
+        for name in ("last_claim_ago", "last_flush_ago"):
+            seconds = getattr(found, name)
+            shown[name] = None if seconds is None else round(seconds, 3)
+        return JSONResponse(shown, 200 if found.ready else 503)
+
+    async def metrics(self, _request: Request) -> Response:
+        """The registry, as Prometheus reads it.
+
+        Raises:
+            Problem: there is none (404).
+        """
+        if self._service.exposition is None:
+            text = "no metrics: SqlBroker(metrics=SqlBrokerPrometheusMetrics(registry))"
+            raise Problem(404, text)
+        # It takes locks of the registry: not in the event loop's thread.
+        shown, kind = await asyncio.to_thread(self._service.exposition)
+        return Response(shown, headers={"Content-Type": kind})
+
+    async def _look(self) -> Readiness:
+        async with self._turn:
+            if self._found is None or monotonic() - self._found[0] > KEPT:
+                found = await self._looked()
+                self._found = (monotonic(), found)
+            return self._found[1]
+
+    async def _looked(self) -> Readiness:
+        service = self._service
+        answers = await service.ping(LIMIT)
+        running = service.process().subscribers
+        claims = [each.last_claim_ago for each in running if each.last_claim_ago is not None]
+        flushes = [each.last_flush_ago for each in running if each.last_flush_ago is not None]
+        checks = {
+            "started": service.is_started(),
+            "database": answers,
+            "schema": answers and await self._has_tables(),
+            "subscribers": all(each.healthy for each in running),
+        }
+        return Readiness(checks, max(claims, default=None), max(flushes, default=None))
+
+    async def _has_tables(self) -> bool:
+        known = self._schema
+        if known is None or not known[1] or monotonic() - known[0] > SCHEMA_KEPT:
+            try:
+                async with asyncio.timeout(LIMIT):
+                    same = not await self._service.differences()
+            except (StoreError, TimeoutError):
+                return False
+            known = self._schema = (monotonic(), same)
+        return known[1]

@@ -1,0 +1,90 @@
+"""Run an ASGI application by uvicorn, inside of a process that has other work."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.http.mounting import App
+
+MOST_CONNECTIONS = 100
+"""Probes at a time; more are refused, so that they take no memory from the worker."""
+BACKLOG = 128
+"""Connections that wait for an accept."""
+
+
+class _InnerServer(uvicorn.Server):
+    """Leaves signals to the application that it is a part of."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing."""
+        yield
+
+
+class ProbeServer:
+    """Serves probes on a port of its own while the broker runs."""
+
+    def __init__(self, app: App, host: str, port: int) -> None:
+        self._app = app
+        self._host = host
+        self._port = port
+        self._running: tuple[_InnerServer, asyncio.Task[None]] | None = None
+
+    async def start(self) -> int:
+        """Listen; the port, which the system chooses for 0.
+
+        Raises:
+            SetupError: the port cannot be taken.
+        """
+        listener = bound(self._host, self._port, "health_port")
+        config = uvicorn.Config(
+            self._app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+        )
+        server = _InnerServer(config)
+        task = asyncio.create_task(server.serve(sockets=[listener]), name="sqlbroker-probes")
+        self._running = (server, task)
+        port: int = listener.getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        """End, and free the port."""
+        if self._running is None:
+            return
+        server, task = self._running
+        self._running = None
+        if task.get_loop() is asyncio.get_running_loop():
+            server.should_exit = True
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def bound(host: str, port: int, option: str) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        SetupError: the port is taken, or the host is not of this machine; the text names `option`.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise SetupError(
+            f"{option}: cannot listen on {host}:{port}: {error.strerror or error}. Each process "
+            "needs a port of its own, with `--workers` too"
+        ) from None
+    listener.setblocking(False)
+    return listener

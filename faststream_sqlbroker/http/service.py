@@ -1,0 +1,24 @@
+"""What the HTTP application needs of a broker; `broker.asgi` fills it in."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from faststream_sqlbroker.core.health import ProcessHealth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One broker, as the application sees it."""
+
+    ping: Callable[[float], Awaitable[bool]]
+    """Whether the database answers within so many seconds, and all loops work."""
+    differences: Callable[[], Awaitable[list[str]]]
+    """How the tables differ from those that are needed."""
+    process: Callable[[], ProcessHealth]
+    """This process's subscribers."""
+    is_started: Callable[[], bool]
+    """Whether the broker runs, or has nothing to run."""
+    log: Callable[..., None]
+    """Called with a level and a text."""
+    exposition: Callable[[], tuple[bytes, str]] | None = None
+    """What /metrics shows, and its content type; None: there are no metrics."""

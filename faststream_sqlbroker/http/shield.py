@@ -1,0 +1,100 @@
+"""What all answers have in common, whatever they are: headers for browsers, errors as JSON."""
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+
+from faststream_sqlbroker.exceptions import (
+    PublishError,
+    QueueFullError,
+    SetupError,
+    SqlBrokerError,
+    TransientStoreError,
+)
+from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.local import check_local
+from faststream_sqlbroker.http.mounting import App, Receive, Scope, Send
+
+HEADERS = {
+    # No inline script and no inline style, nothing of another host, no frames.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    # Bodies and names must not stay in a cache on the way.
+    "cache-control": "no-store",
+}
+"""Of each answer, errors too."""
+
+
+class Shield:
+    """Wraps the application; `local_only` refuses what does not come from this machine."""
+
+    def __init__(self, app: App, *, local_only: bool) -> None:
+        self._app = app
+        self._local_only = local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on, and add the headers to its answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def sending(message: Scope) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        if self._local_only:
+            try:
+                # Probes and metrics, too: all of them would be read by another site's page.
+                check_local(HTTPConnection(scope))
+            except Problem as problem:
+                await problem.response()(scope, receive, sending)
+                return
+        await self._app(scope, receive, sending)
+
+
+async def problem(_request: Request, error: Exception) -> Response:
+    """The answer to a `Problem`."""
+    assert isinstance(error, Problem)  # noqa: S101 - it is registered for nothing else
+    return error.response()
+
+
+async def unknown_path(_request: Request, error: Exception) -> Response:
+    """The answer to a path or method that does not exist."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - as above
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def broker_error(_request: Request, error: Exception) -> Response:
+    """The answer to an error of this package: what its caller did wrong is told, no more."""
+    if isinstance(error, QueueFullError):
+        return JSONResponse({"error": str(error)}, 429, {"Retry-After": "1"})
+    if isinstance(error, SetupError | PublishError):
+        return JSONResponse({"error": str(error)}, 400)
+    if isinstance(error, TransientStoreError):
+        text = "the database cannot be reached, or is busy: try again"
+        return JSONResponse({"error": text}, 503, {"Retry-After": "1"})
+    # The text may tell of tables and rights.
+    return JSONResponse({"error": "the database refused: see the server's log"}, 500)
+
+
+async def failure(_request: Request, _error: Exception) -> Response:
+    """The answer to a defect; the server logs its traceback."""
+    return JSONResponse({"error": "an error of the server: see its log"}, 500)
+
+
+HANDLERS = {
+    Problem: problem,
+    HTTPException: unknown_path,
+    SqlBrokerError: broker_error,
+    Exception: failure,
+}
+"""By the class of what was raised."""

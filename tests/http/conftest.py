@@ -1,0 +1,51 @@
+"""An application over a broker's empty tables, and clients of it."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.http import BasicAuth, HttpApp, Login
+from faststream_sqlbroker.http.passwords import hash_password
+from tests.faststream.conftest import broker, heard, logger, look
+
+__all__ = ("broker", "heard", "logger", "look")
+
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+PASSWORDS = {"ann": "ann-password", "ola": "ola-password", "vic": "vic-password"}
+"""By name; ann is the admin, ola an operator, vic a viewer."""
+ROLES = {"ann": "admin", "ola": "operator", "vic": "viewer"}
+_HASHES = {name: hash_password(password) for name, password in PASSWORDS.items()}
+BASE = "http://broker.test"
+
+
+def logins() -> BasicAuth:
+    """One user of each role."""
+    return BasicAuth([Login(name, ROLES[name], _HASHES[name]) for name in PASSWORDS])
+
+
+def as_user(name: str) -> tuple[str, str]:
+    """What httpx takes as auth."""
+    return name, PASSWORDS[name]
+
+
+def client_of(
+    app: Any, *, client: tuple[str, int] = ("192.0.2.1", 4711), **options: Any
+) -> httpx.AsyncClient:
+    """A client at an address that is not this machine's."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=client)
+    return httpx.AsyncClient(transport=transport, **{"base_url": BASE, **options})
+
+
+@pytest.fixture
+def app(broker: SqlBroker) -> HttpApp:
+    return broker.asgi(logins())
+
+
+@pytest.fixture
+async def web(app: HttpApp) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that says nothing of itself."""
+    async with client_of(app) as client:
+        yield client

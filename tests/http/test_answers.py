@@ -1,0 +1,264 @@
+"""What all answers have in common; bodies within their limits; writes of browsers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from faststream_sqlbroker import PublishError, SetupError
+from faststream_sqlbroker.exceptions import (
+    QueueFullError,
+    StoreError,
+    TransientStoreError,
+)
+from faststream_sqlbroker.http import HttpApp
+from faststream_sqlbroker.http.answers import (
+    BodyLimits,
+    Problem,
+    read_body,
+    read_form,
+    read_object,
+)
+from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.local import check_local, host_name
+from faststream_sqlbroker.http.shield import HANDLERS, HEADERS, Shield
+from tests.http.conftest import as_user, client_of, on_sqlite
+
+SECRET = "postgresql://user:secret@db/shop"
+
+
+FEW = BodyLimits(100, 5.0)
+
+
+def answering(read: Any, limits: BodyLimits = FEW) -> Any:
+    async def endpoint(request: Request) -> JSONResponse:
+        found = await read(request, limits)
+        return JSONResponse(found.decode() if isinstance(found, bytes) else found)
+
+    routes = [Route("/", endpoint, methods=["POST"])]
+    return Shield(Starlette(routes=routes, exception_handlers=dict(HANDLERS)), local_only=False)
+
+
+@on_sqlite
+async def test_each_answer_has_the_headers_of_the_shield(app: HttpApp) -> None:
+    async with client_of(app) as client:
+        for path, status in (("/health/live", 200), ("/csrf-token", 401), ("/none", 404)):
+            found = await client.get(path)
+            assert found.status_code == status
+            for name, value in HEADERS.items():
+                assert found.headers[name] == value
+    policy = HEADERS["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/health/../csrf-token",
+        "/%2e%2e/etc/passwd",
+        "//evil.test/",
+        "/health/live/",
+        "/.git/config",
+    ],
+)
+async def test_paths_lead_nowhere_else(app: HttpApp, path: str) -> None:
+    """Path traversal, and redirects to another host."""
+    async with client_of(app) as client:
+        found = await client.get(path)
+        assert found.status_code in {401, 404}
+        assert "location" not in found.headers
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (SetupError("limit must be 1 to 1000"), 400, "limit must be 1 to 1000"),
+        (PublishError("no such queue"), 400, "no such queue"),
+        (QueueFullError("q", "q is full"), 429, "q is full"),
+        (TransientStoreError(SECRET), 503, "the database cannot be reached, or is busy: try again"),
+        (StoreError(SECRET), 500, "the database refused: see the server's log"),
+        (ValueError(SECRET), 500, "an error of the server: see its log"),
+        (Problem(418, "tea"), 418, "tea"),
+    ],
+)
+async def test_an_error_tells_its_caller_what_is_the_callers(
+    error: Exception, status: int, told: str
+) -> None:
+    async def read(_request: Request, _limits: BodyLimits) -> Any:
+        raise error
+
+    async with client_of(answering(read)) as client:
+        found = await client.post("/")
+    assert (found.status_code, found.json()) == (status, {"error": told})
+    assert "secret" not in found.text
+    assert found.headers["x-content-type-options"] == "nosniff"
+
+
+async def parts(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def test_a_body_has_a_limit_whatever_its_length_says() -> None:
+    async with client_of(answering(read_body)) as client:
+        assert (await client.post("/", content=b"x" * 100)).json() == "x" * 100
+        assert (await client.post("/", content=b"x" * 101)).status_code == 413
+        # Without a length, in parts.
+        chunked = await client.post("/", content=parts(b"x" * 60, b"x" * 60))
+        assert chunked.status_code == 413
+        for length in ("-1", "x", "9" * 5_000, "\u00b2"):
+            headers = {b"content-length": length.encode()}
+            found = await client.post("/", content=b"x", headers=headers)
+            assert found.status_code == 413
+
+
+async def test_a_slow_body_is_cut_off() -> None:
+    never = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"x"
+        await never.wait()
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": [],
+        "query_string": b"",
+        "http_version": "1.1",
+    }
+    chunks = slow()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": await anext(chunks), "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = answering(read_body, BodyLimits(100, 0.05))
+    await asyncio.wait_for(app(scope, receive, send), 20)
+    assert sent[0]["status"] == 408
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"[" * 50_000, b"\xff", b"1" * 5_000])
+async def test_what_is_no_object(body: bytes) -> None:
+    async with client_of(answering(read_object, BodyLimits(100_000, 5.0))) as client:
+        found = await client.post("/", content=body)
+        assert (found.status_code, found.json()["error"][:8]) == (400, "the body")
+        assert (await client.post("/", content=b'{"a": 1}')).json() == {"a": 1}
+
+
+async def test_a_form() -> None:
+    kind = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+    async with client_of(answering(read_form)) as client:
+        assert (await client.post("/")).json() == {}
+        assert (await client.post("/", content=b"a=1&b=", headers=kind)).json() == {
+            "a": "1",
+            "b": "",
+        }
+        for wrong in (b"a=1&a=2", b"x", b"\xff=1", b"&".join([b"a=1"] * 21)):
+            assert (await client.post("/", content=wrong, headers=kind)).status_code == 400
+        assert (await client.post("/", content=b"a=1")).status_code == 415
+        assert (await client.post("/", json={"a": 1})).status_code == 415
+
+
+CSRF = Csrf(b"0123456789abcdef")
+GOOD = CSRF.token("ann")
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "passes"),
+    [
+        ("GET", {"origin": "https://evil.test", "sec-fetch-site": "cross-site"}, True),
+        # A program, not a browser.
+        ("POST", JSON, True),
+        ("PUT", {}, True),
+        ("DELETE", {}, True),
+        # What a form of any page sends without asking.
+        ("POST", {}, False),
+        ("POST", {"content-type": "text/plain"}, False),
+        ("POST", {"content-type": "application/x-www-form-urlencoded"}, False),
+        ("POST", {"content-type": "multipart/form-data; boundary=x"}, False),
+        # A browser.
+        ("POST", {**JSON, "cookie": "session=1"}, False),
+        ("PUT", {"cookie": "session=1"}, False),
+        ("PUT", {"origin": "http://broker.test"}, False),
+        ("PUT", {"referer": "http://broker.test/"}, False),
+        ("PUT", {"sec-fetch-site": "same-origin"}, False),
+        ("PUT", {"sec-fetch-site": "same-origin", "x-csrf-token": GOOD}, True),
+        ("POST", {"cookie": "session=1", "x-csrf-token": GOOD}, True),
+        ("PUT", {"origin": "http://broker.test", "x-csrf-token": GOOD}, True),
+        # Another site, with a token or without.
+        ("PUT", {"origin": "http://evil.test", "x-csrf-token": GOOD}, False),
+        ("PUT", {"origin": "null", "x-csrf-token": GOOD}, False),
+        ("PUT", {"origin": "http://broker.test.evil.test", "x-csrf-token": GOOD}, False),
+        ("PUT", {"sec-fetch-site": "cross-site", "x-csrf-token": GOOD}, False),
+        ("PUT", {"sec-fetch-site": "same-site", "x-csrf-token": GOOD}, False),
+        # Forged tokens.
+        ("PUT", {"x-csrf-token": ""}, False),
+        ("PUT", {"x-csrf-token": CSRF.token("vic")}, False),
+        ("PUT", {"x-csrf-token": Csrf(b"other secret----").token("ann")}, False),
+        ("PUT", {"x-csrf-token": "\u00e9"}, False),
+    ],
+)
+def test_writes_of_browsers_need_a_token(
+    method: str, headers: dict[str, str], passes: bool
+) -> None:
+    request = request_of({"host": "broker.test", **headers})
+    if passes:
+        CSRF.check(request, method, "ann")
+        return
+    with pytest.raises(Problem) as caught:
+        CSRF.check(request, method, "ann")
+    assert caught.value.status == 403
+
+
+def request_of(
+    headers: dict[str, str], *more: tuple[str, str], client: tuple[str, int] | None = None
+) -> Request:
+    pairs = [*headers.items(), *more]
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in pairs]
+    return Request({"type": "http", "headers": raw, "client": client})
+
+
+def test_what_is_not_of_this_machine() -> None:
+    here = ("127.0.0.1", 1)
+    check_local(request_of({"host": "localhost:80"}, client=here))
+    check_local(request_of({"host": "localhost"}, client=("::1", 1)))
+    refused = [
+        request_of({"host": "localhost"}, ("host", "evil.test"), client=here),
+        request_of({}, client=here),
+        request_of({"host": "localhost"}, client=("192.0.2.1", 1)),
+        request_of({"host": "localhost"}, client=("0.0.0.0", 1)),
+        request_of({"host": "localhost"}),
+        request_of({"host": "localhost", "forwarded": "for=192.0.2.1"}, client=here),
+    ]
+    for each in refused:
+        with pytest.raises(Problem):
+            check_local(each)
+
+
+@on_sqlite
+async def test_a_token_is_its_users(app: HttpApp) -> None:
+    async with client_of(app) as client:
+        found = [
+            (await client.get("/csrf-token", auth=as_user(name))).json()["token"]
+            for name in ("ann", "vic", "ann")
+        ]
+    assert found[0] == found[2] != found[1]
+
+
+def test_the_name_in_host() -> None:
+    assert host_name("LocalHost:80") == "localhost"
+    assert host_name("[::1]:80") == "[::1]"
+    assert host_name("[::1]") == "[::1]"
+    assert host_name("localhost:evil") == "localhost:evil"

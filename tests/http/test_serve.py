@@ -1,0 +1,151 @@
+"""sqlbroker serve: a process of its own, with users or for this machine only."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.http.passwords import hash_password, stored_password
+from tests.helpers import eventually
+from tests.http.conftest import on_sqlite
+
+pytestmark = pytest.mark.capability("`sqlbroker serve`")
+COMMAND = "from faststream_sqlbroker.cli import main; main()"
+
+
+@asynccontextmanager
+async def serving(url: str, log: Path, *options: str) -> AsyncIterator[str]:
+    """The address of a running server; it must end by itself on a signal."""
+    env = {**os.environ, "SQLBROKER_URL": url, "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, "serve", "--port", "0", *options],
+            env=env,
+            stdout=out,
+            stderr=out,
+        )
+    try:
+
+        def address() -> str | None:
+            assert process.poll() is None, log.read_text()
+            found = re.search(r"serving (http\S+)", log.read_text())
+            return found[1] if found else None
+
+        found = await eventually(address, timeout=60)
+        assert found is not None
+        yield found
+        process.send_signal(signal.SIGTERM)
+        await eventually(lambda: process.poll() is not None, timeout=30)
+        assert "Traceback" not in log.read_text(), log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_it_serves_users_of_a_file(
+    broker: SqlBroker, database_url: str, tmp_path: Path
+) -> None:
+    users = tmp_path / "users"
+    users.write_text(f"# our users\n\nann admin {hash_password('ann-password')}\n")
+    async with (
+        serving(database_url, tmp_path / "log", "--users", str(users)) as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        ready = await client.get("/health/ready")
+        assert (ready.status_code, ready.json()["status"]) == (200, "ready"), ready.text
+        assert (await client.get("/csrf-token")).status_code == 401
+        found = await client.get("/csrf-token", auth=("ann", "ann-password"))
+        assert found.status_code == 200
+        assert "server" not in found.headers
+
+
+@on_sqlite
+async def test_without_authentication_only_this_machine_is_served(
+    broker: SqlBroker, database_url: str, tmp_path: Path
+) -> None:
+    """DNS rebinding, proxies."""
+    async with (
+        serving(database_url, tmp_path / "log", "--insecure") as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        port = address.rpartition(":")[2]
+        for path in ("/csrf-token", "/health/live"):
+            assert (await client.get(path)).status_code == 200
+            for good in (f"localhost:{port}", "LOCALHOST", f"127.0.0.1:{port}", f"[::1]:{port}"):
+                assert (await client.get(path, headers={"Host": good})).status_code == 200
+            for bad in ("evil.test", f"evil.test:{port}", "127.0.0.1.evil.test", "localhost.evil"):
+                refused = await client.get(path, headers={"Host": bad})
+                assert refused.status_code == 403
+                assert refused.headers["x-content-type-options"] == "nosniff"
+            for name in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "Via", "X-Real-IP"):
+                assert (await client.get(path, headers={name: "x"})).status_code == 403
+
+
+@on_sqlite
+async def test_a_slow_client_holds_up_no_other(
+    broker: SqlBroker, database_url: str, tmp_path: Path
+) -> None:
+    async with (
+        serving(database_url, tmp_path / "log", "--insecure") as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        port = int(address.rpartition(":")[2])
+        writers = []
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+            writers.append(writer)
+        assert (await client.get("/health/live")).status_code == 200
+        for writer in writers:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "serve needs authentication"),
+        (("--insecure", "--users", "users"), "serve needs authentication"),
+        (("--insecure", "--host", "0.0.0.0"), "--insecure listens on this machine only"),
+        (("--insecure", "--host", "example.org"), "--insecure listens on this machine only"),
+        (("--users", "none"), "cannot be read"),
+        (("--users", "bad"), "bad, line 2: a line has a name, a role and a hash, this has 2 words"),
+        (("--users", "worse"), "worse, line 1: a role is viewer, operator or admin, got 'root'"),
+        (("--users", "empty"), "at least one Login"),
+        (("--auth", "nonsense"), "must be module:name"),
+        (("--auth", "os:sep"), "HTTP needs authentication"),
+        (("--insecure", "--certificate", "cert.pem"), "TLS needs both"),
+        (("--insecure", "--certificate", "cert.pem", "--key", "key.pem"), "cert.pem is no file"),
+    ],
+)
+def test_it_refuses_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = hash_password("long enough")
+    (tmp_path / "users").write_text(f"ann admin {good}\n")
+    (tmp_path / "bad").write_text(f"ann admin {good}\nvic viewer\n")
+    (tmp_path / "worse").write_text(f"ann root {good}\n")
+    (tmp_path / "empty").write_text("# none\n")
+    env = {"SQLBROKER_URL": "sqlite+aiosqlite:///shop.db"}
+    result = CliRunner(env=env).invoke(app, ["serve", *options])
+    assert result.exit_code != 0
+    assert told in str(result.exception)
+
+
+def test_a_password_is_asked_for_twice() -> None:
+    asked = CliRunner().invoke(app, ["hash-password"], input="long enough\nlong enough\n")
+    assert asked.exit_code == 0, asked.output
+    assert stored_password(asked.output.splitlines()[-1]).fits("long enough")
+    short = CliRunner().invoke(app, ["hash-password"], input="short\nshort\n")
+    assert "8 characters" in str(short.exception)

@@ -1,0 +1,264 @@
+"""Who may ask: passwords, proxies, roles, and failures."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker.http import (
+    BasicAuth,
+    HttpApp,
+    Login,
+    ProxyAuth,
+    Role,
+    User,
+    basic,
+    hash_password,
+)
+from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.failures import MOST_KNOWN, WINDOW, Failures
+from faststream_sqlbroker.http.passwords import COST, stored_password
+from tests.faststream.conftest import Heard
+from tests.http.conftest import as_user, client_of, logins, on_sqlite
+
+pytestmark = pytest.mark.capability("HTTP: users with roles, rate limits, CSRF tokens")
+
+
+def test_a_password_is_stored_as_a_salted_hash() -> None:
+    first, second = hash_password("correct horse"), hash_password("correct horse")
+    assert first != second
+    assert "correct" not in first
+    assert stored_password(first).fits("correct horse")
+    assert not stored_password(first).fits("correct horsf")
+    assert stored_password(hash_password("päss-wörd €")).fits("päss-wörd €")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain-password",
+        "",
+        "scrypt$16384$8$1$!!$!!",
+        "scrypt$1000$8$1$AAAA$AAAA",
+        f"scrypt${2**40}$8$1${'A' * 24}${'A' * 43}=",
+        f"bcrypt$16384$8$1${'A' * 24}${'A' * 43}=",
+        f"scrypt$16384$8$1$extra${'A' * 24}${'A' * 43}=",
+        f"scrypt${COST}$8$1$AAAA$AAAA",
+        None,
+    ],
+)
+def test_what_is_no_hash_is_refused_and_not_shown(text: Any) -> None:
+    with pytest.raises(SetupError, match="given as its hash") as caught:
+        Login("ann", "admin", text)
+    assert "plain-password" not in str(caught.value)
+
+
+def test_logins_and_users_are_checked() -> None:
+    good = hash_password("long enough")
+    with pytest.raises(SetupError, match="8 characters"):
+        hash_password("short")
+    with pytest.raises(SetupError, match="a role is viewer, operator or admin, got 'root'"):
+        Login("ann", "root", good)
+    with pytest.raises(SetupError, match="no colon"):
+        Login("a:b", "admin", good)
+    with pytest.raises(SetupError, match="1 to 100 characters"):
+        User("", "viewer")
+    with pytest.raises(SetupError, match="two logins have the name 'ann'"):
+        BasicAuth([Login("ann", "admin", good), Login("ann", "viewer", good)])
+    with pytest.raises(SetupError, match="at least one Login"):
+        BasicAuth([])
+    assert repr(Login("ann", "admin", good)) == "Login('ann', 'admin')"
+    assert User("ann", "Operator").may(Role.VIEWER)
+    assert not User("ann", "operator").may(Role.ADMIN)
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "Basic",
+        "Basic !!!",
+        "Basic YW5u",
+        "Bearer YW5uOmFubi1wYXNzd29yZA==",
+        "Basic /////w==",
+        "Basic YW5uOmFubi1wYXNzd29yZA==x",
+    ],
+)
+async def test_unauthenticated(app: HttpApp, header: str | None) -> None:
+    async with client_of(app) as client:
+        headers = {} if header is None else {"Authorization": header}
+        for path in ("/csrf-token", "/metrics"):
+            found = await client.get(path, headers=headers)
+            assert found.status_code == 401
+            assert found.headers["www-authenticate"].startswith("Basic ")
+            assert found.json() == {"error": "who are you?"}
+
+
+@on_sqlite
+async def test_a_wrong_password_and_an_unknown_name_look_alike(app: HttpApp, heard: Heard) -> None:
+    async with client_of(app) as client:
+        wrong = await client.get("/csrf-token", auth=("ann", "wrong-password"))
+        unknown = await client.get("/csrf-token", auth=("nil\u202e", "wrong-password"))
+        assert wrong.status_code == unknown.status_code == 401
+        assert wrong.content == unknown.content
+    told = heard.texts("a wrong password or token")
+    assert len(told) == 2
+    assert "wrong-password" not in "".join(told)
+    assert "\u202e" not in "".join(told)
+
+
+@on_sqlite
+async def test_a_password_that_was_right_is_hashed_once(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auth = logins()
+    hashed: list[str] = []
+    real = auth._hashed
+
+    async def counting(stored: Any, password: str) -> bool:
+        hashed.append(password)
+        return await real(stored, password)
+
+    monkeypatch.setattr(auth, "_hashed", counting)
+    async with client_of(broker.asgi(auth)) as client:
+        for _ in range(3):
+            assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
+        assert hashed == ["vic-password"]
+        assert (await client.get("/csrf-token", auth=("vic", "other-word"))).status_code == 401
+        # Another user's password is not taken for this one's.
+        assert (await client.get("/csrf-token", auth=("ola", "vic-password"))).status_code == 401
+        later = basic.monotonic() + basic.VERIFIED + 1
+        monkeypatch.setattr(basic, "monotonic", lambda: later)
+        assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
+        assert hashed.count("vic-password") == 3
+
+
+@on_sqlite
+async def test_few_passwords_are_hashed_at_a_time(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each hash takes a processor: a flood of them is refused, and the others go on."""
+    auth = logins()
+    go_on = asyncio.Event()
+
+    async def slow(_function: Any, *_arguments: Any) -> bool:
+        await go_on.wait()
+        return False
+
+    monkeypatch.setattr(basic.asyncio, "to_thread", slow)
+    async with client_of(broker.asgi(auth, max_failures=1000)) as client:
+        asked = [
+            asyncio.create_task(client.get("/csrf-token", auth=(f"u{n}", "wrong")))
+            for n in range(basic.WAITING)
+        ]
+        while auth._waiting < basic.WAITING:
+            await asyncio.sleep(0)
+        refused = await client.get("/csrf-token", auth=("one", "more"))
+        assert refused.status_code == 503
+        go_on.set()
+        assert {each.status_code for each in await asyncio.gather(*asked)} == {401}
+        assert auth._waiting == 0
+
+
+@on_sqlite
+async def test_failures_are_limited_by_name_and_by_address(broker: SqlBroker) -> None:
+    app = broker.asgi(logins(), max_failures=3)
+    async with client_of(app) as client:
+        for _ in range(3):
+            wrong = await client.get("/csrf-token", auth=("ann", "wrong-password"))
+            assert wrong.status_code == 401
+        # Then the right password is refused, too: else guessing would go on.
+        refused = await client.get("/csrf-token", auth=as_user("ann"))
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        # Another user of the same address is let in, and ann from another address.
+        assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
+        for number in range(27):
+            await client.get("/csrf-token", auth=(f"user-{number}", "wrong-password"))
+        assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 429
+        assert (await client.get("/health/live")).status_code == 200
+    async with client_of(app, client=("192.0.2.99", 1)) as elsewhere:
+        assert (await elsewhere.get("/csrf-token", auth=as_user("ann"))).status_code == 200
+
+
+@on_sqlite
+async def test_an_address_is_told_by_listed_proxies_only(broker: SqlBroker) -> None:
+    app = broker.asgi(logins(), max_failures=1, proxies=["10.0.0.0/8"])
+
+    async def status(peer: str, forwarded: str) -> int:
+        async with client_of(app, client=(peer, 1)) as client:
+            headers = {"X-Forwarded-For": forwarded}
+            found = await client.get("/csrf-token", auth=("ann", "wrong"), headers=headers)
+            return found.status_code
+
+    # A client that writes the header itself cannot change who it is.
+    assert await status("10.0.0.1", "203.0.113.5, 198.51.100.7") == 401
+    assert await status("10.0.0.1", "203.0.113.6, 198.51.100.7") == 429
+    assert await status("10.0.0.1", "198.51.100.7, 10.0.0.9") == 429
+    assert await status("10.0.0.1", "198.51.100.8") == 401
+    assert await status("192.0.2.1", "203.0.113.5") == 401
+    assert await status("192.0.2.1", "203.0.113.6") == 429
+    # The owner of an IPv6 network has 2 ** 64 addresses.
+    assert await status("2001:db8::1", "") == 401
+    assert await status("2001:db8::2", "") == 429
+    assert await status("2001:db8:0:1::1", "") == 401
+
+
+def test_failures_are_forgotten_and_bounded() -> None:
+    now = 0.0
+    failures = Failures(2, lambda: now)
+    failures.failed([("a",)])
+    failures.check(("a",))
+    failures.failed([("a",)])
+    with pytest.raises(Problem) as caught:
+        failures.check(("b",), ("a",))
+    assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "60"})
+    now = WINDOW
+    failures.check(("a",))
+    failures.failed((str(n),) for n in range(MOST_KNOWN + 10))
+    assert len(failures._counts) == MOST_KNOWN
+
+
+@on_sqlite
+async def test_a_proxys_header_is_trusted_from_listed_addresses_only(broker: SqlBroker) -> None:
+    roles = {"ann": "admin", "vic": Role.VIEWER}
+    app = broker.asgi(ProxyAuth("X-Forwarded-User", proxies=["10.0.0.7"], roles=roles))
+    header = "X-Forwarded-User"
+
+    async def status(peer: str, headers: Any) -> int:
+        async with client_of(app, client=(peer, 1)) as client:
+            return (await client.get("/csrf-token", headers=headers)).status_code
+
+    assert await status("10.0.0.7", {header: "ann"}) == 200
+    assert await status("10.0.0.8", {header: "ann"}) == 401
+    assert await status("192.0.2.1", {header: "ann", "X-Forwarded-For": "10.0.0.7"}) == 401
+    assert await status("10.0.0.7", {header: "eve"}) == 401
+    assert await status("10.0.0.7", {header: ""}) == 401
+    assert await status("10.0.0.7", {header: "a" * 200}) == 401
+    assert await status("10.0.0.7", {}) == 401
+    # One of the client's own, and one of the proxy's.
+    assert await status("10.0.0.7", [(header, "ann"), (header, "vic")]) == 400
+
+
+@on_sqlite
+async def test_roles_of_a_function(broker: SqlBroker) -> None:
+    known = ProxyAuth("X-User", proxies=["10.0.0.0/8"], roles={"a": "viewer"}.get)
+    async with client_of(broker.asgi(known), client=("10.1.2.3", 1)) as client:
+        assert (await client.get("/csrf-token", headers={"X-User": "a"})).status_code == 200
+        assert (await client.get("/csrf-token", headers={"X-User": "b"})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("header", "proxies", "told"),
+    [
+        ("X-User", [], "needs the address"),
+        ("X-User", ["10.0.0.300"], "is no address"),
+        ("", ["10.0.0.1"], "the name of a header"),
+        ("X User", ["10.0.0.1"], "the name of a header"),
+    ],
+)
+def test_a_proxy_is_checked(header: str, proxies: list[str], told: str) -> None:
+    with pytest.raises(SetupError, match=told):
+        ProxyAuth(header, proxies=proxies, roles={})
