@@ -294,6 +294,27 @@ def _given(*values: Any) -> dict[str, Any]:
     return {name: value for name, value in zip(_OPTIONS, values, strict=True) if value is not None}
 
 
+OTHERS: Any = object()
+"""`only_transaction` of options that have others."""
+
+
+def only_transaction(options: PublishOptions) -> Any:
+    """The connection or session in whose transaction to publish, None for none, if `options` say
+    nothing else; else `OTHERS`.
+
+    Raises:
+        PublishError: both were given, or one that is not asynchronous.
+    """
+    if not options:
+        return None
+    if not options.keys() <= _TRANSACTIONS:
+        return OTHERS
+    return _one_transaction(options.get("connection"), options.get("session"), with_ack=False)
+
+
+_TRANSACTIONS = frozenset(("connection", "session"))
+
+
 def _one_transaction(connection: Any, session: Any, *, with_ack: bool) -> Any:
     if connection is None and session is None and with_ack is False:
         return None

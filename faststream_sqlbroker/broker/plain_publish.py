@@ -1,4 +1,4 @@
-"""Whether a publish without options may make its row at once, without a command for middlewares."""
+"""Whether a publish with at most a transaction as its option may make its row at once."""
 
 from typing import Any
 

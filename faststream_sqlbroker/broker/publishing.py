@@ -14,6 +14,7 @@ from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.requests import request_timeout
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.response import (
+    OTHERS,
     MessageOptions,
     PlainOptions,
     PlainPublishOptions,
@@ -21,6 +22,7 @@ from faststream_sqlbroker.response import (
     RequestOptions,
     SqlBrokerPublishCommand,
     make_request,
+    only_transaction,
 )
 
 if TYPE_CHECKING:
@@ -73,9 +75,11 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             StoreError: the database refused the message or could not be reached; nothing was
                 written.
         """
-        plain = None if options or isinstance(message, Response) else self._plain.producer(self)
-        if plain is not None:
-            return await plain.publish_plain(message, queue)
+        transaction = only_transaction(options)
+        if transaction is not OTHERS and not isinstance(message, Response):
+            plain = self._plain.producer(self)
+            if plain is not None:
+                return await plain.publish_plain(message, queue, transaction)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
         cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
         await self.connect()

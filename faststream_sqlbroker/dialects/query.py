@@ -12,7 +12,7 @@ Work = Callable[[Connection], T]
 """The body of a transaction, which the caller begins and commits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Query(Generic[T]):
     """A statement, its binds, and how its rows are read.
 

@@ -33,14 +33,15 @@ class SizeLimit:
     """Whether values are written into the text of the statement, so that some of their bytes take
     two."""
 
-    def check(self, rows: Sequence[NewMessage]) -> None:
-        """Refuse what cannot be sent.
+    def check(self, rows: Sequence[NewMessage], size: int | None = None) -> None:
+        """Refuse what cannot be sent; `size` is `bytes_of(rows)`, if that is known.
 
         Raises:
             MessageTooLargeError: one of `rows` is too large; it names the size, the limit and what
                 to do.
         """
-        if bytes_of(rows) > (self.most - OTHERS) // _MOST_BYTES_OF_A_CHARACTER:
+        size = bytes_of(rows) if size is None else size
+        if size > (self.most - OTHERS) // _MOST_BYTES_OF_A_CHARACTER:
             for row in rows:
                 self.check_parts(row.payload, row.headers)
 
@@ -103,7 +104,12 @@ def parts_that_fit(
 
 def bytes_of(rows: Sequence[NewMessage]) -> int:
     """Of bodies and headers; these count a byte for a character."""
-    return sum([len(row.payload) + (len(row.headers) if row.headers else 0) for row in rows])
+    size = 0
+    for row in rows:
+        size += len(row.payload)
+        if row.headers:
+            size += len(row.headers)
+    return size
 
 
 def by_bytes(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:

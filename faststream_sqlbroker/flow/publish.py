@@ -1,6 +1,6 @@
 """Insert messages: on the broker's own connection, or in the caller's transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
@@ -27,13 +27,13 @@ class Publisher:
         self._wakeups = wakeups
         self._limits = limits
 
-    async def publish(
+    def publish(
         self,
         rows: Sequence[NewMessage],
         *,
         connection: "AsyncConnection | AsyncSession | None" = None,
         droppable: bool = True,
-    ) -> list[int | None]:
+    ) -> Coroutine[Any, Any, list[int | None]]:
         """Insert `rows`; their ids in the order given, None where a dedup_id exists already, or
         where the row was dropped, as its queue is full.
 
@@ -46,12 +46,17 @@ class Publisher:
             QueueFullError: a queue is full.
             StoreError: the database refused or could not be reached.
         """
+        if self._limits is None:
+            return self._write(rows, connection=connection)
+        return self._admitted(self._limits, rows, connection=connection, droppable=droppable)
+
+    async def _admitted(
+        self, limits: PublishLimits, rows: Sequence[NewMessage], *, connection: Any, droppable: bool
+    ) -> list[int | None]:
         if not rows:
             return []
-        if self._limits is None:
-            return await self._write(rows, connection=connection)
-        self._limits.check_payload(rows)
-        kept = await self._limits.admit(
+        limits.check_payload(rows)
+        kept = await limits.admit(
             rows,
             connection=self._counting_on(connection),
             waits=connection is None,

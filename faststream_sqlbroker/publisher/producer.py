@@ -94,11 +94,13 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         [message_id] = await self._publisher.publish([row], connection=cmd.connection)
         return message_id
 
-    async def publish_plain(self, body: Any, queue: str) -> int | None:
-        """`publish` of a command without options, which the default codec encodes; its id."""
+    async def publish_plain(self, body: Any, queue: str, connection: Any = None) -> int | None:
+        """`publish` of a command with no option but a connection, which the default codec encodes;
+        its id.
+        """
         payload, content_type = self._encoded_plainly(body)
         row = make_row(queue, payload, content_type, {})
-        [message_id] = await self._publisher.publish([row])
+        [message_id] = await self._publisher.publish([row], connection=connection)
         return message_id
 
     async def publish_answer(

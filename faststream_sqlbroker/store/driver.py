@@ -42,7 +42,7 @@ LOOK_INTERVAL = 0.05
 
 
 class BusyError(Exception):
-    """Another task uses the connection."""
+    """The driver's connection cannot be used now."""
 
 
 class DriverShortcut:
@@ -90,30 +90,36 @@ class DriverShortcut:
             sync.info[_CHECKED] = level == "read committed"
         return driver if sync.info[_CHECKED] else None
 
-    def inside(self, connection: Connection) -> bool:
-        """Whether the transaction that `connection` is in has begun on the server, too."""
-        if not self.possible:
-            return False
+    def may_be_inside(self, connection: Connection) -> bool:
+        """Whether to try `fetch_in`: a transaction of `connection` goes on."""
+        return self.possible and connection.in_transaction()
+
+    def _inside(self, connection: Connection) -> Any | None:
+        """The driver's connection, if the transaction that `connection` is in has begun on the
+        server, too.
+        """
         transaction = connection.get_nested_transaction() or connection.get_transaction()
         if transaction is None or not transaction.is_active:
-            return False
+            return None
         driver = self.usable(connection)
-        return driver is not None and driver.is_in_transaction() and _turn(connection) is not None
+        return driver if driver is not None and driver.is_in_transaction() else None
 
     async def fetch_in(self, connection: AsyncConnection, query: Query[T]) -> T:
         """`fetch` in the caller's transaction; as SQLAlchemy does, one that is cut off ends the
         connection.
 
         Raises:
-            BusyError: another task uses the connection, or has ended its transaction; nothing was
-                sent.
+            BusyError: the driver cannot be used, as the transaction has not begun on the server, or
+                another task uses the connection or has ended its transaction; nothing was sent.
         """
         sync: Any = connection.sync_connection
-        driver = sync.connection.driver_connection
         # SQLAlchemy lets statements of several tasks wait for each other, asyncpg refuses them. Its
         # lock is ours, so that the application's statements and publishes take turns.
-        async with _turn(sync) or asyncio.Lock():
-            if not self.inside(sync):
+        turn = _turn(sync)
+        if turn is None:
+            raise BusyError
+        async with turn:
+            if (driver := self._inside(sync)) is None:
                 raise BusyError
             try:
                 return await self.fetch(driver, query)
@@ -128,8 +134,8 @@ class DriverShortcut:
                     raise
                 raise DBAPIError(None, None, error, connection_invalidated=True) from error
 
-    async def fetch(self, driver: Any, query: Query[T], *, timeout: float | None = None) -> T:
-        """Run `query` within `timeout` seconds.
+    async def fetch(self, driver: Any, query: Query[T]) -> T:
+        """Run `query`.
 
         Raises:
             DBAPIError: the server has refused it; whatever else is raised, it may have been carried
@@ -142,7 +148,7 @@ class DriverShortcut:
         text, names = made
         binds = query.binds
         try:
-            rows = await driver.fetch(text, *[binds[name] for name in names], timeout=timeout)
+            rows = await driver.fetch(text, *[binds[name] for name in names])
         except Exception as error:
             # With a sqlstate the server has answered: it refused the statement. Any other error
             # leaves open whether it was carried out.

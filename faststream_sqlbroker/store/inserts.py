@@ -43,16 +43,15 @@ class Inserts:
         Raises:
             MessageTooLargeError: one of them exceeds the database's limit; nothing was sent.
         """
-        self.refuse_too_large(rows)
-        if bytes_of(rows) > BYTES_TOGETHER:
-            return self._transactions.run(
-                lambda c: self._dialect.insert(c, rows), self._of_this_loop.place
-            )
-        if any(row.dedup_id is not None for row in rows):
-            # Not shared: the insert waits while another transaction holds the same dedup_id, and
-            # all publishes that shared it would wait, too.
-            return self._transactions.run(self._dialect.inserting(rows), self._of_this_loop.place)
-        return self._of_this_loop.insert(rows)
+        shared = self._of_this_loop
+        if self._known_size(rows) > BYTES_TOGETHER:
+            return self._transactions.run(lambda c: self._dialect.insert(c, rows), shared.place)
+        for row in rows:
+            if row.dedup_id is not None:
+                # Not shared: the insert waits while another transaction holds the same dedup_id,
+                # and all publishes that shared it would wait, too.
+                return self._transactions.run(self._dialect.inserting(rows), shared.place)
+        return shared.insert(rows)
 
     def refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
         """Refuse rows that are too large. The limit is known once a connection was made.
@@ -60,8 +59,14 @@ class Inserts:
         Raises:
             MessageTooLargeError: one of `rows` exceeds the database's limit.
         """
+        self._known_size(rows)
+
+    def _known_size(self, rows: Sequence[NewMessage]) -> int:
+        """Bytes of `rows`, none of which is known to be too large."""
+        size = bytes_of(rows)
         if (limit := self._dialect.known_limit) is not None:
-            limit.check(rows)
+            limit.check(rows, size)
+        return size
 
     async def run(self, query: Query[None]) -> None:
         """Run `query` on the connection for publishing, after the inserts before it."""
@@ -80,9 +85,10 @@ class Inserts:
     def _of_this_loop(self) -> PublishCoalescer:
         # A coalescer belongs to one event loop; that of another loop can neither be used nor
         # closed.
-        if self._shared is None or self._shared.loop is not asyncio.get_running_loop():
-            self._shared = PublishCoalescer(self._transactions)
-        return self._shared
+        shared = self._shared
+        if shared is None or shared.loop is not asyncio.get_running_loop():
+            shared = self._shared = PublishCoalescer(self._transactions)
+        return shared
 
     async def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
@@ -98,12 +104,14 @@ class Inserts:
                 connection = await connection.connection()
             sync_connection = connection.sync_connection
             check_same_database(sync_connection, self._engine.sync_engine)
-            if sync_connection is not None and self._shortcut.inside(sync_connection):
-                self.refuse_too_large(rows)
-                if bytes_of(rows) <= BYTES_TOGETHER:
-                    query: Any = self._dialect.inserting(rows)
-                    with contextlib.suppress(BusyError):
-                        return cast("Ids", await self._shortcut.fetch_in(connection, query))
+            if (
+                sync_connection is not None
+                and self._shortcut.may_be_inside(sync_connection)
+                and self._known_size(rows) <= BYTES_TOGETHER
+            ):
+                query: Any = self._dialect.inserting(rows)
+                with contextlib.suppress(BusyError):
+                    return cast("Ids", await self._shortcut.fetch_in(connection, query))
             return await connection.run_sync(lambda c: self._dialect.insert(c, rows))
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error

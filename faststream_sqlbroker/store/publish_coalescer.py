@@ -18,6 +18,7 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.store.checkout import abort
+from faststream_sqlbroker.store.deadline import Deadline
 from faststream_sqlbroker.store.transaction import Transactions
 
 # Calls that wait to be written together.
@@ -110,6 +111,8 @@ class PublishCoalescer:
         self._parked: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until = self._used_at = 0.0
+        self._deadline = Deadline(self.loop)
+        """Of the statement that is in flight on the connection."""
 
     async def insert(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows`; ids in order, when they are committed."""
@@ -156,16 +159,23 @@ class PublishCoalescer:
             UnknownOutcomeError: it may have been written; the connection is ended, as it is after a
                 cancellation.
         """
+        deadline = self._deadline
+        deadline.begin(timeout)
         try:
-            return await self._shortcut.fetch(driver, query, timeout=timeout)
+            result = await self._shortcut.fetch(driver, query)
         except DBAPIError:
+            deadline.end()
             raise
         except BaseException as error:
             # The server may still be at it: a later statement must not get this one's answer.
             abort(driver)
+            if deadline.end():
+                raise self._unknown(TimeoutError()) from error
             if not isinstance(error, Exception):
                 raise
             raise self._unknown(error) from error
+        deadline.end()
+        return result
 
     def _park(self, driver: Any) -> None:
         """Keep `driver` for the next publish, if it comes soon, and while the pump keeps its
@@ -173,11 +183,12 @@ class PublishCoalescer:
         """
         if self._parked is None or self._parked.done():
             return
-        if self._calls or driver.is_closed() or self.loop.time() > self._until:
+        now = self.loop.time()
+        if self._calls or driver.is_closed() or now > self._until:
             self._unpark()
             return
         self._idle = driver
-        self._used_at = self.loop.time()
+        self._used_at = now
         if self._timer is None:
             self._timer = self.loop.call_later(LINGER, self._unpark_unused)
 
@@ -250,6 +261,7 @@ class PublishCoalescer:
                         await self._write_groups(connection, driver)
                 finally:
                     self._idle = self._parked = None
+                    self._deadline.close()
                     if self._engine.pool is not pool:
                         # The engine was disposed of: its new pool would never close this one.
                         await connection.invalidate()

@@ -185,16 +185,16 @@ class Store:
         """Insert `rows` in a transaction of the broker; the ids, None for a duplicate dedup_id."""
         return await self._inserts.insert(rows)
 
-    async def insert_in(
+    def insert_in(
         self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
-    ) -> list[int | None]:
+    ) -> Awaitable[list[int | None]]:
         """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
 
         Raises:
             PublishError: the connection is closed or leads to another database, or its transaction
                 has ended.
         """
-        return await self._inserts.insert_in(connection, rows)
+        return self._inserts.insert_in(connection, rows)
 
     def insert_sync(
         self, connection: "Connection | Session", rows: Sequence[NewMessage]

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.store import Store, publish_coalescer
 from faststream_sqlbroker.store.publish_coalescer import MOST_CONNECTION_TIME
 from tests.contract.conftest import Bench
 from tests.helpers import MYSQL, eventually
@@ -195,6 +195,34 @@ class TestShortcut:
                 return (await connection.execute(text(sql))).scalar_one() == 0
 
         await eventually(none_left)
+
+    async def test_a_publisher_that_is_alone_waits_no_longer_than_it_may(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("LINGER", "MOST_CONNECTION_TIME"):
+            monkeypatch.setattr(publish_coalescer, name, 60.0)
+        engine = create_async_engine(bench.store.engine.url)
+        store = Store(engine, bench.store.tables, statement_timeout=1.0)
+        for _ in range(2):  # how the engine connects is known from the first on
+            await store.insert([NewMessage("q", b"1")])
+
+        async def is_alone() -> bool:
+            shared = store._inserts._shared
+            return shared is not None and shared._idle is not None
+
+        await eventually(is_alone)
+        async with bench.store.engine.connect() as holder:
+            await holder.execute(text("LOCK TABLE message IN EXCLUSIVE MODE"))
+            with pytest.raises(UnknownOutcomeError, match=r"no answer within 1\.0 seconds"):
+                await store.insert([NewMessage("q", b"2")])
+            await holder.rollback()
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+        await store.insert([NewMessage("q", b"3")])
+        assert b"3" in [row["payload"] for row in await bench.rows()]
+        await store.close()
+        await engine.dispose()
 
     async def test_a_refused_statement_in_the_callers_transaction_raises(
         self, bench: Bench

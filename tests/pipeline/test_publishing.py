@@ -13,6 +13,7 @@ from faststream.response import Response
 from pydantic import BaseModel
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerResponse
+from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.subscriber.pipeline import fingerprints
 from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
@@ -81,7 +82,7 @@ async def connected(kind: str) -> tuple[SqlBroker, list[Any]]:
     stored: list[Any] = []
 
     async def store(rows: Any, connection: Any = None) -> list[int]:
-        stored.extend(rows)
+        stored.extend(rows if connection is None else [(row, connection) for row in rows])
         return [7] * len(rows)
 
     producer: Any = broker.config.producer
@@ -90,9 +91,11 @@ async def connected(kind: str) -> tuple[SqlBroker, list[Any]]:
     return broker, stored
 
 
-async def publish(broker: SqlBroker, stored: list[Any], body: Any, queue: Any) -> Any:
+async def publish(
+    broker: SqlBroker, stored: list[Any], body: Any, queue: Any, **options: Any
+) -> Any:
     try:
-        result: Any = await broker.publish(body, queue)
+        result: Any = await broker.publish(body, queue, **options)
     except Exception as error:
         result = errors(error)
     seen = result, list(stored)
@@ -113,6 +116,48 @@ async def test_every_body_and_queue_shows_the_same(
     for (name, body), queue in itertools.product(BODIES.items(), QUEUES):
         wanted = await publish(generic, generic_stored, body, queue)
         assert await publish(broker, stored, body, queue) == wanted, (name, queue)
+
+
+class Transaction:
+    """What is asked of a caller's connection before it is used."""
+
+    sync_connection = None
+
+
+class Synchronous:
+    """A connection that `publish` refuses."""
+
+
+GIVEN: list[dict[str, Any]] = [
+    {"connection": Transaction()},
+    {"session": Transaction()},
+    {"connection": None},
+    {"connection": Transaction(), "session": Transaction()},
+    {"connection": Synchronous()},
+    {"connection": Transaction(), "with_ack": True},
+    {"session": None, "key": "k"},
+    {"connection": Transaction(), "headers": {}},
+    {"session": Transaction(), "delay": 1},
+]
+
+
+async def test_every_transaction_shows_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, stored = await connected("plain")
+    monkeypatch.setenv(VARIABLE, "generic")
+    generic, generic_stored = await connected("plain")
+    for options, body, queue in itertools.product(GIVEN, [{"a": 1}, object()], ["q", ""]):
+        wanted = await publish(generic, generic_stored, body, queue, **options)
+        assert await publish(broker, stored, body, queue, **options) == wanted, options
+
+
+async def test_a_publish_in_a_transaction_makes_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, stored = await connected("plain")
+    monkeypatch.delattr(SqlBrokerProducer, "_row")
+    transaction = Transaction()
+    assert await publish(broker, stored, {}, "q", connection=transaction) == (
+        7,
+        [(NewMessage("q", b"{}", '{"content-type": "application/json"}'), transaction)],
+    )
 
 
 async def test_a_middleware_that_is_added_later_sees_the_publish() -> None:

@@ -33,13 +33,15 @@ _common = attrgetter(
 def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
     """The insert of `rows`; gives their ids in order, None where dedup_id exists."""
     first = rows[0]
+    if len(rows) == 1 and first.dedup_id is None:
+        binds = _common_binds(first)
+        binds["payload"] = first.payload
+        binds["headers"] = first.headers
+        return Query(sql["insert_one"], binds, _firsts)
     if first.dedup_id is not None or list(map(_common, rows)).count(_common(first)) != len(rows):
         deduplicated = any(row.dedup_id is not None for row in rows)
         return Query(sql["insert_dedup" if deduplicated else "insert"], insert_binds(rows), _firsts)
     common = _common_binds(first)
-    if len(rows) == 1:
-        binds = {**common, "payload": first.payload, "headers": first.headers}
-        return Query(sql["insert_one"], binds, _firsts)
     payloads = [r.payload for r in rows]
     headers = [r.headers for r in rows]
     if headers.count(headers[0]) == len(headers):
