@@ -6,6 +6,7 @@ from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.health import OLD_TRANSACTION, Health
 from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.exceptions import AccessError
 
 
 class HealthReport(Operations):
@@ -36,6 +37,7 @@ class HealthReport(Operations):
         half = (after - before) / 2
         used, limit = self._store.pool_use
         access = await self._store.find_lacks(process.activities or frozenset({Activity.OPERATE}))
+        schema = tuple(await self._store.differences())
         return Health(
             database=await self._store.database_health(),
             clock_difference=(now - (before + half)).total_seconds(),
@@ -44,6 +46,15 @@ class HealthReport(Operations):
             pool_limit=limit,
             process=process,
             lacks=tuple(str(lack) for lack in access.lacks),
-            schema=tuple(await self._store.differences()),
+            schema=schema,
+            differing_windows=() if schema else await self._differing(),
             old_transaction=oldest,
         )
+
+    async def _differing(self) -> tuple[str, ...]:
+        """Windows of lakes that are not pruned."""
+        try:
+            found = await self._store.retention.loaded.differing()
+        except AccessError:
+            return ()  # A producer needs no right on the records.
+        return tuple(f"window {window} of lake {lake!r}" for lake, window in found)

@@ -84,6 +84,16 @@ def export(
         ),
     ] = None,
     source: Source = None,
+    record_as: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the lake: record its windows in the database, for retention by "
+            "unless_loaded_by."
+        ),
+    ] = None,
+    message_table: Annotated[
+        str, typer.Option(help="Name of the live table, with --record-as.")
+    ] = "message",
     verify: Annotated[
         Verification, typer.Option(help="What of a window is compared with the database.")
     ] = Verification.checksums,
@@ -107,6 +117,8 @@ def export(
             primary=primary,
             source=source,
             verify=verify.value,
+            record_as=record_as,
+            message_table=message_table,
             on_window=lambda one: progress(one.name, one.number, one.total),
         )
     listed = [one for one in result.windows if one.rows or one.action != "exported"]

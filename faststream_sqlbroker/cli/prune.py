@@ -16,6 +16,10 @@ Failed = Annotated[str | None, typer.Option(help='Remove FAILED ones of this age
 Discarded = Annotated[
     str | None, typer.Option(help='Remove DISCARDED ones of this age, like "7d".')
 ]
+LoadedBy = Annotated[
+    str | None,
+    typer.Option(help="Only what exports with --record-as of this name have verified in the lake."),
+]
 MaxRows = Annotated[int | None, typer.Option(help="Of more rows than that, remove the oldest.")]
 
 
@@ -25,6 +29,7 @@ def prune(
     failed: Failed = None,
     discarded: Discarded = None,
     max_rows: MaxRows = None,
+    unless_loaded_by: LoadedBy = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -35,7 +40,11 @@ def prune(
     """
     with database_errors():
         retention = Retention(
-            completed=completed, failed=failed, discarded=discarded, max_rows=max_rows
+            completed=completed,
+            failed=failed,
+            discarded=discarded,
+            max_rows=max_rows,
+            unless_loaded_by=unless_loaded_by,
         )
 
     async def look(broker: SqlBroker) -> Any:
@@ -60,11 +69,14 @@ def _show(pruned: Any, verb: str, *, as_json: bool) -> None:
                 "completed": pruned.completed,
                 "failed": pruned.failed,
                 "discarded": pruned.discarded,
+                "differing": pruned.differing,
                 "dry_run": verb != "removed",
             }
         )
     else:
         print_line(f"{_counts(pruned)} {verb}")
+        for window in pruned.differing:
+            print_line(f"nothing from window {window}, as the lake has recorded: export again")
 
 
 def _counts(pruned: Any) -> str:

@@ -129,6 +129,9 @@ class Health:
     """Rights and tables that this process needs and does not have, each with its cure."""
     schema: tuple[str, ...]
     """How the tables differ from those that this version needs, each with its cure."""
+    differing_windows: tuple[str, ...] = ()
+    """Windows of lakes, 20 at most, that are not pruned, as the archive has other rows in them than
+    exports have recorded; none if this user may not read the records."""
     old_transaction: float = field(default=OLD_TRANSACTION)
     """The age from which a transaction is a problem."""
 
@@ -147,6 +150,11 @@ class Health:
             "subscribers": list(self._of_subscribers()),
             "transactions": list(self._of_transactions()),
             "dead rows": list(_of_dead_rows(self.database)),
+            "lakes": [
+                f"{each}: the archive has other rows than an export has recorded, so nothing of "
+                "it is removed: export again"
+                for each in self.differing_windows
+            ],
         }
 
     def _of_clock(self) -> Iterator[str]:

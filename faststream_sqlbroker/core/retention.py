@@ -1,10 +1,11 @@
 """How long finished messages are kept."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.loaded_windows import checked_lake
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
@@ -28,12 +29,17 @@ class Retention:
         failed: The same for FAILED messages, the dead letters.
         discarded: The same for DISCARDED messages.
         max_rows: Of more rows than that the oldest are removed, whatever their state; 1 or more.
+        unless_loaded_by: Name of a lake. Then a message is removed only after an export with
+            `record_as=` this name has verified it in the lake. Whole windows of the export (days
+            or hours) are removed, and each is compared first: if the archive has other rows in it
+            than were recorded, all of them stay, until an export has looked at it again.
     """
 
     completed: Duration | None = None
     failed: Duration | None = None
     discarded: Duration | None = None
     max_rows: int | None = None
+    unless_loaded_by: str | None = None
 
     def __post_init__(self) -> None:
         """Check all values.
@@ -48,6 +54,7 @@ class Retention:
             )
         if self.max_rows is not None:
             whole_number("max_rows of Retention", self.max_rows, other=", or None")
+        checked_lake("unless_loaded_by of Retention", self.unless_loaded_by)
 
     @property
     def ages(self) -> dict[MessageState, float]:
@@ -102,6 +109,9 @@ class Pruned:
     completed: int = 0
     failed: int = 0
     discarded: int = 0
+    differing: list[str] = field(default_factory=list)
+    """Windows of the lake in which the archive has other rows than were recorded: nothing of them
+    is removed. Each is told once, by the pass that finds it."""
 
     @property
     def rows(self) -> int:

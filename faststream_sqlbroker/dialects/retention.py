@@ -15,6 +15,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
 )
 
 from faststream_sqlbroker.core.retention import Growth, Place, Step
@@ -92,14 +93,18 @@ def _oldest(
     else:
         # Written out, not bound: a partial index serves only conditions that imply its own.
         statement = statement.where(c.state == literal_column(f"'{state.name}'"))
-    return statement.where(_behind(archive, after)).order_by(c.archived_at, c.id)
+    return statement.where(behind(dialect, after)).order_by(c.archived_at, c.id)
 
 
-def _behind(archive: Table, place: Place | None) -> Any:
+def behind(dialect: Operations, place: Place | None) -> Any:
+    """The condition that a row of the archive comes after `place`, by (archived_at, id)."""
     if place is None:
         return true()
-    c = archive.c
-    # The first condition alone would do for the rows; the second lets an index begin there.
+    c = archive_of(dialect).c
+    if dialect.name not in MYSQL:
+        return tuple_(c.archived_at, c.id) > (place.at, place.id)
+    # MySQL and MariaDB find no index for rows as values. The first condition alone would do for the
+    # rows; the second lets an index begin there.
     return and_(
         or_(c.archived_at > place.at, and_(c.archived_at == place.at, c.id > place.id)),
         c.archived_at >= place.at,

@@ -38,6 +38,7 @@ class RetentionLoop:
     def __init__(self, store: "Store", retention: Retention, log: Log, clock: Clock) -> None:
         """Nothing runs before `start`."""
         self._store = store
+        self._retention = retention
         self._pruner = Pruner(store.retention, retention, clock)
         self._log = log
         self._clock = clock
@@ -81,6 +82,12 @@ class RetentionLoop:
                 f"completed, {pruned.failed} failed, {pruned.discarded} discarded"
             )
             self._log(logging.INFO, text)
+        for window in pruned.differing:
+            text = (
+                f"nothing is removed from window {window}, as lake "
+                f"{self._retention.unless_loaded_by!r} has recorded: export again"
+            )
+            self._log(logging.WARNING, text)
         return INTERVAL
 
 

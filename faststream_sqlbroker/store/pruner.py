@@ -6,6 +6,7 @@ from datetime import datetime
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Place, Pruned, Retention
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.store.loaded_pruner import LoadedPruner
 from faststream_sqlbroker.store.retention import ArchiveRetention
 
 REST = 4.0
@@ -28,6 +29,9 @@ class Pruner:
         self._ages = retention.ages
         self._reached: dict[MessageState, Place] = {}
         self._began_at = float("-inf")
+        self._loaded: LoadedPruner | None = None
+        if retention.unless_loaded_by is not None:
+            self._loaded = LoadedPruner(rows.loaded, retention.unless_loaded_by, clock)
 
     async def prune(
         self, *, dry_run: bool = False, keep: Callable[[], Awaitable[bool]] | None = None
@@ -44,11 +48,21 @@ class Pruner:
         pruned = Pruned()
         now = self._clock.monotonic()
         if dry_run or now - self._began_at >= FROM_START:
-            self._reached.clear()
+            self._forget()
             self._began_at = now
+        if self._loaded is not None:
+            limits = await self._limits()
+            await self._loaded.prune(limits, pruned, dry_run=dry_run, keep=keep)
+            return pruned
         for state, before in (await self._limits()).items():
             await self._state(state, before, pruned, dry_run=dry_run, keep=keep)
         return pruned
+
+    def _forget(self) -> None:
+        """Begin at the oldest row again."""
+        self._reached.clear()
+        if self._loaded is not None:
+            self._loaded.forget()
 
     async def _limits(self) -> dict[MessageState, datetime]:
         """The moment before which messages of each state go."""

@@ -13,6 +13,7 @@ from faststream_sqlbroker.core.retention import Growth, Place, Step
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects import retention as rows
+from faststream_sqlbroker.store.loaded_pruner import LoadedWindows
 from faststream_sqlbroker.store.transaction import Transactions
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ class ArchiveRetention:
         self._transactions = transactions.doing(Activity.PRUNE)
         self._dialect = dialect
         self._places = places
+        self.loaded = LoadedWindows(transactions, dialect, places)
+        """What exports have recorded."""
 
     async def cutoff(self, age: float) -> datetime:
         """The moment `age` seconds ago, by the database's clock."""

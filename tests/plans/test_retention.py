@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.dialects import postgresql as dialect_of_postgresql
 
+from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
+from faststream_sqlbroker.core.retention import Place
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import dialect_for
+from faststream_sqlbroker.dialects import dialect_for, loaded_windows
 from faststream_sqlbroker.dialects import retention as statements
 from faststream_sqlbroker.dialects.retention import BATCH, cutoff, growth, remove
 from faststream_sqlbroker.schema.migrate import create_all
@@ -77,6 +79,51 @@ def test_mysql_reads_no_more_than_it_removes(archived: Engine, database: str, st
         with reads(connection, at_most=8 * BATCH):
             step = remove(connection, dialect, MessageState[state], before, None)
     assert step.rows == (BATCH if state == "COMPLETED" else 0)
+
+
+def middle(connection: Connection) -> LoadedWindow:
+    """A window of two days in the middle of the archive."""
+    start, end = (cutoff(connection, 60.0 * minutes) for minutes in (6_000, 3_000))
+    return LoadedWindow("two days", start, end, RowSum(), "a lake")
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_postgresql_compares_a_window_page_by_page(archived: Engine, database: str) -> None:
+    dialect = dialect_for(archived.dialect, TABLES)
+    with archived.connect() as connection:
+        window = middle(connection)
+        first = loaded_windows.read_page(connection, dialect, window, None)
+        assert isinstance(first.last, Place)
+        made: Any = dialect_of_postgresql.dialect
+        for last in (None, first.last):
+            asked = loaded_windows._rows(dialect, window, first.last, last)
+            asked = asked.limit(BATCH) if last is None else asked
+            plain = str(asked.compile(dialect=made(), compile_kwargs={"literal_binds": True}))
+            plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}".replace(":", "\\:"))).all())
+            assert "message_archive_archived" in plan
+            assert "Seq Scan" not in plan
+            # A page itself is small enough to be sorted.
+            assert last is not None or "Sort" not in plan
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, database: str) -> None:
+    dialect = dialect_for(archived.dialect, TABLES)
+    page = loaded_windows.PAGE
+    with archived.begin() as connection:
+        window = middle(connection)
+        record = {"scope": LOADED + "shop", "key": window.name, "info": window.info()}
+        connection.execute(TABLES.policy_state.insert().values(record))
+        first = loaded_windows.read_page(connection, dialect, window, None)
+    done = {MessageState.COMPLETED}
+    with archived.begin() as connection:
+        with reads(connection, at_most=3 * page):
+            second = loaded_windows.read_page(connection, dialect, window, first.last)
+        assert second.rows.rows == page
+        with reads(connection, at_most=8 * page):
+            lowered = loaded_windows.remove_page(connection, dialect, "shop", window, second, done)
+    assert lowered is not None
+    assert lowered.left.rows == -second.states[MessageState.COMPLETED]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)

@@ -4,6 +4,7 @@ counts.
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from logging import getLogger
@@ -14,12 +15,14 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 from sqlalchemy import URL
 
 from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.loaded_windows import checked_lake
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.records import Records, open_records
 from faststream_sqlbroker.spark.lake.transfer import Job, bring
 from faststream_sqlbroker.spark.lake.windows import LENGTHS, floor, plan_windows
 from faststream_sqlbroker.spark.load.origin import describe_source
@@ -99,6 +102,8 @@ def export_archive(
     source: str | None = None,
     recheck: Duration = "24h",
     verify: Literal["checksums", "counts"] = "checksums",
+    record_as: str | None = None,
+    message_table: str = "message",
     on_window: Callable[[ExportedWindow], Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ExportResult:
@@ -141,6 +146,12 @@ def export_archive(
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
             and of all other columns; "counts" leaves the last three out, and spares the database
             reading every row.
+        record_as: A name for the lake. Each window that is in it is recorded in the database, for
+            `Retention(unless_loaded_by=...)` of this name. Windows whose rows have changed since,
+            or that have no record yet, are looked at again, whatever `recheck` and `since` say. It
+            writes to `primary`, if that is given, and needs SELECT, INSERT and UPDATE on the
+            policy state. Not with `queues`.
+        message_table: The live table, with `record_as`: the policy state is named after it.
         on_window: Called after each window.
         options: More of Spark's JDBC options.
 
@@ -149,17 +160,23 @@ def export_archive(
 
     Raises:
         SetupError: an option is invalid, the session lacks the driver, or the path holds something
-            else, such as the export of another database.
+            else, such as the export of another database; `record_as` is the name of another
+            lake.
         ExportMismatchError: twice in a row a window was not written as the database has it. The
             windows before it are in the lake, and the watermark stays before it.
         ConcurrentLoadError: another process has begun to write to the path since.
         StoreError: PostgreSQL: a window took longer than an hour, after which the server ends its
-            snapshot.
+            snapshot. Or a window could not be recorded; it is in the lake.
         NotSupportedError: Spark Connect.
     """
     one_of("window", window, tuple(LENGTHS))
     one_of("verify", verify, ("checksums", "counts"))
     back = seconds_or_zero("recheck", recheck)
+    if checked_lake("record_as", record_as) is not None and queues is not None:
+        raise SetupError(
+            "record_as= needs an export of all queues, as retention compares whole windows: leave "
+            "queues= out"
+        )
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
     if selection.since is not None:
         selection = selection.between(floor(selection.since, window), selection.until)
@@ -176,14 +193,27 @@ def export_archive(
         )
         oldest = find_oldest(database, connection, selection)
         planned = plan_windows(lake.windows(), window, selection, oldest, horizon.moment, back)
-        for number, one in enumerate(planned, 1):
-            action, entry = bring(job, connection, one)
-            sizes = entry.lake.rows, entry.files, entry.bytes
-            done.append(ExportedWindow(one.name, action, *sizes, number, len(planned)))
-            if on_window is not None:
-                on_window(done[-1])
+        with _records(lake, record_as, primary or url, message_table, schema) as records:
+            if records is not None:
+                planned = sorted({*planned, *records.lacking(lake.windows_with_rows())})
+            for number, one in enumerate(planned, 1):
+                action, entry, source_rows = bring(job, connection, one)
+                if records is not None and entry.lake.rows:
+                    records.write(one, source_rows)
+                sizes = entry.lake.rows, entry.files, entry.bytes
+                done.append(ExportedWindow(one.name, action, *sizes, number, len(planned)))
+                if on_window is not None:
+                    on_window(done[-1])
         lake.finish()
     return ExportResult(lake.folders.root, tuple(done), horizon.moment, lake.watermark())
+
+
+def _records(
+    lake: Lake, name: str | None, url: str | URL, message_table: str, schema: str | None
+) -> AbstractContextManager[Records | None]:
+    if name is None:
+        return nullcontext()
+    return open_records(name, lake.id, url, message_table, schema)
 
 
 def read_export(spark: SparkSession, path: str) -> DataFrame:

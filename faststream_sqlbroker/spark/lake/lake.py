@@ -73,6 +73,11 @@ class Lake:
         assert self.state is not None  # noqa: S101 - callers begin first
         return str(self.state["source"]["window"])
 
+    @property
+    def id(self) -> str:
+        """Random, drawn once: tells this lake from others; it is begun."""
+        return str(self.need_state()["id"])
+
     def need_state(self) -> dict[str, Any]:
         """The state.
 
@@ -107,6 +112,7 @@ class Lake:
                 "give each export its own path",
             )
         self.state |= {"package": _version(), "run": self._run}
+        self.state.setdefault("id", self._run)
         write_json(self.session, self.folders.path(STATE), self.state)
         self._read_state()  # one that was overtaken may have written in the same moment
         self.confirm()
@@ -121,6 +127,10 @@ class Lake:
     def windows(self) -> list[ExportWindow]:
         """The recorded windows, in order."""
         return sorted(parse_window(name, self.size) for name in self._entries)
+
+    def windows_with_rows(self) -> list[ExportWindow]:
+        """Those of the recorded windows that are not empty."""
+        return [one for one in self.windows() if self._entries[one.name].lake.rows]
 
     def incomplete(self, paths: Iterable[str]) -> str | None:
         """Where there are other files than were recorded, given those that a reader has found."""

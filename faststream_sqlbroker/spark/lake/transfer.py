@@ -60,9 +60,14 @@ class Job:
     options: Mapping[str, str] | None
 
 
-def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, Entry]:
-    """Export a window, if the lake lacks any of its rows; returns what was done and what the lake
-    has.
+def bring(
+    job: Job, connection: Connection, window: ExportWindow
+) -> tuple[str, Entry, RowChecksums]:
+    """Export a window, if the lake lacks any of its rows.
+
+    Returns:
+        What was done; what the lake has; and counts of what the database has, all of which is in
+        the lake.
 
     Raises:
         ExportMismatchError: what was written is not what the database has, twice.
@@ -74,10 +79,10 @@ def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, 
     if entry is not None:
         counts = ask_figures(job.database, connection, selection, checksums=False)
         if counts == entry.source:
-            return "unchanged", entry
+            return "unchanged", entry, counts
         late = _lacking(job, connection, window, selection).count() if counts.rows else 0
         if not late:
-            return "left", entry
+            return "left", entry, counts
         logger.warning(
             "window %s: %d rows came after it was exported; it is exported again. A transaction "
             "was open for longer than safety_lag",
@@ -90,14 +95,15 @@ def bring(job: Job, connection: Connection, window: ExportWindow) -> tuple[str, 
             "it: move it away; an export never replaces what it does not know"
         )
     elif not ask_figures(job.database, connection, selection, checksums=False).rows:
-        return "exported", job.lake.note_empty(window)
+        entry = job.lake.note_empty(window)
+        return "exported", entry, entry.source
+    action = "exported" if entry is None else "again"
     try:
-        return ("exported" if entry is None else "again"), _export(
-            job, connection, window, selection
-        )
+        entry = _export(job, connection, window, selection)
     except Exception:
         job.lake.confirm()  # the likeliest cause: another run has removed our files
         raise
+    return action, entry, entry.source
 
 
 def _lacking(

@@ -1,0 +1,275 @@
+"""Old messages leave the archive only if a lake has them, on every database; without Spark."""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import insert, update
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import Pruned, Retention, SetupError, SqlBroker
+from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
+from faststream_sqlbroker.dialects import loaded_windows as statements
+from faststream_sqlbroker.flow import retention as loop
+from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.test_operating_cli import Shell
+from tests.helpers import eventually
+
+pytestmark = pytest.mark.capability(
+    "retention: only what a lake has recorded leaves the archive (`unless_loaded_by`)"
+)
+
+DAY = timedelta(days=1)
+FIRST = datetime(2026, 3, 1, tzinfo=timezone.utc)
+BY_LAKE = Retention(completed="1d", discarded="1d", unless_loaded_by="shop")
+Make = Callable[..., SqlBroker]
+
+
+class Archive:
+    """An archive of days, and what a lake has recorded of them."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        assert look.tables.archive is not None
+        self.table = look.tables.archive
+        self.records = look.tables.policy_state
+
+    async def put(self, day: int, *ids: int, state: str = "COMPLETED", queue: str = "q") -> None:
+        """Messages that ended on that day, a minute apart."""
+        async with self._look.engine.begin() as connection:
+            for number, message_id in enumerate(ids):
+                at = FIRST + day * DAY + timedelta(minutes=number)
+                row = {"id": message_id, "queue": queue, "payload": b"x", "state": state}
+                times = {"created_at": at, "next_attempt_at": at, "archived_at": at}
+                await connection.execute(insert(self.table).values(**row, **times))
+
+    async def record(self, day: int, *ids: int) -> None:
+        """As an export that has these messages of the day in its lake."""
+        start = FIRST + day * DAY
+        window = LoadedWindow(
+            f"{start:%Y-%m-%d}", start, start + DAY, RowSum(len(ids), sum(ids)), "made by hand"
+        )
+        values = {"scope": LOADED + "shop", "key": window.name, "due_at": window.end}
+        async with self._look.engine.begin() as connection:
+            await connection.execute(insert(self.records).values(info=window.info(), **values))
+
+    async def left(self) -> list[int]:
+        return sorted(row["id"] for row in await self._look.rows(archive=True))
+
+    async def scopes(self) -> dict[str, tuple[str, Any, int]]:
+        """Scope, end while rows are left, and rows of each record."""
+        async with self._look.engine.connect() as connection:
+            rows = await connection.execute(
+                self.records.select().where(self.records.c.scope.startswith("lake"))
+            )
+            return {row.key: (row.scope, row.due_at, row.info["rows"]) for row in rows}
+
+
+@pytest.fixture
+def archive(broker: SqlBroker, look: Look) -> Archive:
+    return Archive(look)
+
+
+@pytest.fixture
+async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        def make(**options: Any) -> SqlBroker:
+            made = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
+            stack.push_async_callback(made.stop)
+            return made
+
+        yield make
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statements, "PAGE", 3)
+    monkeypatch.setattr(statements, "LISTED", 2)
+
+
+async def test_only_recorded_windows_go_and_the_record_is_lowered(
+    broker: SqlBroker, archive: Archive
+) -> None:
+    """Of the fourth day there is no record: its export was killed before that."""
+    for day in range(4):
+        await archive.put(day, *range(day * 10 + 1, day * 10 + 6))
+    await archive.put(1, 18, 19, state="FAILED")
+    for day in (0, 2):
+        await archive.record(day, *range(day * 10 + 1, day * 10 + 6))
+    await archive.record(1, 11, 12, 13, 14, 15, 18, 19)
+    found = await broker.admin.prune(BY_LAKE, dry_run=True)
+    assert found == Pruned(completed=15)
+    assert len(await archive.left()) == 22
+    assert await broker.admin.prune(BY_LAKE) == found
+    assert await archive.left() == [18, 19, 31, 32, 33, 34, 35]
+    left = await archive.scopes()
+    assert {key: (end is None, rows) for key, (_, end, rows) in left.items()} == {
+        "2026-03-01": (True, 0),
+        "2026-03-02": (False, 2),
+        "2026-03-03": (True, 0),
+    }
+    # The failed ones may go later: the record is still that of the rows.
+    assert await broker.admin.prune(BY_LAKE) == Pruned()
+    assert await broker.admin.prune(replace(BY_LAKE, failed="1d")) == Pruned(failed=2)
+
+
+async def test_a_window_with_a_row_that_came_late_stays(
+    broker: SqlBroker, archive: Archive
+) -> None:
+    await archive.put(0, 1, 2, 3, 4)
+    await archive.record(0, 1, 2, 3)
+    await archive.put(1, 11)
+    await archive.record(1, 11)
+    told = "2026-03-01: 4 rows with the sum of ids 10, not 3 rows with the sum of ids 6"
+    assert await broker.admin.prune(BY_LAKE, dry_run=True) == Pruned(completed=1, differing=[told])
+    assert await broker.admin.prune(BY_LAKE) == Pruned(completed=1, differing=[told])
+    assert await archive.left() == [1, 2, 3, 4]
+    assert (await archive.scopes())["2026-03-01"] == ("lake_differs:shop", None, 3)
+    # It is told once, and health goes on telling it.
+    assert await broker.admin.prune(BY_LAKE) == Pruned()
+    health = await broker.admin.health()
+    assert health.differing_windows == ("window 2026-03-01 of lake 'shop'",)
+    assert any("export again" in problem for problem in health.problems)
+    assert await archive.left() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("moment", ["compared", "removed"])
+async def test_a_row_that_comes_while_its_window_is_pruned_stays(
+    broker: SqlBroker, archive: Archive, moment: str
+) -> None:
+    """After all was compared, and after the first page has gone."""
+    await archive.put(0, 1, 2, 3, 4, 5, 6, 7)
+    await archive.record(0, 1, 2, 3, 4, 5, 6, 7)
+    inner = statements.remove_page
+    pages = 0
+
+    def remove_page(connection: Any, *arguments: Any) -> Any:
+        nonlocal pages
+        pages += 1
+        if pages == (1 if moment == "compared" else 2):
+            at = FIRST + timedelta(minutes=pages * 3 - 2, seconds=30)
+            row = {"id": 99, "queue": "q", "payload": b"x", "state": "COMPLETED"}
+            times = {"created_at": at, "next_attempt_at": at, "archived_at": at}
+            connection.execute(insert(archive.table).values(**row, **times))
+        return inner(connection, *arguments)
+
+    with patch.object(statements, "remove_page", remove_page):
+        found = await broker.admin.prune(BY_LAKE)
+    gone = 0 if moment == "compared" else 3
+    assert found == Pruned(completed=gone)
+    assert await archive.left() == [*range(gone + 1, 8), 99]
+    found = await broker.admin.prune(BY_LAKE)
+    assert (found.rows, len(found.differing)) == (0, 1)
+    assert 99 in await archive.left()
+
+
+async def test_a_record_that_an_export_has_renewed_is_compared_anew(
+    broker: SqlBroker, archive: Archive
+) -> None:
+    await archive.put(0, 1, 2, 3)
+    await archive.record(0, 1, 2, 3)
+    inner = statements.remove_page
+
+    def remove_page(connection: Any, *arguments: Any) -> Any:
+        records = archive.records
+        connection.execute(
+            update(records).where(records.c.scope == LOADED + "shop").values(counter=7)
+        )
+        return inner(connection, *arguments)
+
+    with patch.object(statements, "remove_page", remove_page):
+        assert await broker.admin.prune(BY_LAKE) == Pruned()
+    assert await archive.left() == [1, 2, 3]
+    assert await broker.admin.prune(BY_LAKE) == Pruned(completed=3)
+
+
+async def test_a_redriven_message_makes_its_window_differ_a_replayed_one_does_not(
+    broker: SqlBroker, archive: Archive
+) -> None:
+    """Nothing is lost either way; the other rows of a window that differs wait for an export."""
+    for day, queue in enumerate(("redriven", "replayed")):
+        ids = 1001 + day * 10, 1002 + day * 10  # the new messages begin at 1
+        await archive.put(day, ids[0], state="FAILED", queue=queue)
+        await archive.put(day, ids[1])
+        await archive.record(day, *ids)
+    redriven = await broker.admin.redrive(queue="redriven", dry_run=False)
+    replayed = await broker.admin.replay(queue="replayed", name="again", dry_run=False)
+    assert (redriven.done, replayed.done) == (1, 1)
+    found = await broker.admin.prune(replace(BY_LAKE, failed="1d"))
+    assert (found.rows, len(found.differing)) == (2, 1)
+    assert await archive.left() == [1002]
+
+
+async def test_a_broker_prunes_by_its_lake_and_tells_what_differs_once(
+    make: Make, archive: Archive, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "INTERVAL", 0.1)
+    await archive.put(0, 1, 2, 3, 4)
+    await archive.record(0, 1, 2, 3, 4)
+    await archive.put(1, 11, 12)
+    await archive.record(1, 11)
+    await archive.put(2, 21)
+    both = [make(retention=BY_LAKE) for _ in range(2)]
+    for each in both:
+        each.subscriber("other", **QUICK)(_nothing)
+        await each.start()
+
+    async def done() -> bool:
+        return await archive.left() == [11, 12, 21] and bool(heard.texts("nothing is removed"))
+
+    await eventually(done)
+    await archive.record(2, 21)
+
+    async def gone() -> bool:
+        return await archive.left() == [11, 12]
+
+    await eventually(gone)
+    [told] = heard.texts("nothing is removed")
+    assert "window 2026-03-02" in told
+    assert "lake 'shop'" in told
+
+
+async def _nothing(_body: Any) -> None:
+    pass
+
+
+async def test_other_lakes_do_not_count(broker: SqlBroker, archive: Archive) -> None:
+    await archive.put(0, 1)
+    await archive.record(0, 1)
+    other = Retention(completed="1d", unless_loaded_by="another")
+    assert await broker.admin.prune(other) == Pruned()
+    # Days that have not ended within the age stay.
+    young = Retention(completed=timedelta(days=50_000), unless_loaded_by="shop")
+    assert await broker.admin.prune(young) == Pruned()
+    assert await archive.left() == [1]
+    # With a number, whole windows go, too.
+    await archive.put(1, 11, 12)
+    few = Retention(max_rows=2, unless_loaded_by="shop")
+    assert await broker.admin.prune(few) == Pruned(completed=1)
+
+
+async def test_the_command(broker: SqlBroker, archive: Archive, database_url: str) -> None:
+    shell = Shell(database_url)
+    await archive.put(0, 1, 2)
+    await archive.record(0, 1, 2)
+    await archive.put(1, 11)
+    await archive.record(1)
+    lake = ("prune", "--completed", "1d", "--unless-loaded-by", "shop")
+    shown = await shell.run(*lake, "--dry-run")
+    assert "2 completed" in shown
+    assert "nothing from window 2026-03-02" in shown
+    found = await shell.json(*lake, "--yes")
+    assert (found["completed"], len(found["differing"])) == (2, 1)
+    assert "lakes" in await shell.run("check", code=1)
+
+
+@pytest.mark.parametrize("name", ["", 7, "a" * 256])
+def test_a_name_that_is_none_is_refused(name: Any) -> None:
+    with pytest.raises(SetupError, match="unless_loaded_by of Retention must be the name"):
+        Retention(completed="1d", unless_loaded_by=name)
