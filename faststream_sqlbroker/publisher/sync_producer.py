@@ -13,7 +13,7 @@ from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.exceptions import PublishError, SetupError
+from faststream_sqlbroker.exceptions import MissingExtraError, PublishError, SetupError
 from faststream_sqlbroker.flow.publish import only, spread
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
@@ -23,6 +23,7 @@ from faststream_sqlbroker.response import MessageOptions, SqlBrokerPublishComman
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store.django import is_django
+from faststream_sqlbroker.store.pool import transactional
 from faststream_sqlbroker.store.sync_store import SyncStore
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ class SqlProducer:
                 stores none.
 
         Raises:
-            SetupError: `database` is none of these, or a limit is not valid.
+            SetupError: `database` is none of these, has an asynchronous driver or no transactions
+                (AUTOCOMMIT), or a limit is not valid.
+            MissingExtraError: the URL's driver is not installed.
         """
         tables = build_tables(schema or SqlBrokerSchemaConfig())
         self._store = SyncStore(_checked(database), tables)
@@ -205,16 +208,32 @@ class SqlProducer:
 
 
 def _checked(database: Any) -> Any:
-    """`database` as an Engine or a connection of Django."""
-    if isinstance(database, str | URL):
-        return create_engine(database)
-    if isinstance(database, Engine) or is_django(database):
+    """`database` as an Engine with transactions, or a connection of Django."""
+    if is_django(database):
         return database
-    # Only the type is shown: the value may hold a password.
-    raise SetupError(
-        "SqlProducer needs a synchronous Engine, its URL, or a connection of Django such as "
-        f"django.db.connection, got {type(database).__name__}"
-    )
+    engine = _engine_of_url(database) if isinstance(database, str | URL) else database
+    if not isinstance(engine, Engine) or engine.dialect.is_async:
+        # Only the type is shown: the value may hold a password.
+        got = type(database).__name__
+        driver = f" with {engine.dialect.driver}" if isinstance(engine, Engine) else ""
+        raise SetupError(
+            "SqlProducer needs a synchronous Engine, its URL, or a connection of Django such as "
+            f"django.db.connection, got {got}{driver}"
+        )
+    return transactional(engine, None)
+
+
+def _engine_of_url(url: str | URL) -> Engine:
+    try:
+        return create_engine(url)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"the driver {error.name!r} is not installed") from error
+    except Exception as error:  # noqa: BLE001 - a dialect may raise anything
+        # The error may quote a part of the password, so it is neither shown nor chained.
+        raise SetupError(
+            "no engine can be made from the database URL: give one like "
+            f"postgresql+psycopg://user@host/name ({type(error).__name__})"
+        ) from None
 
 
 def _log(level: int, text: str, *, exc_info: BaseException | None = None) -> None:

@@ -1,11 +1,14 @@
 """Checks of the engine and its connection pool."""
 
-from typing import Any
+from typing import Any, TypeVar
 
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import StaticPool
 
 from faststream_sqlbroker.exceptions import SetupError
+
+AnyEngine = TypeVar("AnyEngine", AsyncEngine, Engine)
 
 DEFAULT_SIZE = 5
 """Connections assumed of a pool that has no size (NullPool); SQLAlchemy's default pool_size."""
@@ -40,7 +43,7 @@ def size(engine: AsyncEngine) -> int:
     return int(method()) if callable(method) else DEFAULT_SIZE
 
 
-def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
+def transactional(engine: AnyEngine, level: str | None) -> AnyEngine:
     """`engine` with the isolation level `level`, never AUTOCOMMIT, which has no transactions.
 
     It shares the pool of `engine`.
@@ -51,7 +54,7 @@ def transactional(engine: AsyncEngine, level: str | None) -> AsyncEngine:
     if str(engine.get_execution_options().get("isolation_level")).upper() == "AUTOCOMMIT":
         msg = (
             "the engine has isolation_level='AUTOCOMMIT' among its execution options, so it has no "
-            "transactions: give the broker the engine that it was made from"
+            "transactions: give the engine that it was made from"
         )
         raise SetupError(msg)
     # Where create_engine keeps its isolation_level; there is no public way to it.

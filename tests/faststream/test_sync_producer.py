@@ -15,6 +15,7 @@ from faststream_sqlbroker import (
     AccessError,
     MaxDepth,
     MessageTooLargeError,
+    MissingExtraError,
     PublishError,
     QueueFullError,
     SetupError,
@@ -147,6 +148,27 @@ async def test_an_own_transaction_is_whole_or_nothing(
     assert await look.rows() == []
 
 
+async def test_an_engine_in_autocommit_has_transactions_too(
+    sync_engine: Engine, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    autocommit = create_engine(sync_engine.url, isolation_level="AUTOCOMMIT")
+    producer = SqlProducer(autocommit, notify=True)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(producer._store, "notify", fail)
+        with pytest.raises(ZeroDivisionError):
+            producer.publish("a", "q")
+    assert await look.rows() == []
+    producer.publish("b", "q")
+    autocommit.dispose()
+    assert [row["payload"] for row in await look.rows()] == [b"b"]
+    with pytest.raises(SetupError, match="AUTOCOMMIT"):
+        SqlProducer(sync_engine.execution_options(isolation_level="AUTOCOMMIT"))
+
+
 async def test_a_connection_must_lead_to_its_database(
     producer: SqlProducer, sync_engine: Engine, tmp_path: Any
 ) -> None:
@@ -235,6 +257,15 @@ async def test_only_a_synchronous_database_will_do(engine: AsyncEngine) -> None:
     for wrong in (engine, None, 5):
         with pytest.raises(SetupError, match="needs a synchronous Engine"):
             SqlProducer(wrong)
+    for wrong in ("sqlite+aiosqlite:///x.db", engine.url, engine.sync_engine):
+        with pytest.raises(SetupError, match=r"needs a synchronous Engine.* with aiosqlite"):
+            SqlProducer(wrong)
+    for wrong in ("nonsense", "mysql+nonsense://x", "postgresql://u:secret@host:port/x"):
+        with pytest.raises(SetupError, match="no engine can be made") as caught:
+            SqlProducer(wrong)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(MissingExtraError, match="'pg8000' is not installed"):
+        SqlProducer("postgresql+pg8000://x")
     with pytest.raises(SetupError, match="max_payload"):
         SqlProducer("sqlite:///x.db", max_payload=0)
     with pytest.raises(SetupError, match="MaxDepth"):
