@@ -1,5 +1,6 @@
 """Commands over all messages that match: each counts first, asks, and runs as a job."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -10,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import DeadLetterGroup, Job
 from faststream_sqlbroker.cli.console import PlainConsole
+from faststream_sqlbroker.cli.groups import BulkRun, To, WhichEnded, grouped
 from faststream_sqlbroker.cli.shown import (
     AsJson,
-    Yes,
     ask,
     print_json,
     print_line,
@@ -22,41 +23,16 @@ from faststream_sqlbroker.cli.shown import (
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
-OfQueue = Annotated[str | None, typer.Option("--queue", help="Messages of this queue.")]
-OfKey = Annotated[str | None, typer.Option("--key", help="Messages of this key.")]
-OfError = Annotated[str | None, typer.Option("--error", help="A part of the last error.")]
-OfReason = Annotated[str | None, typer.Option("--reason", help="Why they ended; all of it.")]
-OfFingerprint = Annotated[
-    str | None, typer.Option("--fingerprint", help="Of their error, as dead shows it.")
-]
-Since = Annotated[str | None, typer.Option(help='How long ago at most, like "1h".')]
-Until = Annotated[str | None, typer.Option(help='How long ago at least, like "5m".')]
-To = Annotated[str | None, typer.Option(help="Another queue for all of them.")]
-Rate = Annotated[float | None, typer.Option(help="Most messages a second; default: no limit.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Count only, and change nothing.")]
-NoWait = Annotated[
-    bool, typer.Option("--no-wait", help="Leave the work to the processes with subscribers.")
-]
-By = Annotated[str | None, typer.Option(help="Who does it; default the host and the process id.")]
 
-
+@grouped
 def dead(
     context: typer.Context,
-    queue: OfQueue = None,
-    key: OfKey = None,
-    error: OfError = None,
-    reason: OfReason = None,
-    since: Since = None,
-    until: Until = None,
+    which: WhichEnded,
     limit: Annotated[int, typer.Option(help="Most groups to show.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Group the failed messages of the archive by their errors, the largest group first."""
-    which = {"queue": queue, "key": key, "error": error, "reason": reason}
-    found = run(
-        context,
-        lambda broker: broker.admin.dead_letters(since=since, until=until, limit=limit, **which),
-    )
+    found = run(context, lambda broker: broker.admin.dead_letters(limit=limit, **which.filters))
     if as_json:
         groups = [{**row_of(group), "count": group.count} for group in found.groups]
         print_json({"groups": groups, "scanned_until": found.scanned_until})
@@ -73,88 +49,48 @@ def _group(group: DeadLetterGroup) -> list[Any]:
     return [group.count, group.fingerprint, queues, reasons, group.last_at, group.error]
 
 
+@grouped
 def redrive(
     context: typer.Context,
-    queue: OfQueue = None,
-    key: OfKey = None,
-    error: OfError = None,
-    reason: OfReason = None,
-    fingerprint: OfFingerprint = None,
-    since: Since = None,
-    until: Until = None,
+    which: WhichEnded,
+    how: BulkRun,
     state: Annotated[str, typer.Option(help="FAILED or DISCARDED.")] = "FAILED",
     to: To = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    no_wait: NoWait = False,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Bring failed messages back to their queues, under their ids."""
-    which = given(
-        queue=queue,
-        key=key,
-        error=error,
-        reason=reason,
-        fingerprint=fingerprint,
-        since=since,
-        until=until,
-    )
     do_bulk(
         context,
-        lambda broker: broker.admin.redrive(state=state, to=to, rate=rate, by=by, **which),
-        dry_run=dry_run,
-        wait=not no_wait,
-        yes=yes,
-        as_json=as_json,
+        lambda broker: broker.admin.redrive(
+            state=state, to=to, rate=how.rate, by=how.by, **which.filters
+        ),
+        how,
     )
 
 
+@grouped
 def replay(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Of the replay: each message once for it.")],
-    queue: OfQueue = None,
-    key: OfKey = None,
-    error: OfError = None,
-    reason: OfReason = None,
-    fingerprint: OfFingerprint = None,
-    since: Since = None,
-    until: Until = None,
+    which: WhichEnded,
+    how: BulkRun,
     state: Annotated[
         str | None, typer.Option(help="COMPLETED, FAILED or DISCARDED; default: all.")
     ] = None,
     to: To = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    no_wait: NoWait = False,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Publish archived messages again as new ones; those in a lake: archive replay."""
-    which = given(
-        queue=queue,
-        key=key,
-        error=error,
-        reason=reason,
-        fingerprint=fingerprint,
-        since=since,
-        until=until,
-    )
     do_bulk(
         context,
-        lambda broker: broker.admin.replay(name, state=state, to=to, rate=rate, by=by, **which),
-        dry_run=dry_run,
-        wait=not no_wait,
-        yes=yes,
-        as_json=as_json,
+        lambda broker: broker.admin.replay(
+            name, state=state, to=to, rate=how.rate, by=how.by, **which.filters
+        ),
+        how,
     )
 
 
 def audit(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(help="Most actions to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Most actions to show.")] = 50,
     before: Annotated[str | None, typer.Option(help="Only before the one with this id.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -163,34 +99,23 @@ def audit(
     show_jobs("Audit", found, as_json=as_json)
 
 
-def given(**which: Any) -> dict[str, Any]:
-    """What was given of a filter."""
-    return {name: value for name, value in which.items() if value is not None}
-
-
 def do_bulk(
-    context: typer.Context,
-    plan: Callable[[SqlBroker], Awaitable[Job]],
-    *,
-    dry_run: bool,
-    wait: bool,
-    yes: bool,
-    as_json: bool,
+    context: typer.Context, plan: Callable[[SqlBroker], Awaitable[Job]], how: BulkRun
 ) -> None:
-    """Show the dry run, ask unless `yes`, and run the job; exit code 1 if it was stopped."""
-    if not yes and not dry_run and as_json:
+    """Show the dry run, ask unless `--yes`, and run the job; exit code 1 if it was stopped."""
+    if not how.yes and not how.dry_run and how.as_json:
         raise SetupError("--json does not ask: give --yes, too, or --dry-run")
     planned = run(context, plan)
-    if dry_run or not planned.expected:
-        _show_plan(planned, as_json=as_json)
+    if how.dry_run or not planned.expected:
+        _show_plan(planned, as_json=how.as_json)
         return
-    if not as_json:
+    if not how.as_json:
         _show_plan(planned, as_json=False)
-    if not yes:
-        ask("", as_json=as_json)
+    if not how.yes:
+        ask("", as_json=how.as_json)
     # What was shown is what is run: up to the last message that there was then.
-    job = run(context, lambda broker: _run(broker, planned, wait=wait))
-    _show_result(job, as_json=as_json)
+    job = run(context, lambda broker: _run(broker, planned, wait=not how.no_wait))
+    _show_result(job, as_json=how.as_json)
     if job.state == "stopped":
         raise typer.Exit(1)
 
@@ -219,8 +144,14 @@ async def _run(broker: SqlBroker, planned: Job, *, wait: bool) -> Job:
 
 async def watched(broker: SqlBroker, begun: Job) -> Job:
     """Work on the job until its end, with a progress bar on a terminal."""
-    with _progress(begun) as moved:
-        return await broker.admin.wait_for_job(begun.id, progress=moved)
+    try:
+        with _progress(begun) as moved:
+            return await broker.admin.wait_for_job(begun.id, progress=moved)
+    except asyncio.CancelledError:
+        # By Ctrl-C, which must not look as if it had ended the job.
+        text = f"the job goes on in other processes: sqlbroker jobs stop {begun.id} stops it"
+        typer.echo(text, err=True)
+        raise
 
 
 @contextmanager

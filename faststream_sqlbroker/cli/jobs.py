@@ -6,7 +6,8 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Job
-from faststream_sqlbroker.cli.bulk import By, NoWait, job_row, show_jobs, watched
+from faststream_sqlbroker.cli.bulk import job_row, show_jobs, watched
+from faststream_sqlbroker.cli.groups import By, NoWait
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line, print_table
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
@@ -21,7 +22,7 @@ app = typer.Typer(
 @app.callback()
 def jobs(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(help="Most jobs to show.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the newest bulk actions."""
@@ -33,9 +34,7 @@ def jobs(
 @app.command()
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show how far a job has come."""
-    job = run(context, lambda broker: broker.admin.job(job_id))
-    if job is None:
-        raise SetupError(f"there is no job {job_id!r}: sqlbroker jobs lists them")
+    job = _job(context, job_id)
     if as_json:
         print_json(job_row(job))
         return
@@ -73,14 +72,20 @@ def undo(
 ) -> None:
     """Take back what a job has done to messages that nothing has touched since."""
     if not yes:
-        job = run(context, lambda broker: broker.admin.job(job_id))
-        ask("there is no such job" if job is None else f"undo {job}", as_json=as_json)
+        ask(f"undo {_job(context, job_id)}", as_json=as_json)
 
     async def work(broker: SqlBroker) -> Job:
         undone = await broker.admin.undo(job_id, wait=False, by=by)
         return undone if no_wait else await watched(broker, undone)
 
     _tell(run(context, work), as_json=as_json)
+
+
+def _job(context: typer.Context, job_id: str) -> Job:
+    job = run(context, lambda broker: broker.admin.job(job_id))
+    if job is None:
+        raise SetupError(f"there is no job {job_id!r}: sqlbroker jobs lists them")
+    return job
 
 
 def _tell(job: Job, *, as_json: bool) -> None:

@@ -2,26 +2,15 @@
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Repair
-from faststream_sqlbroker.cli.bulk import (
-    By,
-    DryRun,
-    NoWait,
-    OfError,
-    OfKey,
-    OfQueue,
-    Rate,
-    Since,
-    Until,
-    do_bulk,
-    given,
-)
+from faststream_sqlbroker.cli.bulk import do_bulk
+from faststream_sqlbroker.cli.groups import BulkRun, By, Targets, Which, grouped, means_all
 from faststream_sqlbroker.cli.look import MessageId
 from faststream_sqlbroker.cli.shown import (
     AsJson,
@@ -36,10 +25,6 @@ from faststream_sqlbroker.cli.shown import (
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
-MessageIds = Annotated[
-    list[str] | None, typer.Argument(help="Ids of messages; else all that match the options.")
-]
-Every = Annotated[bool, typer.Option("--all", help="All messages that wait.")]
 QueueName = Annotated[str, typer.Argument(help="The queue's full name.")]
 
 
@@ -83,82 +68,49 @@ def resume(context: typer.Context, queue: QueueName, as_json: AsJson = False) ->
         print_line(f"{queue} is resumed" if was else f"{queue} was not paused")
 
 
+@grouped
 def cancel(
     context: typer.Context,
-    message_ids: MessageIds = None,
+    targets: Targets,
+    which: Which,
+    how: BulkRun,
     reason: Annotated[str | None, typer.Option(help="Kept with each message.")] = None,
-    queue: OfQueue = None,
-    key: OfKey = None,
-    error: OfError = None,
-    since: Since = None,
-    until: Until = None,
-    every: Every = False,
-    by: By = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """End messages that wait as DISCARDED: these, or all that match."""
-    which = given(queue=queue, key=key, error=error, since=since, until=until)
-    if _means_all(message_ids, which, every):
+    if means_all(targets, which, how):
         do_bulk(
             context,
-            lambda broker: broker.admin.bulk_cancel(reason=reason, rate=rate, by=by, **which),
-            dry_run=dry_run,
-            wait=not no_wait,
-            yes=yes,
-            as_json=as_json,
+            lambda broker: broker.admin.bulk_cancel(
+                reason=reason, rate=how.rate, by=how.by, **which.filters
+            ),
+            how,
         )
         return
     _change(
         context,
         "cancel",
-        message_ids or [],
-        lambda broker, each: broker.admin.cancel(each, reason=reason, by=by),
-        yes=yes,
-        as_json=as_json,
-        dry_run=dry_run,
+        targets.message_ids or [],
+        lambda broker, each: broker.admin.cancel(each, reason=reason, by=how.by),
+        how,
     )
 
 
-def retry(
-    context: typer.Context,
-    message_ids: MessageIds = None,
-    queue: OfQueue = None,
-    key: OfKey = None,
-    error: OfError = None,
-    since: Since = None,
-    until: Until = None,
-    every: Every = False,
-    by: By = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+@grouped
+def retry(context: typer.Context, targets: Targets, which: Which, how: BulkRun) -> None:
     """Make messages due now, these or all that match, that wait for their time or an attempt."""
-    which = given(queue=queue, key=key, error=error, since=since, until=until)
-    if _means_all(message_ids, which, every):
+    if means_all(targets, which, how):
         do_bulk(
             context,
-            lambda broker: broker.admin.bulk_retry(rate=rate, by=by, **which),
-            dry_run=dry_run,
-            wait=not no_wait,
-            yes=yes,
-            as_json=as_json,
+            lambda broker: broker.admin.bulk_retry(rate=how.rate, by=how.by, **which.filters),
+            how,
         )
         return
     _change(
         context,
         "retry now",
-        message_ids or [],
-        lambda broker, each: broker.admin.retry_now(each, by=by),
-        yes=yes,
-        as_json=as_json,
-        dry_run=dry_run,
+        targets.message_ids or [],
+        lambda broker, each: broker.admin.retry_now(each, by=how.by),
+        how,
     )
 
 
@@ -175,61 +127,33 @@ def postpone(
         "postpone",
         [message_id],
         lambda broker, each: broker.admin.postpone(each, until),
-        yes=yes,
-        as_json=as_json,
+        BulkRun(yes=yes, as_json=as_json),
     )
 
 
+@grouped
 def move(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="The queue to move to.")],
-    message_ids: MessageIds = None,
-    queue: OfQueue = None,
-    key: OfKey = None,
-    error: OfError = None,
-    since: Since = None,
-    until: Until = None,
-    every: Every = False,
-    by: By = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
+    targets: Targets,
+    which: Which,
+    how: BulkRun,
 ) -> None:
     """Move messages that wait, these or all that match, to another queue; they are due there."""
-    which = given(queue=queue, key=key, error=error, since=since, until=until)
-    if _means_all(message_ids, which, every):
+    if means_all(targets, which, how):
         do_bulk(
             context,
-            lambda broker: broker.admin.bulk_move(to, rate=rate, by=by, **which),
-            dry_run=dry_run,
-            wait=not no_wait,
-            yes=yes,
-            as_json=as_json,
+            lambda broker: broker.admin.bulk_move(to, rate=how.rate, by=how.by, **which.filters),
+            how,
         )
         return
     _change(
         context,
         f"move to {to}",
-        message_ids or [],
-        lambda broker, each: broker.admin.move(each, to, by=by),
-        yes=yes,
-        as_json=as_json,
-        dry_run=dry_run,
+        targets.message_ids or [],
+        lambda broker, each: broker.admin.move(each, to, by=how.by),
+        how,
     )
-
-
-def _means_all(message_ids: Sequence[str] | None, which: Mapping[str, Any], every: bool) -> bool:
-    """Whether a command is for all messages that match, not for those with ids."""
-    if message_ids and (which or every):
-        raise SetupError("give ids of messages, or options that say which, not both")
-    if not message_ids and not which and not every:
-        raise SetupError(
-            "which messages? give their ids, or --queue, --key, --error, --since or --until; "
-            "--all means all messages that wait"
-        )
-    return not message_ids
 
 
 def edit(
@@ -254,8 +178,7 @@ def edit(
         "edit",
         [message_id],
         lambda broker, each: broker.admin.edit(each, priority=priority, due=due, **fields),
-        yes=yes,
-        as_json=as_json,
+        BulkRun(yes=yes, as_json=as_json),
     )
 
 
@@ -290,9 +213,14 @@ def publish(
     """Publish one message."""
     text = sys.stdin.read() if body == "-" else body
 
+    is_json, encoded = _body(text)
+    headers = {"content-type": "application/json"} if is_json else None
+    given: Any = {"key": key, "priority": priority, "delay": delay, "headers": headers}
+
     async def work(broker: SqlBroker) -> int | None:
         await broker.connect()
-        return await broker.publish(_body(text), queue, key=key, priority=priority, delay=delay)
+        message_id: int | None = await broker.publish(encoded, queue, **given)
+        return message_id
 
     message_id = run(context, work)
     if as_json:
@@ -301,11 +229,18 @@ def publish(
         print_line(f"published message {message_id} to {queue}")
 
 
-def _body(text: str) -> Any:
+def _body(text: str) -> tuple[bool, bytes | str]:
+    """Whether the text is JSON, and the body: JSON as it was given, with all digits of a number."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        json.loads(text, parse_constant=_no_json)
+        return True, text.encode()
+    except (ValueError, RecursionError):
+        return False, text
+
+
+def _no_json(name: str) -> Any:
+    """Refuse NaN and Infinity, which Python takes and others do not."""
+    raise ValueError(name)
 
 
 def _change(
@@ -313,26 +248,24 @@ def _change(
     what: str,
     message_ids: Sequence[str],
     action: Callable[[SqlBroker, str], Awaitable[Repair]],
-    *,
-    yes: bool,
-    as_json: bool,
-    dry_run: bool = False,
+    how: BulkRun,
 ) -> None:
     """Show the messages, ask, and change each; exit code 1 if one was not changed."""
-    # Rows may change between the look and the action; what was not changed is reported then.
-    if not yes or dry_run:
-        _show_first(context, message_ids, as_json=as_json)
-    if dry_run:
+    if how.dry_run:
+        _show_first(context, message_ids, as_json=how.as_json)
         return
-    if not yes:
-        ask(f"{what}: {len(message_ids)} messages", as_json=as_json)
+    # Rows may change between the look and the action; what was not changed is reported then.
+    if not how.yes:
+        refuse_json(how.as_json)
+        _show_first(context, message_ids, as_json=False)
+        ask(f"{what}: {len(message_ids)} messages", as_json=how.as_json)
 
     # One after the other: each is a transaction of its own, and the first error ends the command.
     async def work(broker: SqlBroker) -> list[Repair]:
         return [await action(broker, each) for each in message_ids]
 
     found = run(context, work)
-    if as_json:
+    if how.as_json:
         print_json([{**row_of(each), "done": each.done} for each in found])
     else:
         for each in found:
@@ -342,14 +275,20 @@ def _change(
 
 
 def _show_first(context: typer.Context, message_ids: Sequence[str], *, as_json: bool) -> None:
-    refuse_json(as_json)
+    columns = ["id", "state", "queue", "key"]
 
     async def look(broker: SqlBroker) -> list[list[Any]]:
-        rows = []
+        rows: list[list[Any]] = []
         for each in message_ids:
             detail = await broker.admin.message(each, body=False)
             m = None if detail is None else detail.message
-            rows.append([each, "not found"] if m is None else [m.id, m.state, m.queue, m.key])
-        return [[*row, *[None] * (4 - len(row))] for row in rows]
+            found = [each, None, None, None] if m is None else [m.id, m.state.name, m.queue, m.key]
+            rows.append(found)
+        return rows
 
-    print_table("These would change", ["id", "state", "queue", "key"], run(context, look))
+    rows = run(context, look)
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    shown = [[row[0], row[1] or "not found", *row[2:]] for row in rows]
+    print_table("These would change", columns, shown)

@@ -18,6 +18,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 SHOWN_TEXT = 60
 """Characters of a text in a cell."""
+IDS = frozenset({"id", "fingerprint"})
+"""Columns that are given to other commands."""
 
 
 def print_json(value: Any) -> None:
@@ -65,7 +67,8 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
         number = all(isinstance(row[at], int | float | Count) for row in listed)
         # Words are not cut: names of queues are copied from here.
         justify: Literal["left", "right"] = "right" if listed and number else "left"
-        table.add_column(name, justify=justify, overflow="fold")
+        # An id in two lines could not be copied.
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in IDS)
     for row in listed:
         table.add_row(*(_cell(value) for value in row))
     return table

@@ -1,14 +1,17 @@
 """The command `sqlbroker`: dead letters, bulk actions, jobs and the audit."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.bulk import watched
 from faststream_sqlbroker.exceptions import SetupError
 from tests.faststream.conftest import QUICK, Look
 from tests.faststream.test_admin_jobs import failed
 from tests.faststream.test_operating_cli import Shell
+from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("the command `sqlbroker`: look, mend, check")
 
@@ -106,7 +109,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "both": (["cancel", "1", "--queue", "q", "--yes"], "not both"),
     "all and ids": (["retry", "1", "--all", "--yes"], "not both"),
     "json": (["redrive", "--json"], "--json does not ask: give --yes"),
+    "a rate for ids": (["cancel", "1", "--rate", "5", "--yes"], "--rate and --no-wait are for all"),
+    "no wait for ids": (["move", "1", "--to", "q", "--no-wait"], "--rate and --no-wait are for"),
+    "json and ids": (["cancel", "1", "--json"], "--json does not ask: give --yes"),
     "a job": (["jobs", "show", "x"], "there is no job 'x'"),
+    "an undo": (["jobs", "undo", "x"], "there is no job 'x'"),
 }
 
 
@@ -116,3 +123,62 @@ async def test_wrong_commands_are_refused(shell: Shell, what: str) -> None:
     words, text = REFUSED[what]
     with pytest.raises(SetupError, match=text):
         raise (await shell.result(*words)).exception or AssertionError
+
+
+@pytest.mark.parametrize("command", ["jobs", "audit"])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_limit_of_nothing_is_wrong_usage(shell: Shell, command: str) -> None:
+    assert "0 is not in the range" in await shell.run(command, "--limit", "0", code=2)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_dry_run_of_ids_changes_nothing(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    message_id = await broker.publish("x", "q", key="k", delay=600.0)
+    words = ("cancel", str(message_id), "7", "--dry-run")
+    assert "not found" in await shell.run(*words)
+    assert await shell.json(*words) == [
+        {"id": message_id, "state": "PENDING", "queue": "q", "key": "k"},
+        {"id": "7", "state": None, "queue": None, "key": None},
+    ]
+    assert len(await look.rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"price": 12345678901234567890.123456789}', "application/json"),
+        ("1e400", "application/json"),
+        ("NaN", "text/plain"),
+        ('{"a": Infinity}', "text/plain"),
+        ("[" * 10_000, "text/plain"),
+    ],
+)
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_json_is_published_as_it_is_given(
+    shell: Shell, look: Look, text: str, kind: str
+) -> None:
+    await shell.run("publish", "q", text)
+    [row] = await look.rows()
+    assert (row["payload"].decode(), row["headers"]["content-type"]) == (text, kind)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_an_interrupted_command_says_that_its_job_goes_on(
+    broker: SqlBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in range(3):
+        await broker.publish(n, "q", delay=600.0)
+    begun = await broker.admin.bulk_retry(queue="q", rate=0.001, dry_run=False, wait=False)
+    watching = asyncio.create_task(watched(broker, begun))
+
+    async def has_begun() -> bool:
+        job = await broker.admin.job(begun.id)
+        return job is not None and job.done == 1
+
+    await eventually(has_begun)
+    watching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await watching
+    assert f"sqlbroker jobs stop {begun.id}" in capsys.readouterr().err

@@ -100,7 +100,7 @@ async def test_a_message_is_mended_from_a_shell(
     moved = await shell.json("move", message_id, "--to", "other", "--yes")
     assert (moved[0]["verdict"], moved[0]["done"]) == ("done", True)
     [row] = await look.rows()
-    assert (row["queue"], row["payload"], row["key"]) == ("other", b'{"a":1}', "k")
+    assert (row["queue"], row["payload"], row["key"]) == ("other", b'{"a": 1}', "k")
     assert "done" in await shell.run("postpone", message_id, "1h", "--yes")
     assert "done" in await shell.run("retry", message_id, answer="y\n")
     assert await shell.json("cancel", message_id, "--by", "Ann", "--reason", "test", "--yes")
