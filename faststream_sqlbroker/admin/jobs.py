@@ -24,6 +24,8 @@ SLOWEST = 1e-5
 """Messages a second: about one a day."""
 FASTEST = 1e9
 """Messages a second; no database is as fast."""
+REDRIVEN = frozenset({MessageState.FAILED.name, MessageState.DISCARDED.name})
+"""The states whose messages may come back."""
 
 
 class Which(TypedDict, total=False):
@@ -52,6 +54,32 @@ class Ended(Which, total=False):
     """That of its error, as `dead_letters` shows it."""
 
 
+class BulkOptions(TypedDict, total=False):
+    """How a bulk action is run."""
+
+    rate: float | None
+    """Most messages a second; default None: as fast as it goes."""
+    dry_run: bool
+    """Only count; the default."""
+    wait: bool
+    """Return when the job has ended or was stopped, which is the default; else when it is
+    stored."""
+    by: str | None
+    """Who does it, as text; default the host and the process id."""
+
+
+DEFAULTS: Mapping[str, Any] = {"rate": None, "dry_run": True, "wait": True, "by": None}
+"""Of `BulkOptions`."""
+
+
+class OfWaiting(Which, BulkOptions, total=False):
+    """Options of a bulk action on messages that wait."""
+
+
+class OfEnded(Ended, BulkOptions, total=False):
+    """Options of a bulk action on archived messages."""
+
+
 class Jobs(Operations):
     """Bulk actions: each is a job, which visits each message once.
 
@@ -63,99 +91,65 @@ class Jobs(Operations):
     its process: another one goes on with it, within about a minute, if it has a subscriber and the
     rights. What is leased, locked or does not match any more is left, and counted as skipped.
 
-    Filters: `queue`, `key`, `error`, `headers`, `since`, `until` as for `messages`, and for
-    archived messages `reason` and `fingerprint`.
+    Options: `rate`, `dry_run`, `wait`, `by`. Filters: `queue`, `key`, `error`, `headers`, `since`
+    and `until` as for `messages`, and for archived messages `reason` and `fingerprint`.
     """
 
     async def bulk_cancel(
         self,
         *,
         reason: str | None = None,
-        rate: float | None = None,
-        dry_run: bool = True,
-        wait: bool = True,
-        by: str | None = None,
-        **which: Unpack[Which],
+        **options: Unpack[OfWaiting],
     ) -> Job:
         """End the messages that wait and match, as `cancel` does.
 
         Args:
             reason: Written to `last_error` of each.
-            rate: Most messages a second; None: as fast as it goes.
-            dry_run: Only count.
-            wait: Return when the job has ended or was stopped; else when it is stored.
-            by: Who does it, as text; default the host and the process id.
-            which: The filter; without one all messages that wait.
+            options: `BulkOptions`, and the filter; without one all messages that wait.
 
         Raises:
             SetupError: an argument is not valid.
         """
-        who = self._who(by)
         why = text_or_none("reason", reason)
-        text = f"cancelled by {who}" + (f": {why}" if why else "")
-        job = self._live(CANCEL, who, {"text": text}, rate, which)
-        return await self._begin(job, dry_run=dry_run, wait=wait)
+        text = f"cancelled by {self._who(options.get('by'))}" + (f": {why}" if why else "")
+        return await self._bulk(CANCEL, {"text": text}, options)
 
     async def bulk_retry(
         self,
-        *,
-        rate: float | None = None,
-        dry_run: bool = True,
-        wait: bool = True,
-        by: str | None = None,
-        **which: Unpack[Which],
+        **options: Unpack[OfWaiting],
     ) -> Job:
         """Make the messages that wait and match due now, as `retry_now` does.
 
         Args:
-            rate: Most messages a second; None: as fast as it goes.
-            dry_run: Only count.
-            wait: Return when the job has ended or was stopped; else when it is stored.
-            by: Who does it, as text; default the host and the process id.
-            which: The filter; without one all messages that wait.
+            options: `BulkOptions`, and the filter; without one all messages that wait.
 
         Raises:
             SetupError: an argument is not valid.
         """
-        job = self._live(RETRY, self._who(by), {}, rate, which)
-        return await self._begin(job, dry_run=dry_run, wait=wait)
+        return await self._bulk(RETRY, {}, options)
 
     async def bulk_move(
         self,
         to: str,
-        *,
-        rate: float | None = None,
-        dry_run: bool = True,
-        wait: bool = True,
-        by: str | None = None,
-        **which: Unpack[Which],
+        **options: Unpack[OfWaiting],
     ) -> Job:
         """Move the messages that wait and match to the queue `to`, as `move` does.
 
         Args:
             to: Its full name.
-            rate: Most messages a second; None: as fast as it goes.
-            dry_run: Only count.
-            wait: Return when the job has ended or was stopped; else when it is stored.
-            by: Who does it, as text; default the host and the process id.
-            which: The filter; without one all messages that wait.
+            options: `BulkOptions`, and the filter; without one all messages that wait.
 
         Raises:
             SetupError: an argument is not valid.
         """
-        job = self._live(MOVE, self._who(by), {"to": destination(to)}, rate, which)
-        return await self._begin(job, dry_run=dry_run, wait=wait)
+        return await self._bulk(MOVE, {"to": destination(to)}, options)
 
     async def redrive(
         self,
         *,
         state: MessageState | str = MessageState.FAILED,
         to: str | None = None,
-        rate: float | None = None,
-        dry_run: bool = True,
-        wait: bool = True,
-        by: str | None = None,
-        **which: Unpack[Ended],
+        **options: Unpack[OfEnded],
     ) -> Job:
         """Bring archived messages back to their queues: under their ids, due now.
 
@@ -166,30 +160,18 @@ class Jobs(Operations):
         Args:
             state: FAILED or DISCARDED.
             to: Another queue for all of them.
-            rate: Most messages a second; None: as fast as it goes.
-            dry_run: Only count.
-            wait: Return when the job has ended or was stopped; else when it is stored.
-            by: Who does it, as text; default the host and the process id.
-            which: The filter.
+            options: `BulkOptions`, and the filter.
 
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
         arguments = {} if to is None else {"to": destination(to)}
-        filters = self._filters(state=state, archived=True, **which)
-        if filters.state not in {MessageState.FAILED, MessageState.DISCARDED}:
+        if getattr(state, "name", str(state).upper()) not in REDRIVEN:
             raise SetupError(
                 f"redrive takes messages that are FAILED or DISCARDED, got state={short(state)}: "
                 "replay publishes what was COMPLETED again, under a new id"
             )
-        job = Job(
-            action=REDRIVE,
-            by=self._who(by),
-            filters=filters,
-            arguments=arguments,
-            rate=_rate(rate),
-        )
-        return await self._begin(job, dry_run=dry_run, wait=wait)
+        return await self._bulk(REDRIVE, arguments, {**options, "state": state, "archived": True})
 
     async def replay(
         self,
@@ -197,11 +179,7 @@ class Jobs(Operations):
         *,
         state: MessageState | str | None = None,
         to: str | None = None,
-        rate: float | None = None,
-        dry_run: bool = True,
-        wait: bool = True,
-        by: str | None = None,
-        **which: Unpack[Ended],
+        **options: Unpack[OfEnded],
     ) -> Job:
         """Publish archived messages again as new ones, each once for `name`.
 
@@ -214,11 +192,7 @@ class Jobs(Operations):
             name: The name of the replay, 1 to 255 characters.
             state: COMPLETED, FAILED or DISCARDED; None: all of them.
             to: Another queue for all of them.
-            rate: Most messages a second; None: as fast as it goes.
-            dry_run: Only count those that were not replayed.
-            wait: Return when the job has ended or was stopped; else when it is stored.
-            by: Who does it, as text; default the host and the process id.
-            which: The filter.
+            options: `BulkOptions`, and the filter.
 
         Raises:
             SetupError: an argument is not valid, or there is no archive.
@@ -226,15 +200,7 @@ class Jobs(Operations):
         if (problem := name_problem(name)) is not None:
             raise SetupError(f"{short(name)} cannot be the name of a replay: {problem}")
         arguments = {"name": name} | ({} if to is None else {"to": destination(to)})
-        filters = self._filters(state=state, archived=True, **which)
-        job = Job(
-            action=REPLAY,
-            by=self._who(by),
-            filters=filters,
-            arguments=arguments,
-            rate=_rate(rate),
-        )
-        return await self._begin(job, dry_run=dry_run, wait=wait)
+        return await self._bulk(REPLAY, arguments, {**options, "state": state, "archived": True})
 
     async def run_job(self, job: Job, *, wait: bool = True) -> Job:
         """Run what a dry run has planned, up to the last message that was there then.
@@ -348,25 +314,27 @@ class Jobs(Operations):
         found = await self._store.jobs.listed(before, max(limit, 1_000) if bulk else limit)
         return [job for job in found if not bulk or (job.action in BULK and job.is_bulk)][:limit]
 
-    async def _begin(self, job: Job, *, dry_run: bool, wait: bool) -> Job:
-        flag("dry_run", dry_run)
+    async def _bulk(
+        self, action: str, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Job:
+        which = dict(options)
+        how = {name: which.pop(name, default) for name, default in DEFAULTS.items()}
+        flag("dry_run", how["dry_run"])
+        job = Job(
+            action=action,
+            by=self._who(how["by"]),
+            filters=filters_of(has_archive=self._store.messages.has_archive, **which),
+            arguments=arguments,
+            rate=_rate(how["rate"]),
+        )
         planned = await self._store.jobs.plan(job)
-        return planned if dry_run else await self.run_job(planned, wait=wait)
+        return planned if how["dry_run"] else await self.run_job(planned, wait=how["wait"])
 
     async def _known(self, job_id: str) -> Job:
         found = await self._store.jobs.find(_job_id(job_id))
         if found is None:
             raise SetupError(f"there is no job {short(job_id)}: broker.admin.audit() lists them")
         return found
-
-    def _live(
-        self, action: str, who: str, arguments: Mapping[str, Any], rate: float | None, which: Which
-    ) -> Job:
-        filters = self._filters(**which)
-        return Job(action=action, by=who, filters=filters, arguments=arguments, rate=_rate(rate))
-
-    def _filters(self, **which: Any) -> Any:
-        return filters_of(has_archive=self._store.messages.has_archive, **which)
 
     def _who(self, by: str | None) -> str:
         return text_or_none("by", by) or process_name()
