@@ -9,11 +9,12 @@ from faststream_sqlbroker.admin.arguments import check_limit, destination, filte
 from faststream_sqlbroker.admin.filters import filters_of
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import flag, name_problem
-from faststream_sqlbroker.core.jobs import BULK, CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
+from faststream_sqlbroker.core.jobs import BULK, CANCEL, MOVE, REDRIVE, REPLAY, RETRY, UNDO, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import RightsError, SetupError
+from faststream_sqlbroker.store.jobs import activities_of
 from faststream_sqlbroker.store.live_subscribers import process_name
 
 LONGEST_LOOK = 1.0
@@ -211,9 +212,12 @@ class Jobs(Operations):
 
         Raises:
             SetupError: `job` is not planned.
+            RightsError: this process may not do it, and it is not left to others.
         """
         if job.state != "planned":
             raise SetupError(f"only the job of a dry run can be run, got {job}")
+        if wait:
+            await self._check_rights(job.action)
         begun = await self._store.jobs.begin(job, self._channel)
         return await self.wait_for_job(begun.id) if wait else begun
 
@@ -235,7 +239,10 @@ class Jobs(Operations):
 
         Raises:
             SetupError: there is no such job, or it cannot be undone.
+            RightsError: this process may not do it, and it is not left to others.
         """
+        if wait:
+            await self._check_rights(UNDO)
         begun = await self._store.jobs.begin_undo(_job_id(job_id), self._who(by), self._channel)
         if begun is None:
             known = await self._known(job_id)
@@ -329,6 +336,12 @@ class Jobs(Operations):
         )
         planned = await self._store.jobs.plan(job)
         return planned if how["dry_run"] else await self.run_job(planned, wait=how["wait"])
+
+    async def _check_rights(self, action: str) -> None:
+        """Refuse what would fail here, before it is stored: other processes would go on with it."""
+        access = await self._store.find_lacks(activities_of(action))
+        if access.lacks:
+            raise RightsError(access.describe())
 
     async def _known(self, job_id: str) -> Job:
         found = await self._store.jobs.find(_job_id(job_id))

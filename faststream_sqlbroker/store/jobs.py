@@ -39,6 +39,11 @@ ACTIVITIES: Mapping[str, Activities] = {
 ALL = frozenset({Activity.OPERATE, Activity.REPAIR, Activity.REDRIVE})
 
 
+def activities_of(action: str) -> Activities:
+    """What a job of `action` does in the database."""
+    return ACTIVITIES.get(action, ALL)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a call of `step` found."""
@@ -176,7 +181,7 @@ class JobStore:
 
         A job whose batch fails for no passing reason rests, so that those behind it go on.
         """
-        tried: list[str] = []
+        tried: list[Job] = []
 
         def work(connection: Connection) -> Step:
             # The race of two processes at one job: the second skips the locked row, and finds the
@@ -185,7 +190,7 @@ class JobStore:
             if job is None:
                 found = None if job_id is None else rows.find(connection, self._table, job_id)
                 return Step(found, self._due_in(connection, job_id))
-            tried.append(job.id)
+            tried.append(job)
             now = self._dialect.now(connection)
             moved = self._batch(connection, job, now)
             # The rate is of what was visited, in whichever process: the pause is in the row.
@@ -197,14 +202,17 @@ class JobStore:
             rows.save(connection, self._table, moved, None if ended else pause)
             return Step(moved, None if ended and job_id is not None else pause)
 
+        def doing() -> Activities:
+            return activities_of(tried[-1].action) if tried else ALL
+
         try:
-            return await self._transactions.run(work, self._places, doing=ALL)
+            return await self._transactions.run(work, self._places, doing=doing)
         except TransientStoreError:
             raise
         except Exception:
             if tried:
                 with suppress(StoreError):
-                    await self._put_off(tried[-1])
+                    await self._put_off(tried[-1].id)
             raise
 
     async def _put_off(self, job_id: str) -> None:

@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker import RightsError, SetupError, SqlBroker
 from faststream_sqlbroker.core.clock import Clock, RealTime
 from faststream_sqlbroker.flow.jobs import BUSY_PAUSE, JobRunner
 from faststream_sqlbroker.store import Store, jobs
+from tests.accounts import account
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
@@ -132,6 +133,35 @@ async def test_a_job_that_another_process_is_at_is_not_asked_for_again_and_again
         runner.look()
         assert await asyncio.wait_for(pauses.asked.get(), 30) == BUSY_PAUSE
         await runner.stop()
+
+
+CANCELS = (
+    "GRANT SELECT, UPDATE, DELETE ON message TO {who}",
+    "GRANT SELECT, INSERT ON message_archive TO {who}",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON message_policy_state TO {who}",
+)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_what_an_operator_may_not_do_is_not_left_to_others_by_mistake(
+    broker: SqlBroker, database_url: str, database: str
+) -> None:
+    await broker.publish("1", "q", delay=600.0)
+    with account(database_url) as user:
+        schema = "GRANT USAGE ON SCHEMA public TO {who}"
+        user.execute(*([schema] if database == "postgresql" else []), *CANCELS)
+        engine = user.engine()
+        admin = SqlBroker(engine, logger=None).admin
+        cancelled = await admin.bulk_cancel(queue="q", dry_run=False)
+        assert (cancelled.state, cancelled.done) == ("ended", 1)
+        with pytest.raises(RightsError, match="to bring archived messages back"):
+            await admin.redrive(state="DISCARDED", dry_run=False)
+        with pytest.raises(RightsError, match="to bring archived messages back"):
+            await admin.undo(cancelled.id)
+        assert await admin.audit() == [cancelled]
+        left = await admin.redrive(state="DISCARDED", dry_run=False, wait=False)
+        await engine.dispose()
+    assert (await broker.admin.wait_for_job(left.id)).done == 1
 
 
 async def test_a_job_is_stopped_and_resumed(broker: SqlBroker) -> None:
