@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.health import ProcessHealth
+from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ class Operations:
         *,
         channel: str = "",
         heard: Callable[[frozenset[str]], None] = lambda _paused: None,
+        asked: Callable[[CancelRequest], None] = lambda _request: None,
         turn: LoopSemaphore | None = None,
         pipelines: Iterable[Any] = (),
         woken: Callable[[Iterable[str]], None] = lambda _queues: None,
@@ -30,6 +32,7 @@ class Operations:
             store: The store.
             channel: PostgreSQL's NOTIFY channel that tells other processes of a change of pauses.
             heard: Called with the paused queues after each change, for this process.
+            asked: Called with each request to cancel a message, for this process.
             turn: Held from the write of a change until `heard` was called, so that of two calls at
                 the same time `heard` gets the later state last.
             pipelines: Their names are shown in explanations.
@@ -39,6 +42,7 @@ class Operations:
         self._store = store
         self._channel = channel
         self._heard = heard
+        self._asked = asked
         self._turn = LoopSemaphore() if turn is None else turn
         self._pipelines = pipelines
         self._woken = woken

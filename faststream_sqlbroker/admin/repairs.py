@@ -27,18 +27,29 @@ UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda _: "UNCHANGED"})()
 class Repairs(Operations):
     """Changes of one message that waits.
 
-    None of them changes a message that a subscriber has leased: its handler may run. What they
-    return says so. What is done is in the `audit`, with the name of who did it: `by`, or the host
-    and the process id.
+    None of them but `cancel` touches a message that a subscriber has leased: its handler may run.
+    What they return says so. What is done is in the `audit`, with the name of who did it: `by`, or
+    the host and the process id.
     """
 
     async def cancel(
         self, message_id: int | str, *, reason: str | None = None, by: str | None = None
     ) -> Repair:
-        """End a message that waits: it is DISCARDED with the reason `cancelled`.
+        """End a message: it is DISCARDED with the reason `cancelled`.
 
         Without an archive it is deleted. A message that another one supersedes, or that holds its
         key, gives way as if it had been handled.
+
+        If a subscriber has leased it, that is asked to cancel it, and the answer is `requested`.
+        It learns of the request within a second on PostgreSQL with asyncpg, with its next sign of
+        life on other databases (`presence_interval`), and cancels the handler's task. The message
+        is DISCARDED under its lease; `transactional=True` rolls back, but any other effect of the
+        handler stays. A handler that ends first wins: what it acks, rejects or moves stays so,
+        but it is not tried again. The other messages of a batch come again at once, and no
+        delivery is counted. A synchronous handler goes on; its lease is not renewed any more.
+        When the lease runs out the message is discarded, also if its process has died, or if the
+        application holds it (`reserve`, `get_one`). With `AckPolicy.ACK_FIRST` a message that has
+        started has ended.
 
         Args:
             message_id: As `publish` returns it; or as text, as in a handler's `message.message_id`.
@@ -51,7 +62,9 @@ class Repairs(Operations):
         who = _who(by)
         why = text_or_none("reason", reason)
         text = f"cancelled by {who}" + (f": {why}" if why else "")
-        return await self._store.repairs.cancel(message_number(message_id), text, who)
+        return await self._store.repairs.cancel(
+            message_number(message_id), text, who, on_asked=self._asked
+        )
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
         """Make a message due now that waits for its time or for its next attempt.

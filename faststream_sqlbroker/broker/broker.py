@@ -319,6 +319,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
             self._store,
             channel=self._wakeups.channel,
             heard=self._heartbeat.heard,
+            asked=self._heartbeat.asked,
             turn=self._heartbeat.turn,
             pipelines=getattr(self, "pipelines", ()),
             woken=self._wakeups.published,

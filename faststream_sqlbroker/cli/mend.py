@@ -76,7 +76,7 @@ def cancel(
     how: BulkRun,
     reason: Annotated[str | None, typer.Option(help="Kept with each message.")] = None,
 ) -> None:
-    """End messages that wait as DISCARDED: these, or all that match."""
+    """End messages as DISCARDED: these, also while they run, or all that match and wait."""
     if means_all(targets, which, how):
         do_bulk(
             context,
@@ -270,7 +270,7 @@ def _change(
     else:
         for each in found:
             print_line(str(each))
-    if not all(each.done for each in found):
+    if not all(each.accepted for each in found):
         raise typer.Exit(1)
 
 

@@ -94,11 +94,13 @@ class Relocate:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Dropped without a run (expired, duplicate): DISCARDED with `reason`, of `core.reasons`."""
+    """Dropped (expired, duplicate, cancelled): DISCARDED with `reason`, of `core.reasons`."""
 
     reason: str
     related_id: int | None = None
     """The message that the reason is about."""
+    text: str | None = None
+    """What becomes the message's error; None leaves that."""
 
 
 Outcome = Ack | Nack | Reject | Defer | NotReady | Release | Abandon | Relocate | Discard

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["done", "running", "busy", "ended", "not_found"]
+Verdict = Literal["done", "requested", "running", "busy", "ended", "not_found"]
 
 _TEXTS: dict[Verdict, str] = {
     "done": "done",
+    "requested": "asked its subscriber to cancel it; a handler that ends first wins",
     "running": "not changed: a subscriber has leased it",
     "busy": "not changed: another transaction has locked it just now; try again",
     "ended": "not changed: it has ended, and is in the archive",
@@ -25,8 +26,18 @@ class Repair:
 
     @property
     def done(self) -> bool:
-        """Whether the message was changed."""
+        """Whether the message was changed now."""
         return self.verdict == "done"
+
+    @property
+    def requested(self) -> bool:
+        """Whether a subscriber is asked to end it."""
+        return self.verdict == "requested"
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it is done, or requested."""
+        return self.done or self.requested
 
     def __str__(self) -> str:
         """The message and the verdict."""

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from faststream_sqlbroker.core.correlation import CorrelationIds
+from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.outcome import Outcome
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
@@ -78,6 +79,8 @@ class ClaimedMessage:
     renewed_monotonic: float = 0.0
     outcome: Outcome | None = None
     lease_lost: bool = False
+    cancelled: str | None = None
+    """Who has asked to cancel this delivery, and why; None: it goes on."""
     chained: Sequence[NewMessage] = ()
     """Messages that its handler publishes with its ack."""
     no_chain: str = ""
@@ -379,8 +382,8 @@ class Around:
     pairs: ReadyPairs
     lease_ends_in: float | None
     """Seconds until the first lease of any process ends; None without a lease."""
-    paused: frozenset[str] | None = None
-    """The queues that are paused; None: not asked."""
+    orders: Orders | None = None
+    """What operators have asked; None: it was not read."""
 
 
 @dataclass(frozen=True, slots=True)

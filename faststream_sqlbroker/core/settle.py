@@ -23,6 +23,7 @@ from faststream_sqlbroker.core.outcome import (
     Relocate,
 )
 from faststream_sqlbroker.core.reasons import (
+    CANCELLED,
     MAX_ATTEMPTS,
     NO_OUTCOME,
     NOT_READY,
@@ -40,6 +41,8 @@ DEAD_LETTER = "dead-letter"
 LONGEST_ERROR = 1024
 """Bytes of the error's text in that header. Each claim reads the headers, so they stay short; the
 column last_error has the whole text."""
+_FINAL = Ack | Reject | Relocate | Discard
+"""Outcomes after which a message does not come back to its queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ def settle(
     """
     base = Settlement(row.id, row.lease_token, None, attempted=attempted, ended_after=ended_after)
     # One match over all outcomes: it is the table of decisions, so it is not split.
+    outcome = _unless_cancelled(row, outcome)
     match outcome:
         case Ack():
             return _final(base, MessageState.COMPLETED, rules.retain_on_ack)
@@ -100,10 +104,18 @@ def settle(
         case Discard():
             base.reason = outcome.reason
             base.related_id = outcome.related_id
+            base.error = outcome.text
             return _final(base, MessageState.DISCARDED, rules.retain_on_reject)
         case None:
             return _fail(base, row, rules, NO_OUTCOME, None)
     return base
+
+
+def _unless_cancelled(row: ClaimedMessage, outcome: Outcome | None) -> Outcome | None:
+    """`outcome`, but nothing that brings a message back which an operator has cancelled."""
+    if row.cancelled is None or isinstance(outcome, _FINAL):
+        return outcome
+    return Discard(CANCELLED, text=row.cancelled)
 
 
 def acked(row: ClaimedMessage, rules: SettleRules, *, ended_after: float) -> Settlement:

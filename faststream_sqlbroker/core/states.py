@@ -40,6 +40,6 @@ TRANSITIONS: tuple[tuple[MessageState | None, str, MessageState], ...] = (
     (_W, "handed back unstarted, lease expired (after an attempt)", _R),
     (_P, "cancel, expiry, superseded, throttled", _D),
     (_R, "cancel, expiry", _D),
-    (_W, "expiry or duplicate at the start", _D),
+    (_W, "cancel, expiry or duplicate at the start", _D),
 )
 """(from, event, to); None is "not there yet". ARCHITECTURE.md's diagram is generated from it."""

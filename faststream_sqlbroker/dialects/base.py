@@ -72,18 +72,18 @@ class Dialect(Operations):
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
     ) -> Work[Around]:
         """`scan` of `queues`, and the end of the first lease in `leased`, in one transaction of its
-        own; with `sign` it is also a sign of life, and says what is paused.
+        own; with `sign` it is also a sign of life, and reads what operators have asked.
         """
 
         def look(connection: Connection) -> Around:
-            paused = None
+            orders = None
             if sign is not None:
                 state = self.tables.policy_state
                 changed = set(sign.changed)
                 live_subscribers.announce(connection, state, sign.known, changed, sign.lease)
-                paused = live_subscribers.paused_names(connection, state)
+                orders = live_subscribers.orders(connection, state)
             pairs = self.ready_pairs(connection, queues)
-            return Around(pairs, self.lease_ends_in(connection, leased), paused)
+            return Around(pairs, self.lease_ends_in(connection, leased), orders)
 
         return look
 

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, update
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, Settlement, SettleResult
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.cancels import end_expired
 
 MOST_REFUSED = 100
 """Messages that one transaction may settle before it finds one to take; bounds its length."""
@@ -51,19 +52,26 @@ def take(
     judge: Judge,
     *,
     release: bool,
+    archive: bool = True,
 ) -> DirectClaim:
     """Lease the first due message of `queues` that `judge` accepts, for `lease` seconds.
 
     Expired leases are given back if nothing else is due, and with `release` before the claim:
-    there may be no subscriber to do it. Queues that are paused for the whole fleet are skipped.
+    there may be no subscriber to do it. Those that were to be cancelled are discarded instead,
+    archived if `archive`. Queues that are paused for the whole fleet are skipped.
     """
+
+    def give_back() -> int:
+        ended = end_expired(connection, dialect, queues, archive=archive)
+        return ended + dialect.release_stuck(connection, queues, RELEASED)
+
     if release:
-        dialect.release_stuck(connection, queues, RELEASED)
+        give_back()
     pairs = dialect.ready_pairs(connection, queues, only_open=True)
     taken = DirectClaim(None)
     for _ in range(MOST_REFUSED):
         rows = _claim_one(dialect, connection, pairs, lease, token)
-        if not rows and not release and dialect.release_stuck(connection, queues, RELEASED):
+        if not rows and not release and give_back():
             pairs = dialect.ready_pairs(connection, queues, only_open=True)
             rows = _claim_one(dialect, connection, pairs, lease, token)
         if not rows:

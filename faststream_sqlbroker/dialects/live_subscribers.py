@@ -9,7 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, delete, func, null, or_, select
 
+from faststream_sqlbroker.core.orders import CancelRequest, Orders
 from faststream_sqlbroker.core.status import LiveSubscriber, PausedQueue, subscriber_of
+from faststream_sqlbroker.dialects import cancels
 from faststream_sqlbroker.dialects.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later
 
@@ -18,8 +20,8 @@ SUBSCRIBER = "subscriber"
 PAUSED = "paused"
 """Scope of pauses; the key is the queue."""
 STATE_CHANGED = " "
-"""Sent to listeners when a queue is paused or resumed, or a schedule is redefined. No queue can
-have this name."""
+"""Sent to listeners when a queue is paused or resumed, a running message is to be cancelled, or a
+schedule is redefined. No queue can have this name."""
 
 KEPT_SECONDS = 3600
 """How long the registration of a crashed subscriber is kept after its lease has run out, so that
@@ -154,6 +156,20 @@ def paused(connection: Connection, table: Table, queue: str | None = None) -> li
         statement = statement.where(table.c.key == queue)
     rows = connection.execute(statement.order_by(table.c.key))
     return [PausedQueue(r.key, r.created_at, r.expires_at, *_words(r.info or {})) for r in rows]
+
+
+def orders(connection: Connection, table: Table) -> Orders:
+    """What operators have asked of the fleet."""
+    c = table.c
+    either = or_(and_(c.scope == PAUSED, _lasting(table)), c.scope == cancels.CANCEL)
+    paused = set[str]()
+    requests: list[CancelRequest] = []
+    for row in connection.execute(select(c.scope, c.key, c.info).where(either)):
+        if row.scope == PAUSED:
+            paused.add(row.key)
+        else:
+            requests.append(cancels.request_of(row.key, row.info))
+    return Orders(frozenset(paused), tuple(requests))
 
 
 def paused_names(connection: Connection, table: Table) -> frozenset[str]:

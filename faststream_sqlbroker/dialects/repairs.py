@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, literal_column, select, update
+from sqlalchemy import Connection, and_, false, literal_column, select, update
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.policies.flags import KEPT
@@ -20,6 +20,9 @@ from faststream_sqlbroker.schema.types import clock, later
 
 Change = Callable[[Connection, Any], None]
 """What is done with the locked row: its id, queue, state and last_error."""
+OfLeased = Callable[[Connection, Any], Repair]
+"""What is done of a row with a lease: its id, queue and lease_token, and whether that lease is
+over."""
 MOVED: dict[str, Any] = {
     "state": MessageState.PENDING.name,
     "attempts_count": 0,
@@ -35,28 +38,48 @@ MOVED: dict[str, Any] = {
 """The columns of a message that an operator moves, but its queue."""
 
 
-def repair(connection: Connection, dialect: Operations, message_id: int, change: Change) -> Repair:
-    """Lock the message and change it, if it waits; `connection` is in a transaction that writes."""
+def repair(
+    connection: Connection,
+    dialect: Operations,
+    message_id: int,
+    change: Change,
+    of_leased: OfLeased | None = None,
+) -> Repair:
+    """Lock the message and change it, if it waits; `connection` is in a transaction that writes.
+
+    `of_leased` is called if a subscriber has leased it, also if a handler's transaction has locked
+    it.
+    """
     table = dialect.tables.message
     c = table.c
-    locking = select(c.id, c.queue, c.state, c.last_error).where(c.id == message_id)
+    over = (c.lease_expires_at < clock()).label("over")
+    columns = c.id, c.queue, c.state, c.last_error, c.lease_token, over
+    locking = select(*columns).where(c.id == message_id)
     # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
     row = connection.execute(locking.with_for_update(skip_locked=True)).first()
     if row is None:
-        return _missing(connection, dialect, message_id)
+        return _missing(connection, dialect, message_id, of_leased)
     if MessageState[row.state] not in CLAIMABLE_STATES:
+        if of_leased is not None and row.lease_token is not None:
+            return of_leased(connection, row)
         return Repair(message_id, "running", row.queue)
     change(connection, row)
     return Repair(message_id, "done", row.queue)
 
 
-def _missing(connection: Connection, dialect: Operations, message_id: int) -> Repair:
+def _missing(
+    connection: Connection, dialect: Operations, message_id: int, of_leased: OfLeased | None
+) -> Repair:
     """Why no row could be locked."""
     tables = dialect.tables
-    # Read without a lock, which shows a row that another transaction has locked.
-    live = select(tables.message.c.queue).where(tables.message.c.id == message_id)
+    c = tables.message.c
+    # Read without a lock, which shows a row that another transaction has locked. Its lease is not
+    # over as long as that transaction lasts.
+    live = select(c.id, c.queue, c.lease_token, false().label("over")).where(c.id == message_id)
     row = connection.execute(live).first()
     if row is not None:
+        if of_leased is not None and row.lease_token is not None:
+            return of_leased(connection, row)
         return Repair(message_id, "busy", row.queue)
     if tables.archive is not None:
         ended = select(tables.archive.c.id).where(tables.archive.c.id == message_id)

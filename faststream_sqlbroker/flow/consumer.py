@@ -2,17 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.health import SubscriberHealth
 from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.flow.ack_first import FirstAcks
+from faststream_sqlbroker.flow.cancels import Cancels
 from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
@@ -94,7 +96,11 @@ class Consumer:
         self._rights = rights
         self._metrics = metrics_of(recorder, settings.queues)
         self.registration = Registration(
-            settings, paused=paused, on_change=self._reopened, clock=wakeups.clock
+            settings,
+            paused=paused,
+            on_change=self._reopened,
+            on_cancel=self._cancel_messages,
+            clock=wakeups.clock,
         )
         self._rules = SettleRules(
             retry_strategy=settings.retry_strategy,
@@ -120,6 +126,9 @@ class Consumer:
         self._keeper = LeaseKeeper(
             store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )
+        self._cancels = Cancels(
+            held, self._rules, log, cancellable=self._cancellable, ack_first=self._ack_first
+        )
         ids = store.correlation_ids
         progress = ProgressNotes(store, log, clock).note
         holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids, progress)
@@ -138,6 +147,7 @@ class Consumer:
             s.queues,
             log,
             interval=s.release_stuck_interval,
+            archive=s.retain_in_archive_on_reject,
             told=s.told_only,
             released=self._released,
             lookout=self._lookout,
@@ -304,6 +314,9 @@ class Consumer:
         self._fetcher.ready.scan_soon()
         self._scan_loop.wake()
         self._hint()
+
+    def _cancel_messages(self, requests: Sequence[CancelRequest]) -> None:
+        self._cancels.asked(requests)
 
     def _reopened(self) -> None:
         self._fetcher.reopened()

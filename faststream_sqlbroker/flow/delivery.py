@@ -10,6 +10,7 @@ from typing import Any
 from faststream_sqlbroker.core.outcome import Abandon, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.flow.ack_first import FirstAcks
+from faststream_sqlbroker.flow.cancels import settle_cancelled
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.parts import take_again
@@ -128,6 +129,16 @@ class Deliveries:
             else:
                 self._inflight.finish_all(self._settlements(rows))
 
+    def end_early(self, rows: Rows, here: CurrentDelivery, error: BaseException) -> None:
+        """`error` has ended the handler of `rows`; raise it again, unless it is the cancel of an
+        operator.
+        """
+        if here.end_cancel(error):
+            settle_cancelled(rows)
+            return
+        self.cut_off(rows, error)
+        raise error
+
     def cut_off(self, rows: Rows, error: BaseException) -> None:
         """The handler of `rows` has not come to its end, because of `error`."""
         # If this task was not cancelled, the CancelledError is the handler's own failure: it has
@@ -154,7 +165,7 @@ class Deliveries:
         async def run(rows: Rows) -> None:
             current_delivery.delivery = rows
             try:
-                await self._call_handler(rows)
+                await self._call_unless_cancelled(rows, current_delivery)
             finally:
                 # Before anything is committed: what comes later would be dropped in silence.
                 end_publishing(rows, ENDED)
@@ -163,6 +174,20 @@ class Deliveries:
             return await self._transactional.deliver(rows, run, self._settlements)
         await run(rows)
         return rows
+
+    async def _call_unless_cancelled(self, rows: Rows, here: CurrentDelivery) -> None:
+        if self._first is None and any(row.cancelled is not None for row in rows):
+            settle_cancelled(rows)  # asked since the delivery began, before its handler
+            return
+        try:
+            await self._call_handler(rows)
+        except BaseException as error:
+            if not here.end_cancel(error):
+                raise
+            settle_cancelled(rows)
+        finally:
+            if here.asked:
+                here.end_cancel()
 
     async def _call_handler(self, rows: Rows) -> None:
         raw = tuple(rows) if self._settings.batch else rows[0]

@@ -177,7 +177,14 @@ class DirectClaimer:
             return ended, outcome is None
 
         release = asked - self._released.get(wanted.queues, float("-inf")) >= RELEASE_INTERVAL
-        taken = await self._store.takes.take(queues, wanted.lease, token, judge, release=release)
+        taken = await self._store.takes.take(
+            queues,
+            wanted.lease,
+            token,
+            judge,
+            release=release,
+            archive=wanted.rules.retain_on_reject,
+        )
         if release:
             self._released = {
                 q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL

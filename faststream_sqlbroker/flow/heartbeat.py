@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.orders import CancelRequest, Orders
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
 from faststream_sqlbroker.core.times import Duration, parse_duration
@@ -55,13 +56,13 @@ class Ride:
     """A sign of life in a transaction of another part; one of both is called."""
 
     sign: SignOfLife
-    paused: frozenset[str] | None = None
-    """What is paused, once that is known."""
+    orders: Orders | None = None
+    """What operators have asked, once that is known."""
     has_failed: bool = False
 
-    def succeeded(self, paused: frozenset[str]) -> None:
-        """It is committed; these queues are paused."""
-        self.paused = paused
+    def succeeded(self, orders: Orders) -> None:
+        """It is committed; operators have asked this."""
+        self.orders = orders
 
     def failed(self) -> None:
         """It is not known to be committed."""
@@ -142,7 +143,7 @@ class Heartbeat:
         if not any(registration.keeps_closed for registration in registrations):
             return None
         paused = await self._store.live_subscribers.paused()
-        self._tell(registrations, frozenset(one.queue for one in paused))
+        self._tell(registrations, Orders(frozenset(one.queue for one in paused)))
         return min((one.until for one in paused if one.until is not None), default=None)
 
     def forget(self, registration: Registration) -> None:
@@ -171,8 +172,13 @@ class Heartbeat:
     def heard(self, paused: frozenset[str]) -> None:
         """This process itself has paused or resumed: these queues are paused then."""
         self._heard_count += 1
-        self._tell(list(self._registrations.values()), paused)
+        self._tell(list(self._registrations.values()), Orders(paused))
         self.wake()  # another process may have paused or resumed since
+
+    def asked(self, request: CancelRequest) -> None:
+        """This process itself asks to cancel a message, which it may have."""
+        for registration in list(self._registrations.values()):
+            registration.asked([request])
 
     def wake(self) -> None:
         """Something may have changed: tell and ask at once."""
@@ -181,7 +187,7 @@ class Heartbeat:
             self._loop.wake()
 
     async def tick(self) -> float:
-        """Give a sign of life and ask what is paused; seconds until the next time.
+        """Give a sign of life and ask what operators want; seconds until the next time.
 
         Raises:
             StoreError: nothing was told; call again.
@@ -205,7 +211,7 @@ class Heartbeat:
             known = sign.known
             heard_count = self._heard_count
             try:
-                paused = await self._store.live_subscribers.announce(
+                orders = await self._store.live_subscribers.announce(
                     known, set(sign.changed), sign.lease, clean=clean
                 )
             except BaseException:
@@ -217,7 +223,7 @@ class Heartbeat:
         if self._heard_count != heard_count:
             self._asked = True
             return 0.0  # what was read may be older than what was heard
-        self._tell([m for name, m in registrations.items() if name in self._registrations], paused)
+        self._tell([m for name, m in registrations.items() if name in self._registrations], orders)
         await self._compare_new(known.keys())
         return self._left
 
@@ -272,13 +278,13 @@ class Heartbeat:
             heard_count = self._heard_count
             ride = Ride(self._sign())
             yield ride
-            if ride.paused is not None:
+            if ride.orders is not None:
                 self._was_written(ride.sign)
         if ride.has_failed or self._heard_count != heard_count:
             self.wake()
-        elif ride.paused is not None:
+        elif ride.orders is not None:
             names = self._registrations.values()
-            self._tell([one for one in registrations if one in names], ride.paused)
+            self._tell([one for one in registrations if one in names], ride.orders)
 
     def _compare(self, fresh: AbstractSet[str], living: list[LiveSubscriber]) -> None:
         """Warn of others whose policies or order differ from those of our `fresh` registrations,
@@ -295,6 +301,7 @@ class Heartbeat:
                     text = f"subscribers of queue {queue!r} differ: {both}; {MIXED}"
                     self._log(logging.WARNING, text)
 
-    def _tell(self, registrations: list[Registration], paused: frozenset[str]) -> None:
+    def _tell(self, registrations: list[Registration], orders: Orders) -> None:
         for registration in registrations:
-            registration.told(paused)
+            registration.told(orders.paused)
+            registration.asked(orders.cancels)

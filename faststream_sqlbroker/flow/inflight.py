@@ -7,6 +7,7 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Release
@@ -17,6 +18,7 @@ from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
 from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
+from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.signals import Signals
 
 
@@ -58,6 +60,8 @@ class Inflight(Outcomes):
         self._gatherings: list[Gathering] = []
         """Batches that workers are filling."""
         self.times = HandlerTimes(self.clock)
+        self.places: WeakSet[CurrentDelivery] = WeakSet()
+        """Where its workers work."""
         self.low_water = 0
         """The fetch loop is asked for more when no more than so many rows wait."""
         self.wants_room = False
@@ -136,6 +140,13 @@ class Inflight(Outcomes):
                 self.finish(release(row))
         self.signals.flush_now()
 
+    def take_out(self, row: ClaimedMessage) -> None:
+        """`row`, which waits for a worker, goes to none; its outcome follows."""
+        items = self.waiting.items
+        kept = [item for item in items if item is not row]
+        items.clear()
+        items.extend(kept)
+
     def give_back_waiting(self) -> None:
         """Give back everything that waits for a worker."""
         self.end_gathering()
@@ -204,7 +215,8 @@ class Inflight(Outcomes):
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
         """Rows held longer than a third of their lease; those being written right now, two thirds.
 
-        Not those whose handlers have asked for more than `lease`, which would be shortened.
+        Not those whose handlers have asked for more than `lease`, which would be shortened, nor
+        those that are to be cancelled while their handlers go on.
         """
         now = self.clock.monotonic()
         being_written = self.being_written()
@@ -225,6 +237,7 @@ class Inflight(Outcomes):
             for row in self.held.values()
             if is_old(row)
             and row.held_until <= now + lease
+            and (row.cancelled is None or row.outcome is not None)
             and (
                 max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until
             )

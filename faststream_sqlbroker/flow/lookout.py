@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.rows import Around, ReadyPairs
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
@@ -209,7 +210,7 @@ class Lookout:
                 # Looks do not depend on signs of life, for which a right may be missing.
                 ride.failed()
                 return None
-            ride.succeeded(found.paused or frozenset())
+            ride.succeeded(found.orders or Orders())
             return found
 
 

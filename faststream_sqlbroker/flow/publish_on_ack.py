@@ -20,13 +20,37 @@ if TYPE_CHECKING:
 class CurrentDelivery:
     """Where one worker works: its store, its task, and the delivery it handles now."""
 
-    __slots__ = ("delivery", "store", "task")
+    __slots__ = ("__weakref__", "asked", "delivery", "store", "task")
 
     def __init__(self, store: "Store") -> None:
         """Nothing is handled yet; made in the worker's own task."""
         self.store = store
         self.task = asyncio.current_task()
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
+        self.asked = False
+        """Whether its handler was cancelled for an operator, and has not ended yet."""
+
+    def cancel(self, row: ClaimedMessage) -> None:
+        """Cancel the handler if it runs on `row`; called by no task, so that the worker's own is
+        suspended: in its handler.
+        """
+        delivery = self.delivery
+        ours = delivery is row or (
+            not isinstance(delivery, ClaimedMessage) and any(each is row for each in delivery)
+        )
+        if ours and row.no_chain is not ENDED and not self.asked and self.task is not None:
+            self.asked = True
+            self.task.cancel()
+
+    def end_cancel(self, error: BaseException | None = None) -> bool:
+        """The handler has ended: the cancel must not end the worker, too. Whether `error` is that
+        cancel and nothing else.
+        """
+        if not self.asked or self.task is None:
+            return False
+        self.asked = False
+        others = self.task.uncancel()
+        return isinstance(error, asyncio.CancelledError) and not others
 
 
 current_delivery: ContextVar[CurrentDelivery | None] = ContextVar("sqlbroker_post", default=None)

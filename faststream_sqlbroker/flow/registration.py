@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from faststream_sqlbroker.core.clock import Clock, Timer
+from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.store.live_subscribers import process_name
@@ -28,11 +29,13 @@ class Registration:
         *,
         paused: bool,
         on_change: Callable[[], None],
+        on_cancel: Callable[[Sequence[CancelRequest]], None] = lambda _requests: None,
         clock: Clock | None = None,
     ) -> None:
         """`paused` is the subscriber's own; `on_change` is called when other queues are open than
-        before.
+        before, `on_cancel` with what operators ask to cancel, of any subscriber.
         """
+        self._on_cancel = on_cancel
         self._settings = settings
         self._on_change = on_change
         self._clock = clock or Clock()
@@ -79,6 +82,11 @@ class Registration:
         self._forget_timer()
         self._closed = paused
         self._tell_queues()
+
+    def asked(self, requests: Sequence[CancelRequest]) -> None:
+        """Operators ask to cancel these."""
+        if requests:
+            self._on_cancel(requests)
 
     def pause(self, paused: bool) -> None:
         """Pause the subscriber itself, or end that."""

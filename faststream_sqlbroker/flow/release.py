@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.exceptions import AccessError
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.lookout import LONGEST_TRUST, TOLD_INTERVAL, Lookout
 from faststream_sqlbroker.flow.loop import Log
@@ -38,6 +39,7 @@ class StuckReleaser:
         log: Log,
         *,
         interval: float,
+        archive: bool = True,
         told: bool = False,
         released: Callable[[], None],
         lookout: Lookout,
@@ -45,7 +47,8 @@ class StuckReleaser:
         metrics: SubscriberMetrics | None = None,
     ) -> None:
         """`interval`: most seconds between two searches, and between two calls of `housekeeping`;
-        `told`: the lookout wakes it when there are leases.
+        `archive`: whether what operators have cancelled is kept; `told`: the lookout wakes it when
+        there are leases.
 
         `released` is called when rows came back; `metrics` are told how many. The `lookout` knows
         when leases end.
@@ -54,6 +57,7 @@ class StuckReleaser:
         self._queues = queues
         self._log = log
         self._interval = interval
+        self._archive = archive
         self._told = told
         self._released = released
         self._lookout = lookout
@@ -62,15 +66,17 @@ class StuckReleaser:
 
     async def tick(self) -> float:
         """Search, and release one batch; at once again after a full one."""
-        count = 0
+        count = cancelled = 0
         ends_in = await self._lookout.lease_ends_in(self._queues, told=self._told)
         if ends_in is not None and ends_in <= 0:
+            cancelled = await self._end_cancelled()
             count = await self._store.release_stuck(self._queues, BATCH)
         if count:
             self._log(
                 logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}"
             )
             self._metrics.released(count)
+        if count or cancelled:
             self._lookout.released()
             self._released()
             return 0.0  # there may be more, and when the next one ends is not known yet
@@ -81,3 +87,14 @@ class StuckReleaser:
         # One that has just ended may not have by the database's clock; one that has ended long ago
         # is locked by a handler's transaction. As long as it is over, so long is waited again.
         return max(SHORTEST_WAIT, min(abs(ends_in), SEARCH_INTERVAL, clean_in))
+
+    async def _end_cancelled(self) -> int:
+        """Discard what was to be cancelled, before it is given back with the others; how many."""
+        try:
+            count = await self._store.end_cancelled(self._queues, archive=self._archive)
+        except AccessError:
+            return 0  # other leases are given back without this right
+        if count:
+            text = f"{count} cancelled messages discarded in {', '.join(self._queues)}, whose "
+            self._log(logging.WARNING, f"{text}leases have run out")
+        return count

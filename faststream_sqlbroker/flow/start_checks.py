@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard, Outcome, Reject
-from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES
+from faststream_sqlbroker.core.reasons import CANCELLED, EXPIRED, MAX_ATTEMPTS, MAX_DELIVERIES
 from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
@@ -14,6 +14,8 @@ def refusal(
     row: ClaimedMessage, rules: SettleRules, most_deliveries: float, clock: Clock
 ) -> Outcome | None:
     """What `row` ends in without a handler; None if one may start."""
+    if row.cancelled is not None:
+        return Discard(CANCELLED, text=row.cancelled)
     if row.outcome is not None:
         return row.outcome  # it could not be read, or a policy says so
     if row.deliveries_count > most_deliveries:

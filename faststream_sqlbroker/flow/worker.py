@@ -113,8 +113,7 @@ class Worker:
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
-        here = CurrentDelivery(self._store)
-        current_delivery.set(here)
+        here = self._place()
         monotonic = self._clock.monotonic
         inflight = self._inflight
         waiting = inflight.waiting.items
@@ -133,11 +132,17 @@ class Worker:
 
     async def run_one(self) -> None:
         """Deliver what waits first, and what belongs to its delivery; something must wait."""
-        here = CurrentDelivery(self._store)
-        current_delivery.set(here)
+        here = self._place()
         row = self._inflight.waiting.get_nowait()
         if row is not None:
             await self._step(row, here)
+
+    def _place(self) -> CurrentDelivery:
+        """Where this task works."""
+        here = CurrentDelivery(self._store)
+        current_delivery.set(here)
+        self._inflight.places.add(here)
+        return here
 
     async def _deliver_from(self, first: ClaimedMessage, here: CurrentDelivery) -> float:
         """Run the handler on `first`, or on a batch that begins with it; the time of its end."""
@@ -184,8 +189,7 @@ class Worker:
             try:
                 await self._handle(row)
             except BaseException as error:
-                self._deliveries.cut_off([row], error)
-                raise
+                self._deliveries.end_early([row], here, error)
             finally:
                 # Before the outcome is queued: a task that the handler left behind may publish
                 # later, and what it added then would not be written.
@@ -193,12 +197,18 @@ class Worker:
                 inflight.running -= 1
                 now = monotonic()
                 inflight.times.ended(began, now)
-                if row.outcome.__class__ is Ack and not row.chained and not row.lease_lost:
+                if (
+                    row.outcome.__class__ is Ack
+                    and not row.chained
+                    and not row.lease_lost
+                    and row.cancelled is None
+                ):
                     keep = self._rules.retain_on_ack
                     inflight.finish(
                         Acked(row.id, row.lease_token, now - row.claimed_monotonic, keep)
                     )
                 else:
+                    here.end_cancel()
                     inflight.finish_all(self._settlements([row]))
         except BaseException as error:  # noqa: BLE001 - raised again, or logged
             self._raise_or_log([row], error)
@@ -257,6 +267,7 @@ class Worker:
             and row.slot is None
             and row.deliveries_count <= self._most_deliveries
             and not row.lease_lost
+            and row.cancelled is None
             and not self._stopping()
         ):
             return True  # nearly all of them

@@ -50,13 +50,21 @@ class DirectClaims:
         self._places = places
 
     async def take(
-        self, queues: Sequence[str], lease: float, token: UUID, judge: Judge, *, release: bool
+        self,
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
+        judge: Judge,
+        *,
+        release: bool,
+        archive: bool = True,
     ) -> DirectClaim:
         """Lease the first due message of `queues`, in their order, that `judge` accepts.
 
         A settlement that `judge` returns is written in the same transaction. `judge` may be called
         twice for a row, if the database makes the broker repeat the transaction. Expired leases of
-        `queues` are released if nothing is due, and always with `release`.
+        `queues` are released if nothing is due, and always with `release`; what of them
+        was to be cancelled is discarded instead, and kept if `archive`.
         """
         ids = self._correlation_ids
         now = self._transactions.clock.monotonic()
@@ -74,7 +82,16 @@ class DirectClaims:
             nonlocal found
             if looks:
                 found = read_database_id(connection, self._dialect.tables.policy_state)
-            return take(self._dialect, connection, queues, lease, token, noted, release=release)
+            return take(
+                self._dialect,
+                connection,
+                queues,
+                lease,
+                token,
+                noted,
+                release=release,
+                archive=archive,
+            )
 
         taken = await self._transactions.run(
             work, self._places, doing=lambda: needed_to_write(written) | {Activity.TAKE}

@@ -11,9 +11,10 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
+from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
-from faststream_sqlbroker.dialects import Dialect, replies, worker_leases
+from faststream_sqlbroker.dialects import Dialect, cancels, replies, worker_leases
 from faststream_sqlbroker.dialects import live_subscribers as rows
 from faststream_sqlbroker.dialects.database_id import make_database_id
 from faststream_sqlbroker.explain.message import explain
@@ -53,8 +54,8 @@ class LiveSubscribers:
 
     async def announce(
         self, known: rows.Known, changed: set[str], lease: float, *, clean: bool
-    ) -> frozenset[str]:
-        """Write a heartbeat of the subscribers `known`; the names of the paused queues.
+    ) -> Orders:
+        """Write a heartbeat of the subscribers `known`; what operators have asked.
 
         The first one reads what correlation ids are made of, too.
 
@@ -66,16 +67,19 @@ class LiveSubscribers:
         """
         ids = self._correlation_ids
 
-        def work(connection: Connection) -> tuple[frozenset[str], str | None]:
+        def work(connection: Connection) -> tuple[Orders, str | None]:
             rows.announce(connection, self._table, known, changed, lease)
             if clean:
                 rows.clean(connection, self._table)
                 replies.clean(self._dialect, connection)
             database_id = ids.database_id or make_database_id(connection, self._table)
-            return rows.paused_names(connection, self._table), database_id
+            orders = rows.orders(connection, self._table)
+            if clean:
+                cancels.clean(connection, self._dialect, orders.cancels)
+            return orders, database_id
 
-        paused, ids.database_id = await self._transactions.run(work, self._places)
-        return paused
+        orders, ids.database_id = await self._transactions.run(work, self._places)
+        return orders
 
     async def living(self) -> list[LiveSubscriber]:
         """The live subscribers, the latest heartbeat first; needs the rights of a subscriber."""

@@ -1,7 +1,7 @@
 """Operators' changes of single messages."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -10,11 +10,13 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, Job
+from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.repairs import Repair
-from faststream_sqlbroker.dialects import Dialect, jobs
+from faststream_sqlbroker.dialects import Dialect, cancels, jobs
 from faststream_sqlbroker.dialects import repairs as rows
+from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
 from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -34,8 +36,33 @@ class Repairs:
         self._dialect = dialect
         self._places = places
 
-    async def cancel(self, message_id: int, text: str, by: str = "") -> Repair:
-        """End the message as DISCARDED; `text` goes before its last error."""
+    async def cancel(
+        self,
+        message_id: int,
+        text: str,
+        by: str = "",
+        *,
+        on_asked: Callable[[CancelRequest], None] = lambda _request: None,
+    ) -> Repair:
+        """End the message as DISCARDED; `text` goes before its last error.
+
+        If it is leased, its holder is asked to do so: this process's by `on_asked`, once the
+        request is committed; others by NOTIFY (PostgreSQL), or when they look.
+        """
+        asked: list[CancelRequest] = []
+
+        def of_leased(connection: Connection, row: Any) -> Repair:
+            request = CancelRequest(row.id, row.lease_token, text)
+            if row.over:
+                self._end_expired(connection, row, request)
+                return Repair(row.id, "done", row.queue)
+            # Again, if the transaction is repeated.
+            asked[:] = [request]
+            tables = self._dialect.tables
+            cancels.ask(connection, tables.policy_state, request)
+            if self._dialect.can_listen:
+                notify_state_changed(connection, tables.config.channel)
+            return Repair(row.id, "requested", row.queue)
 
         def change(connection: Connection, row: Any) -> None:
             # In the live row: the archived one is a copy of it.
@@ -43,7 +70,17 @@ class Repairs:
             ends = {row.id: Discard(CANCELLED)}
             PolicyRows(self._dialect).discard(connection, row.queue, ends, keep=True)
 
-        return await self._run(message_id, change, Job(action=CANCEL, by=by))
+        found = await self._run(message_id, change, Job(action=CANCEL, by=by), of_leased)
+        for request in asked if found.verdict == "requested" else ():
+            on_asked(request)
+        return found
+
+    def _end_expired(self, connection: Connection, row: Any, request: CancelRequest) -> None:
+        """The lease of the locked `row` is over: no holder can write an outcome before us."""
+        rows.note(connection, self._dialect, row, request.text)
+        settlement = cancels.discarded(request, archive=self._dialect.has_archive)
+        settlement.error = None
+        self._dialect.settle(connection, [settlement])
 
     async def set_due(
         self, message_id: int, at: datetime | float, by: str = "", action: str = "postpone"
@@ -65,15 +102,24 @@ class Repairs:
         change = rows.set_fields(self._dialect, dict(fields), at)
         return await self._run(message_id, change, job)
 
-    async def _run(self, message_id: int, change: rows.Change, job: Job) -> Repair:
+    async def _run(
+        self,
+        message_id: int,
+        change: rows.Change,
+        job: Job,
+        of_leased: rows.OfLeased | None = None,
+    ) -> Repair:
         """Change the message, and note who did: in one transaction, so that the audit is true."""
         table = self._dialect.tables.policy_state
 
         def work(connection: Connection) -> Repair:
-            found = rows.repair(connection, self._dialect, message_id, change)
-            if found.done:
+            found = rows.repair(connection, self._dialect, message_id, change, of_leased)
+            if found.accepted:
                 arguments = {"message_id": message_id, **job.arguments}
-                ended = replace(job, arguments=arguments, state="ended", expected=1, done=1)
+                if found.requested:
+                    arguments["requested"] = True
+                done = int(found.done)
+                ended = replace(job, arguments=arguments, state="ended", expected=1, done=done)
                 jobs.add(connection, table, ended, self._dialect.now(connection))
             return found
 

@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects import Dialect, dialect_for
+from faststream_sqlbroker.dialects import Dialect, cancels, dialect_for
 from faststream_sqlbroker.dialects.access import find_lacks, missing_tables
 from faststream_sqlbroker.dialects.health import database_health
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -338,6 +338,15 @@ class Store:
         """Release up to `limit` rows of `queues` whose lease has run out; how many."""
         return await self._consuming.run(
             lambda c: self.dialect.release_stuck(c, queues, limit), self._places
+        )
+
+    async def end_cancelled(self, queues: Sequence[str], *, archive: bool) -> int:
+        """Discard messages of `queues` whose lease was to be cancelled and is over; how many."""
+        doing = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
+        return await self._consuming.run(
+            lambda c: cancels.end_expired(c, self.dialect, queues, archive=archive),
+            self._places,
+            doing=lambda: frozenset(doing),
         )
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:

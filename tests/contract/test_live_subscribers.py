@@ -37,9 +37,10 @@ async def announce(
     bench: Bench, says: dict[str, Any], lease: float = LONG, **options: Any
 ) -> frozenset[str]:
     options = {"changed": set(says), "clean": False, **options}
-    return await bench.store.live_subscribers.announce(
+    orders = await bench.store.live_subscribers.announce(
         says, options["changed"], lease, clean=options["clean"]
     )
+    return orders.paused
 
 
 async def state(bench: Bench) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Operators change a message that waits, and never one that a worker has."""
+"""Operators change a message that waits, and never one that a worker has, but by a request."""
 
 import asyncio
 from datetime import timedelta
@@ -54,7 +54,9 @@ async def test_a_leased_message_is_left_to_its_worker(bench: Bench) -> None:
     [message_id] = await bench.put(1)
     [row] = await bench.claim(1)
     before = await bench.one()
-    assert set((await actions(bench, message_id)).values()) == {"running"}
+    verdicts = await actions(bench, message_id)
+    assert verdicts.pop("cancel") == "requested"
+    assert set(verdicts.values()) == {"running"}
     assert await bench.one() == before
     result = await bench.store.settle([done(row)])
     assert result.settled == {message_id}
@@ -135,7 +137,7 @@ async def test_of_a_cancel_and_a_claim_at_once_one_wins(bench: Bench) -> None:
     cancelled = {i for i, verdict in zip(ids, verdicts, strict=True) if verdict == "done"}
     delivered = {row.id for row in claimed}
     assert not cancelled & delivered
-    assert set(verdicts) <= {"done", "running", "busy"}
+    assert set(verdicts) <= {"done", "requested", "running", "busy"}
     result = await bench.store.settle([done(row) for row in claimed])
     assert result.settled == delivered
     archived = await bench.rows(archive=True)

@@ -68,7 +68,7 @@ async def test_a_running_handler_is_not_disturbed(broker: SqlBroker, look: Look)
     await broker.start()
     await asyncio.wait_for(began.wait(), 20)
     found = [
-        await broker.admin.cancel(message_id),
+        await broker.admin.postpone(message_id, 60),
         await broker.admin.retry_now(message_id),
         await broker.admin.move(message_id, "other"),
     ]

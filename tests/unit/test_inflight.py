@@ -378,6 +378,9 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
         async def lease_ends_in(self, _queues: Any) -> float | None:
             return ends.pop(0)
 
+        async def end_cancelled(self, _queues: Any, **_: Any) -> int:
+            return 0
+
         async def release_stuck(self, _queues: Any, _limit: int) -> int:
             return counts.pop(0)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.rows import Around, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
@@ -55,7 +56,7 @@ class Store:
             raise AccessError("no right to the table of states")
         found = ReadyPairs(ReadyPair(queue, 0, 0.0) for queue in queues)
         found.took = 0.4
-        return Around(found, lease_ends, None if sign is None else frozenset(("paused",)))
+        return Around(found, lease_ends, None if sign is None else Orders(frozenset(("paused",))))
 
     async def lease_ends_in(self, queues: Any) -> float | None:
         self.searches.append(list(queues))
@@ -65,8 +66,8 @@ class Store:
     def live_subscribers(self) -> Any:
         return self
 
-    async def announce(self, *_: Any, **__: Any) -> frozenset[str]:
-        return frozenset()
+    async def announce(self, *_: Any, **__: Any) -> Orders:
+        return Orders()
 
     async def leave(self, _names: Any) -> None: ...
 

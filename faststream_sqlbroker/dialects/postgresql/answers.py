@@ -1,10 +1,12 @@
 """How PostgreSQL's answers are read: rows, and SQLSTATEs by what they mean for the broker."""
 
+import json
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
+from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.rows import (
     Around,
     ClaimedMessage,
@@ -13,6 +15,7 @@ from faststream_sqlbroker.core.rows import (
     Settlement,
     SettleResult,
 )
+from faststream_sqlbroker.dialects.cancels import request_of
 
 _DUE = itemgetter(10, 0)
 """Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
@@ -57,11 +60,15 @@ def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
 
 
 def read_around(rows: Iterable[Sequence[Any]]) -> Around:
-    """Pairs, then when the first lease ends and what is paused, which each row repeats."""
+    """Pairs, then what each row repeats: when the first lease ends, and what operators ask."""
     found = [tuple(row) for row in rows]
     pairs = read_pairs(row[:6] for row in found)
-    _, lease_ends_in, *paused = found[0][5:]
-    return Around(pairs, lease_ends_in, frozenset(paused[0]) if paused else None)
+    _, lease_ends_in, *asked = found[0][5:]
+    if not asked:
+        return Around(pairs, lease_ends_in)
+    paused, cancels = asked
+    requests = tuple(request_of(key, info) for key, info in json.loads(cancels))
+    return Around(pairs, lease_ends_in, Orders(frozenset(paused), requests))
 
 
 def settled_of(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:

@@ -37,6 +37,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.cancels import MOST_READ
 from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
@@ -136,23 +137,24 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 
     def _prepare_looks_around(self) -> None:
-        leases, paused, sign = (
-            part.format(**self.names) for part in (sql.LEASES, sql.PAUSED, sql.SIGN_OF_LIFE)
+        names = {**self.names, "most_read": str(MOST_READ)}
+        leases, paused, cancels, sign = (
+            part.format(**names) for part in (sql.LEASES, sql.PAUSED, sql.CANCELS, sql.SIGN_OF_LIFE)
         )
         binds = _array("queues", String), _array("leased", String)
         self.add_statement(
             "look_around", sql.PAIRS, *binds, which_queues="", sign="", columns=leases
         )
-        names = _array("names", String)
+        known = _array("names", String)
         changed = _array("changed", String)
         lengths = (bindparam(name, type_=Float(53)) for name in ("lease", "kept"))
         self.add_statement(
             "look_around_alive",
             sql.PAIRS,
-            *(*binds, names, changed, _array("infos", Text), *lengths),
+            *(*binds, known, changed, _array("infos", Text), *lengths),
             which_queues="",
             sign=sign,
-            columns=leases + paused,
+            columns=leases + paused + cancels,
         )
 
     def _prepare_inserts(self) -> None:

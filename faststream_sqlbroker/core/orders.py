@@ -1,0 +1,24 @@
+"""What operators have asked of the whole fleet; each process reads it with its signs of life."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """An operator wants this delivery to end."""
+
+    message_id: int
+    lease_token: UUID
+    """Of the delivery: the request means no later one."""
+    text: str
+    """Who asks, and why: it becomes the message's error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What is paused, and what is to be cancelled."""
+
+    paused: frozenset[str] = frozenset()
+    """Names of queues."""
+    cancels: tuple[CancelRequest, ...] = ()

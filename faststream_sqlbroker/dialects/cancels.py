@@ -1,0 +1,121 @@
+"""Requests to cancel messages that are leased: rows of the policy state.
+
+The statements are the same on every database.
+
+A request names one lease by its token. Its holder reads it and ends the handler. If the lease ends
+before that, who releases expired leases discards the message instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Table, and_, bindparam, delete, select
+
+from faststream_sqlbroker.core.orders import CancelRequest
+from faststream_sqlbroker.core.reasons import CANCELLED
+from faststream_sqlbroker.core.rows import Settlement
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.policy_state import upsert
+from faststream_sqlbroker.dialects.sizes import chunks
+from faststream_sqlbroker.schema.types import clock, later
+
+CANCEL = "cancel"
+"""Scope of the requests; the key is the message's id."""
+MOST_READ = 1_000
+"""Requests that are read at most, the latest first."""
+_KEPT = 7 * 86_400 * 1_000_000
+"""Microseconds: a lease that is renewed for longer ends by its handler only."""
+
+
+def ask(connection: Connection, table: Table, request: CancelRequest) -> None:
+    """Store the request, in place of one for an earlier lease of the message."""
+    info = {"token": request.lease_token.hex, "text": request.text}
+    binds = {
+        "scope": CANCEL,
+        "key": str(request.message_id),
+        "lease_token": request.lease_token,
+        "info": info,
+        "kept": _KEPT,
+    }
+    values = {"created_at": clock(), "expires_at": later(bindparam("kept"))}
+    upsert(connection, table, [binds], replaced=(*values, "lease_token", "info"), **values)
+
+
+def requests(connection: Connection, table: Table) -> tuple[CancelRequest, ...]:
+    """The requests, also those whose leases are over."""
+    c = table.c
+    statement = select(c.key, c.info).where(c.scope == CANCEL)
+    found = connection.execute(statement.order_by(c.created_at.desc(), c.key).limit(MOST_READ))
+    return tuple(request_of(row.key, row.info) for row in found)
+
+
+def request_of(key: str, info: Any) -> CancelRequest:
+    """The request that is stored so."""
+    return CancelRequest(int(key), UUID(info["token"]), info["text"])
+
+
+def end_expired(
+    connection: Connection, dialect: Operations, queues: Sequence[str], *, archive: bool
+) -> int:
+    """Discard the messages of `queues` whose lease has run out, if that lease was to be cancelled;
+    how many.
+
+    Rows that another transaction has locked are left out.
+    """
+    asked = {each.message_id: each for each in requests(connection, dialect.tables.policy_state)}
+    if not asked:
+        return 0
+    c = dialect.tables.message.c
+    wanted = set(queues)
+    expired: list[CancelRequest] = []
+    for ids in chunks(sorted(asked)):
+        # Read without locks: the lock below asks for the same tokens.
+        leased = select(c.id, c.queue, c.lease_token).where(
+            c.id.in_(ids), c.lease_expires_at < clock()
+        )
+        expired += [
+            asked[row.id]
+            for row in connection.execute(leased)
+            if row.queue in wanted and row.lease_token == asked[row.id].lease_token
+        ]
+    held = dialect.lock(
+        connection, [(each.message_id, each.lease_token) for each in expired], skip_locked=True
+    )
+    ended = [discarded(each, archive=archive) for each in expired if each.message_id in held]
+    return len(dialect.settle(connection, ended).settled) if ended else 0
+
+
+def discarded(request: CancelRequest, *, archive: bool) -> Settlement:
+    """What is written for the message once its lease is over."""
+    return Settlement(
+        request.message_id,
+        request.lease_token,
+        MessageState.DISCARDED,
+        archive=archive,
+        attempted=False,
+        reason=CANCELLED,
+        error=request.text,
+    )
+
+
+def clean(connection: Connection, dialect: Operations, asked: Sequence[CancelRequest]) -> None:
+    """Remove those requests whose leases are over."""
+    if not asked:
+        return
+    table = dialect.tables.policy_state
+    leases = [(each.message_id, each.lease_token) for each in asked]
+    held = dialect.still_held(connection, leases)
+    over = [
+        {"of_key": str(each.message_id), "of_token": each.lease_token}
+        for each in asked
+        if each.message_id not in held
+    ]
+    if over:
+        one = and_(
+            table.c.scope == CANCEL,
+            table.c.key == bindparam("of_key"),
+            table.c.lease_token == bindparam("of_token"),
+        )
+        connection.execute(delete(table).where(one), over)

@@ -1,0 +1,145 @@
+"""A request to cancel a leased message means that lease only, and is honoured when it runs out."""
+
+from uuid import uuid4
+
+import pytest
+
+from faststream_sqlbroker.core.orders import CancelRequest
+from faststream_sqlbroker.core.rows import SignOfLife
+from faststream_sqlbroker.core.states import MessageState
+from tests.contract.conftest import Bench, done
+
+pytestmark = pytest.mark.capability("`broker.admin.cancel` of a running message")
+
+
+async def asked(bench: Bench) -> list[CancelRequest]:
+    """What a heartbeat reads."""
+    orders = await bench.store.live_subscribers.announce({}, set(), 60.0, clean=False)
+    return list(orders.cancels)
+
+
+async def cancel(bench: Bench, message_id: int) -> str:
+    found = await bench.store.repairs.cancel(message_id, "cancelled by Ann: why", "Ann")
+    return found.verdict
+
+
+async def test_holders_read_the_request_with_their_signs_of_life(bench: Bench) -> None:
+    [message_id, _] = await bench.put(2)
+    [row, _] = await bench.claim(2)
+    told: list[CancelRequest] = []
+    await bench.store.repairs.cancel(message_id, "cancelled by Ann", on_asked=told.append)
+    expected = CancelRequest(message_id, row.lease_token, "cancelled by Ann")
+    assert told == await asked(bench) == [expected]
+    sign = SignOfLife({}, frozenset(), 60.0)
+    around = await bench.store.look_around(["q"], ["q"], sign)
+    assert around.orders is not None
+    assert around.orders.cancels == (expected,)
+    assert (await bench.store.look_around(["q"], ["q"])).orders is None
+
+
+async def test_an_expired_lease_honours_the_request(bench: Bench) -> None:
+    [message_id, other] = await bench.put(2)
+    [row, _] = await bench.claim(2)
+    assert await cancel(bench, message_id) == "requested"
+    end = bench.store.end_cancelled
+    assert await end(["q"], archive=True) == 0  # the leases last
+    await bench.expire()
+    assert await end(["other"], archive=True) == 0
+    assert await end(["q"], archive=True) == 1
+    assert await end(["q"], archive=True) == 0
+    assert await bench.store.release_stuck(["q"], 10) == 1
+    ended = await bench.one(archive=True)
+    assert (ended["id"], ended["state"], ended["reason"]) == (message_id, "DISCARDED", "cancelled")
+    assert ended["last_error"] == "cancelled by Ann: why"
+    assert [r["id"] for r in await bench.rows()] == [other]
+    assert (await bench.store.settle([done(row)])).lost == {message_id}
+
+
+async def test_without_an_archive_for_rejects_nothing_is_kept(bench: Bench) -> None:
+    [message_id] = await bench.put(1)
+    await bench.claim(1)
+    await cancel(bench, message_id)
+    await bench.expire()
+    assert await bench.store.end_cancelled(["q"], archive=False) == 1
+    assert await bench.rows() == await bench.rows(archive=True) == []
+
+
+async def test_a_lease_that_is_over_is_ended_at_once(bench: Bench) -> None:
+    [message_id] = await bench.put(1)
+    [row] = await bench.claim(1)
+    await bench.store.settle([done(row, state=MessageState.RETRYABLE, error="ValueError: no")])
+    await bench.claim(1)
+    await bench.expire()
+    assert await cancel(bench, message_id) == "done"
+    ended = await bench.one(archive=True)
+    assert ended["last_error"] == "cancelled by Ann: why\nValueError: no"
+    assert await bench.rows() == []
+    assert await asked(bench) == []
+
+
+async def test_the_request_means_no_later_delivery(bench: Bench) -> None:
+    """The handler has failed before it learnt of the request: the message is tried again."""
+    [message_id] = await bench.put(1)
+    [row] = await bench.claim(1)
+    await cancel(bench, message_id)
+    again = done(row, state=MessageState.RETRYABLE, delay=0.0)
+    assert (await bench.store.settle([again])).settled == {message_id}
+    [row] = await bench.claim(1)
+    await bench.expire()
+    assert await bench.store.end_cancelled(["q"], archive=True) == 0
+    assert await bench.store.release_stuck(["q"], 10) == 1
+    [row] = await bench.claim(1)
+    await cancel(bench, message_id)
+    [request] = await asked(bench)  # in place of the first one
+    assert request.lease_token == row.lease_token
+
+
+async def test_a_settle_before_the_end_of_the_lease_wins(bench: Bench) -> None:
+    [message_id] = await bench.put(1)
+    [row] = await bench.claim(1)
+    await cancel(bench, message_id)
+    assert (await bench.store.settle([done(row)])).settled == {message_id}
+    assert await bench.store.end_cancelled(["q"], archive=True) == 0
+    assert (await bench.one(archive=True))["state"] == "COMPLETED"
+
+
+async def test_requests_are_forgotten_once_their_leases_are_over(bench: Bench) -> None:
+    [first, second] = await bench.put(2)
+    [row, _] = await bench.claim(2)
+    await cancel(bench, first)
+    await cancel(bench, second)
+    await bench.store.settle([done(row)])
+    await bench.store.live_subscribers.announce({}, set(), 60.0, clean=True)
+    assert [each.message_id for each in await asked(bench)] == [second]
+
+
+async def test_a_message_that_a_transaction_has_locked_is_asked_for(bench: Bench) -> None:
+    """As by a handler with transactional=True."""
+    if bench.store.dialect.one_writer:
+        pytest.skip("SQLite has one writer at a time: the request waits for the transaction")
+    [message_id] = await bench.put(1)
+    [row] = await bench.claim(1)
+    async with bench.store.transaction() as transaction:
+        assert await transaction.lock([(row.id, row.lease_token)], 60.0)
+        assert await cancel(bench, message_id) == "requested"
+    assert [each.message_id for each in await asked(bench)] == [message_id]
+
+
+async def test_a_direct_claim_discards_instead_of_giving_back(bench: Bench) -> None:
+    [message_id] = await bench.put(1)
+    await bench.claim(1)
+    await cancel(bench, message_id)
+    await bench.expire()
+    take = bench.store.takes.take
+    taken = await take(["q"], 60.0, uuid4(), lambda _row: (None, True), release=True)
+    assert taken.row is None
+    assert (await bench.one(archive=True))["reason"] == "cancelled"
+
+
+async def test_the_audit_says_what_was_asked(bench: Bench) -> None:
+    [message_id] = await bench.put(1)
+    await bench.claim(1)
+    await cancel(bench, message_id)
+    [job] = await bench.store.jobs.listed(None, 10)
+    assert (job.action, job.by, job.expected, job.done) == ("cancel", "Ann", 1, 0)
+    assert job.arguments == {"message_id": message_id, "requested": True}
