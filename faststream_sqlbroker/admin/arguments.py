@@ -7,6 +7,7 @@ from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.text import clean_text, short, storable
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.store.live_subscribers import process_name
 
 LARGEST_ID = 2**63 - 1
 """The largest value of the id column, a signed integer of 64 bits."""
@@ -140,3 +141,12 @@ def message_number(message_id: int | str) -> int:
         )
         raise SetupError(msg)
     return number
+
+
+def operator_name(by: str | None) -> str:
+    """Who does it, for the audit: `by`, or the host and the process id.
+
+    Raises:
+        SetupError: it is not text.
+    """
+    return text_or_none("by", by) or process_name()

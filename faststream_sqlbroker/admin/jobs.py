@@ -5,7 +5,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
-from faststream_sqlbroker.admin.arguments import check_limit, destination, filter_text, text_or_none
+from faststream_sqlbroker.admin.arguments import (
+    check_limit,
+    destination,
+    filter_text,
+    operator_name,
+    text_or_none,
+)
 from faststream_sqlbroker.admin.filters import filters_of
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import flag, name_problem
@@ -15,7 +21,6 @@ from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import RightsError, SetupError
 from faststream_sqlbroker.store.jobs import activities_of
-from faststream_sqlbroker.store.live_subscribers import process_name
 
 LONGEST_LOOK = 1.0
 """Most seconds between two looks at a job that another process may be at."""
@@ -112,7 +117,7 @@ class Jobs(Operations):
             SetupError: an argument is not valid.
         """
         why = text_or_none("reason", reason)
-        text = f"cancelled by {self._who(options.get('by'))}" + (f": {why}" if why else "")
+        text = f"cancelled by {operator_name(options.get('by'))}" + (f": {why}" if why else "")
         return await self._bulk(CANCEL, {"text": text}, options)
 
     async def bulk_retry(
@@ -243,7 +248,7 @@ class Jobs(Operations):
         """
         if wait:
             await self._check_rights(UNDO)
-        begun = await self._store.jobs.begin_undo(_job_id(job_id), self._who(by), self._channel)
+        begun = await self._store.jobs.begin_undo(_job_id(job_id), operator_name(by), self._channel)
         if begun is None:
             known = await self._known(job_id)
             raise SetupError(
@@ -329,7 +334,7 @@ class Jobs(Operations):
         flag("dry_run", how["dry_run"])
         job = Job(
             action=action,
-            by=self._who(how["by"]),
+            by=operator_name(how["by"]),
             filters=filters_of(has_archive=self._store.messages.has_archive, **which),
             arguments=arguments,
             rate=_rate(how["rate"]),
@@ -348,9 +353,6 @@ class Jobs(Operations):
         if found is None:
             raise SetupError(f"there is no job {short(job_id)}: broker.admin.audit() lists them")
         return found
-
-    def _who(self, by: str | None) -> str:
-        return text_or_none("by", by) or process_name()
 
 
 def _woken_by(job: Job) -> list[str]:

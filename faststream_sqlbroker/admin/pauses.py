@@ -2,13 +2,12 @@
 
 from datetime import datetime
 
-from faststream_sqlbroker.admin.arguments import queue_name, text_or_none
+from faststream_sqlbroker.admin.arguments import operator_name, queue_name, text_or_none
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.store.live_subscribers import process_name
 
 LONGEST_QUEUE_PAUSE = 100 * 365 * 86_400.0
 """Seconds; the end of the pause then fits the timestamps of every database."""
@@ -45,7 +44,7 @@ class Pauses(Operations):
                 `reason` or `by` is not text.
         """
         info = {
-            "by": text_or_none("by", by) or process_name(),
+            "by": operator_name(by),
             "reason": text_or_none("reason", reason),
         }
         async with self._turn:
@@ -55,20 +54,24 @@ class Pauses(Operations):
                 )
             )
 
-    async def resume(self, queue: str) -> bool:
+    async def resume(self, queue: str, *, by: str | None = None) -> bool:
         """End the pause of `queue`; processes claim again as soon as they would learn of a pause.
 
         A subscriber that was paused by its own `pause` stays paused.
+
+        Args:
+            queue: Its full name, with the prefix of its router.
+            by: Who resumes, as text, for the `audit`; default the host and the process id.
 
         Returns:
             Whether the queue was paused.
 
         Raises:
-            SetupError: `queue` is not a valid name.
+            SetupError: `queue` is not a valid name, or `by` is not text.
         """
         async with self._turn:
             was, paused = await self._store.live_subscribers.resume(
-                queue_name(queue), self._channel
+                queue_name(queue), self._channel, operator_name(by)
             )
             self._heard(paused)
         return was

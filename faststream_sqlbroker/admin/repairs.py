@@ -7,6 +7,7 @@ from faststream_sqlbroker.admin.arguments import (
     destination,
     message_number,
     moment_or_delay,
+    operator_name,
     text_or_none,
 )
 from faststream_sqlbroker.admin.operations import Operations
@@ -16,7 +17,6 @@ from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.store.live_subscribers import process_name
 
 HIGHEST_PRIORITY = 100
 """The CHECK of the message table allows as much below 0."""
@@ -59,7 +59,7 @@ class Repairs(Operations):
         Raises:
             SetupError: an argument is not valid.
         """
-        who = _who(by)
+        who = operator_name(by)
         why = text_or_none("reason", reason)
         text = f"cancelled by {who}" + (f": {why}" if why else "")
         return await self._store.repairs.cancel(
@@ -76,7 +76,7 @@ class Repairs(Operations):
             SetupError: `message_id` is not a whole number of 64 bits.
         """
         number = message_number(message_id)
-        return self._told(await self._store.repairs.set_due(number, 0.0, _who(by), RETRY))
+        return self._told(await self._store.repairs.set_due(number, 0.0, operator_name(by), RETRY))
 
     async def postpone(
         self, message_id: int | str, until: Duration | datetime, *, by: str | None = None
@@ -94,7 +94,7 @@ class Repairs(Operations):
         """
         at = moment_or_delay("until", until)
         number = message_number(message_id)
-        return self._told(await self._store.repairs.set_due(number, at, _who(by)))
+        return self._told(await self._store.repairs.set_due(number, at, operator_name(by)))
 
     async def move(self, message_id: int | str, queue: str, *, by: str | None = None) -> Repair:
         """Move a message to another queue, as a handler's `Move` does: it is due there now.
@@ -106,7 +106,7 @@ class Repairs(Operations):
             SetupError: an argument is not valid.
         """
         name = destination(queue)
-        found = await self._store.repairs.move(message_number(message_id), name, _who(by))
+        found = await self._store.repairs.move(message_number(message_id), name, operator_name(by))
         if found.done:
             self._woken([name])
         return found
@@ -141,16 +141,12 @@ class Repairs(Operations):
         if not fields and at is None:
             raise SetupError("edit needs priority, key or due")
         number = message_number(message_id)
-        return self._told(await self._store.repairs.edit(number, fields, at, _who(by)))
+        return self._told(await self._store.repairs.edit(number, fields, at, operator_name(by)))
 
     def _told(self, found: Repair) -> Repair:
         if found.done and found.queue is not None:
             self._woken([found.queue])
         return found
-
-
-def _who(by: str | None) -> str:
-    return text_or_none("by", by) or process_name()
 
 
 def _priority(value: int) -> int:

@@ -1,5 +1,6 @@
 """The live subscribers, and what a dead one has leased."""
 
+from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.text import short
@@ -24,7 +25,7 @@ class Workers(Operations):
         found = await self._store.live_subscribers.subscribers()
         return [s for s in found if queue is None or queue in s.queues]
 
-    async def release(self, worker: str, *, force: bool = False) -> int:
+    async def release(self, worker: str, *, force: bool = False, by: str | None = None) -> int:
         """Release the messages that a worker has leased now, instead of when its leases run out.
 
         Use it for a worker that ended without `stop`; it is known for an hour after that. Its
@@ -36,12 +37,14 @@ class Workers(Operations):
             force: Release also if the worker is alive. Its handlers continue, so their effects
                 outside of this database may happen twice. The outcomes that it writes for these
                 messages are ignored.
+            by: Who releases, as text, for the `audit`; default the host and the process id.
 
         Returns:
             How many messages were released.
 
         Raises:
-            SetupError: `worker` is not known, or it is alive and `force` is not set.
+            SetupError: `worker` is not known, or it is alive and `force` is not set, or `by` is no
+                text.
         """
         if not isinstance(worker, str):
             raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")
@@ -61,6 +64,8 @@ class Workers(Operations):
             )
             raise SetupError(msg)
         total = 0
-        while count := await self._store.live_subscribers.release(subscriber, RELEASED_AT_ONCE):
+        who = operator_name(by)
+        release = self._store.live_subscribers.release
+        while count := await release(subscriber, RELEASED_AT_ONCE, who):
             total += count
         return total

@@ -58,10 +58,12 @@ def pause(
             print_line(f"{queue} is paused until {end}")
 
 
-def resume(context: typer.Context, queue: QueueName, as_json: AsJson = False) -> None:
+def resume(
+    context: typer.Context, queue: QueueName, by: By = None, as_json: AsJson = False
+) -> None:
     """End the pause of a queue."""
     # It does not ask: what was paused by a slip can be mended at once.
-    was = run(context, lambda broker: broker.admin.resume(queue))
+    was = run(context, lambda broker: broker.admin.resume(queue, by=by))
     if as_json:
         print_json({"queue": queue, "was_paused": was})
     else:
@@ -188,13 +190,14 @@ def release(
     force: Annotated[
         bool, typer.Option("--force", help="Also if it is alive: its handlers go on.")
     ] = False,
+    by: By = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Release what a worker has leased that ended without a stop."""
     if not yes:
         ask(f"release all messages that {worker} has leased", as_json=as_json)
-    count = run(context, lambda broker: broker.admin.release(worker, force=force))
+    count = run(context, lambda broker: broker.admin.release(worker, force=force, by=by))
     if as_json:
         print_json({"worker": worker, "released": count})
     else:

@@ -188,7 +188,7 @@ class Worker:
         try:
             try:
                 await self._handle(row)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again
                 self._deliveries.end_early([row], here, error)
             finally:
                 # Before the outcome is queued: a task that the handler left behind may publish

@@ -11,10 +11,11 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
+from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
-from faststream_sqlbroker.dialects import Dialect, cancels, replies, worker_leases
+from faststream_sqlbroker.dialects import Dialect, cancels, jobs, replies, worker_leases
 from faststream_sqlbroker.dialects import live_subscribers as rows
 from faststream_sqlbroker.dialects.database_id import make_database_id
 from faststream_sqlbroker.explain.message import explain
@@ -48,7 +49,7 @@ class LiveSubscribers:
         self._dialect = dialect
         self._places = places
         self._operating = transactions.doing(Activity.OPERATE)
-        self._releasing = transactions.doing(Activity.RELEASE)
+        self._releasing = transactions.doing(Activity.OPERATE, Activity.RELEASE)
         self._table = dialect.tables.policy_state
         self._correlation_ids = correlation_ids
 
@@ -98,18 +99,33 @@ class LiveSubscribers:
 
         def work(connection: Connection) -> frozenset[str]:
             rows.pause(connection, self._table, queue, until, info)
+            end = until.isoformat() if isinstance(until, datetime) else until
+            given = {"queue": queue, "reason": info.get("reason"), "until": end}
+            self._audit(connection, "pause", str(info.get("by", "")), given)
             return self._told(connection, channel)
 
         return await self._operating.run(work, self._places)
 
-    async def resume(self, queue: str, channel: str) -> tuple[bool, frozenset[str]]:
+    async def resume(self, queue: str, channel: str, by: str = "") -> tuple[bool, frozenset[str]]:
         """End the pause of `queue`; whether there was one, and the queues still paused."""
 
         def work(connection: Connection) -> tuple[bool, frozenset[str]]:
             was = rows.resume(connection, self._table, queue)
+            if was:
+                self._audit(connection, "resume", by, {"queue": queue})
             return was, self._told(connection, channel)
 
         return await self._operating.run(work, self._places)
+
+    def _audit(
+        self, connection: Connection, action: str, by: str, given: Mapping[str, Any], done: int = 1
+    ) -> None:
+        """Note who did what, in the transaction that does it."""
+        arguments = {name: value for name, value in given.items() if value is not None}
+        job = Job(
+            action=action, by=by, arguments=arguments, state="ended", expected=done, done=done
+        )
+        jobs.add(connection, self._table, job, self._dialect.now(connection))
 
     def _told(self, connection: Connection, channel: str) -> frozenset[str]:
         if self._dialect.can_listen:
@@ -134,16 +150,23 @@ class LiveSubscribers:
             lambda c: rows.read_subscriber(c, self._table, name), self._places, write=False
         )
 
-    async def release(self, subscriber: LiveSubscriber, limit: int) -> int:
+    async def release(self, subscriber: LiveSubscriber, limit: int, by: str = "") -> int:
         """Release up to `limit` messages leased by `subscriber`; how many.
 
-        Rows that a transaction has locked are left out.
+        Rows that a transaction has locked are left out. Each call that has released some is an
+        entry of the audit.
         """
         holder = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1])
         queues = subscriber.queues
-        return await self._releasing.run(
-            lambda c: worker_leases.release(c, self._dialect, holder, queues, limit), self._places
-        )
+
+        def work(connection: Connection) -> int:
+            count = worker_leases.release(connection, self._dialect, holder, queues, limit)
+            if count:
+                given = {"worker": subscriber.worker}
+                self._audit(connection, "release", by, given, done=count)
+            return count
+
+        return await self._releasing.run(work, self._places)
 
     async def explain(self, message_id: int) -> Explanation:
         """Why a message is not running, or how it ended."""

@@ -113,10 +113,9 @@ async def test_requests_are_forgotten_once_their_leases_are_over(bench: Bench) -
     assert [each.message_id for each in await asked(bench)] == [second]
 
 
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql", "pgbouncer"], indirect=True)
 async def test_a_message_that_a_transaction_has_locked_is_asked_for(bench: Bench) -> None:
-    """As by a handler with transactional=True."""
-    if bench.store.dialect.one_writer:
-        pytest.skip("SQLite has one writer at a time: the request waits for the transaction")
+    """As by a handler with transactional=True. SQLite has one writer: there the request waits."""
     [message_id] = await bench.put(1)
     [row] = await bench.claim(1)
     async with bench.store.transaction() as transaction:

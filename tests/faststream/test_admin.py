@@ -110,5 +110,9 @@ async def test_only_the_messages_of_a_dead_worker_are_given_back(
     pairs = await store.ready_pairs(["q"])
     for n in (1, 2):
         await store.claim(pairs, 2, 600.0, UUID(bytes=bytes([n]) * 8 + os.urandom(8)))
-    assert await broker.admin.release(holders["gone"]) == 2
+    assert await broker.admin.release(holders["gone"], by="Ann") == 2
+    assert await broker.admin.release(holders["gone"], by="Ann") == 0
+    [audited] = await broker.admin.audit()
+    assert (audited.action, audited.by, audited.done) == ("release", "Ann", 2)
+    assert audited.arguments == {"worker": holders["gone"]}
     assert [r["state"] for r in await look.rows()] == ["PENDING"] * 2 + ["PROCESSING"] * 2

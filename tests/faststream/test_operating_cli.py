@@ -121,8 +121,13 @@ async def test_a_queue_is_paused_and_resumed(shell: Shell, broker: SqlBroker) ->
     assert (paused["queue"], paused["by"]) == ("q", "Ann")
     assert "paused by Ann" in await shell.run("queues")
     assert "is paused until" in await shell.run("pause", "q", "--yes")
-    assert await shell.json("resume", "q") == {"queue": "q", "was_paused": True}
+    assert await shell.json("resume", "q", "--by", "Bob") == {"queue": "q", "was_paused": True}
     assert "q was not paused" in await shell.run("resume", "q")
+    done = [(job.action, job.by, dict(job.arguments)) for job in await broker.admin.audit()]
+    until = {"until": 7200.0}
+    assert done[0] == ("resume", "Bob", {"queue": "q"})
+    assert done[1][::2] == ("pause", {"queue": "q"})
+    assert done[2:] == [("pause", "Ann", {"queue": "q", **until})]
 
 
 async def test_subscribers_are_listed(shell: Shell, broker: SqlBroker) -> None:
