@@ -217,6 +217,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
         publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock))
+        self._publisher = publisher
         self._requests = Requests(store, publisher, self._wakeups, self._rights, self._log_of_loops)
         super().__init__(
             config=SqlBrokerConfig(
@@ -431,6 +432,7 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
         await self._jobs.stop()
         if self._pruning is not None:
             await self._pruning.stop()
+        await self._end_serving()
         await self._requests.stop()
         await self._shielded.close()
         await self._wakeups.stop()
@@ -440,7 +442,6 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
             await self.engine.dispose()
         if self._listen_engine is not None:
             await self._listen_engine.dispose()
-        await self._end_probes()
         self._connection = None
 
     @override

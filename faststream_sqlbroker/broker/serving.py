@@ -4,9 +4,14 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.health import ProcessHealth
+from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.pull_jobs import PullJobs
+from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
 
 if TYPE_CHECKING:
@@ -24,6 +29,9 @@ class SqlBrokerServing:
     """Serves HTTP; its packages are imported only where it does."""
 
     _store: Store
+    _publisher: Publisher
+    _wakeups: Wakeups
+    _recorder: Recorder | None
     _log_of_loops: Callable[..., None]
     _process_health: Callable[[], ProcessHealth]
     running: bool
@@ -34,6 +42,7 @@ class SqlBrokerServing:
         """Note where probes are served; called before FastStream's `__init__`."""
         self._exposition = getattr(metrics, "exposition", None)
         self._probes: Any = None
+        self._jobs_of_channels: list[PullJobs] = []
         if health_port is not None:
             host, port = probe_address(health_port)
             http = _http()
@@ -43,6 +52,7 @@ class SqlBrokerServing:
         self,
         auth: Any,
         *,
+        channels: Channels | None = None,
         max_body: int = 1024 * 1024,
         body_timeout: Duration = 10.0,
         max_failures: int = 10,
@@ -57,6 +67,7 @@ class SqlBrokerServing:
         Args:
             auth: Who may ask: `BasicAuth`, `ProxyAuth`, a function of the request (which may be a
                 coroutine function) that returns a `User` or None, or a list of them.
+            channels: Channels whose pull consumers take their jobs here; None: there are none.
             max_body: Most bytes of a request's body.
             body_timeout: Longest time in which a body must have arrived: seconds, a timedelta or
                 text like "10s".
@@ -79,25 +90,43 @@ class SqlBrokerServing:
             proxies=proxies,
             csrf_secret=csrf_secret,
         )
-        app: HttpApp = http.HttpApp(self._service(http), http.authentication(auth), options)
+        known = http.authentication(auth)
+        app: HttpApp = http.HttpApp(self._service(http, channels=channels), known, options)
         return app
 
-    def _asgi_alone(self, auth: Any, **options: Any) -> "HttpApp":
+    def _asgi_alone(self, auth: Any, channels: Channels | None = None, **options: Any) -> "HttpApp":
         """The application of `sqlbroker serve`, whose process handles no messages."""
         http = _http()
-        service = self._service(http, alone=True)
+        service = self._service(http, alone=True, channels=channels)
         app: HttpApp = http.HttpApp(service, auth, http.HttpOptions(**options))
         return app
 
-    def _service(self, http: Any, *, alone: bool = False) -> Any:
+    def _service(self, http: Any, *, alone: bool = False, channels: Channels | None = None) -> Any:
         return http.Service(
             ping=self.ping,
             differences=self._differences,
             process=self._process_health,
             is_started=lambda: alone or self.running or not self.subscribers,
             log=self._log_of_loops,
+            jobs=None if channels is None else self._pull_jobs(channels),
             exposition=self._exposition,
         )
+
+    def _pull_jobs(self, channels: Channels) -> PullJobs:
+        jobs = PullJobs(
+            self._store,
+            self._publisher,
+            self._wakeups,
+            channels,
+            log=self._log_of_loops,
+            recorder=self._recorder,
+            subscribed=self._subscribed_queues,
+        )
+        self._jobs_of_channels.append(jobs)
+        return jobs
+
+    def _subscribed_queues(self) -> dict[str, str]:
+        return {q: str(each) for each in self.subscribers for q in getattr(each, "queues", ())}
 
     async def _differences(self) -> list[str]:
         # Of the store that is there then: a test may have put another one in its place.
@@ -116,6 +145,11 @@ class SqlBrokerServing:
         except BaseException:
             await self._end_probes()
             raise
+
+    async def _end_serving(self) -> None:
+        for jobs in self._jobs_of_channels:
+            await jobs.stop()
+        await self._end_probes()
 
     async def _end_probes(self) -> None:
         if self._probes is not None:

@@ -9,6 +9,7 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.cli.shown import print_line
 from faststream_sqlbroker.cli.target import imported, run
+from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
@@ -36,6 +37,10 @@ def serve(
         bool,
         typer.Option("--insecure", help="Without authentication; only from this machine."),
     ] = False,
+    channels: Annotated[
+        bool,
+        typer.Option("--channels", help="Channels with pull consumers, made by administrators."),
+    ] = False,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", help="The certificate of TLS, as PEM.")
     ] = None,
@@ -50,7 +55,11 @@ def serve(
         known = _known(users, auth, insecure=insecure, host=host)
 
     async def work(broker: SqlBroker) -> None:
-        await _serve(broker, known, host, port, tls)
+        found = Channels() if channels else None
+        # The only way without authentication, which is refused in any other place.
+        served = broker._asgi_alone(known, found)  # noqa: SLF001
+        await broker.connect()
+        await _serve(served, host, port, tls)
 
     try:
         run(context, work)
@@ -147,15 +156,13 @@ def _tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
     return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
-async def _serve(broker: SqlBroker, auth: Any, host: str, port: int, tls: dict[str, Any]) -> None:
+async def _serve(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
     from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
     from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
 
-    await broker.connect()
     listener = bound(host, port, "--port")
-    app = broker._asgi_alone(auth)  # noqa: SLF001 - the only way without authentication
     # The peer's address must be the true one: it decides whether a header is trusted.
     config = uvicorn.Config(
         app,

@@ -6,6 +6,7 @@
 from faststream_sqlbroker.exceptions import MissingExtraError
 
 try:
+    from faststream_sqlbroker.core.channels import Channel, Channels, Consumer
     from faststream_sqlbroker.http.app import HttpApp
     from faststream_sqlbroker.http.basic import BasicAuth, Login
     from faststream_sqlbroker.http.passwords import hash_password
@@ -17,4 +18,15 @@ except ImportError as error:
     msg = "HTTP needs 'starlette', which is not installed: pip install 'sqlbroker[http]'"
     raise MissingExtraError(msg) from error
 
-__all__ = ("BasicAuth", "HttpApp", "Login", "ProxyAuth", "Role", "User", "hash_password")
+__all__ = (
+    "BasicAuth",
+    "Channel",
+    "Channels",
+    "Consumer",
+    "HttpApp",
+    "Login",
+    "ProxyAuth",
+    "Role",
+    "User",
+    "hash_password",
+)

@@ -15,6 +15,7 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import BodyLimits
+from faststream_sqlbroker.http.channels import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.local import LocalOnly
@@ -91,6 +92,9 @@ class HttpApp:
             proxies=networks(options.proxies),
         )
         routes = [*probe_routes(service, self._for), self._csrf_route()]
+        if service.jobs is not None:
+            channels = ChannelRoutes(service.jobs, self._gate, options.limits, self._for)
+            routes += channels.routes()
         starlette = Starlette(routes=routes, exception_handlers=dict(HANDLERS))
         # A redirect would lead to whatever Host says.
         starlette.router.redirect_slashes = False

@@ -18,6 +18,8 @@ from faststream_sqlbroker.http.users import Authentication, Role, User
 NAMES_OF_ADDRESS = 10
 """How many times as many failures an address may have as a name that it tries: a company's people
 may share one."""
+LONGEST_NAME = 80
+"""Characters of a name by which failures are counted and told: callers choose them."""
 OF_ONE_HOUSE = 64
 """Bits of an IPv6 address that its owner cannot choose freely."""
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
@@ -70,14 +72,18 @@ class Gate:
         """
         address = self._address(connection)
         self._of_addresses.check((address,))
-        self._of_names.check((address, name))
+        self._of_names.check((address, name[:LONGEST_NAME]))
 
     def failed(self, connection: HTTPConnection, name: str) -> None:
         """Count a failure, and tell the log."""
         address = self._address(connection)
         self._of_addresses.failed([(address,)])
-        self._of_names.failed([(address, name)])
-        text = f"HTTP: a wrong password or token for {visible(name)[:80]!r} from {address}"
+        self._of_names.failed([(address, name[:LONGEST_NAME])])
+        shown = visible(name[:LONGEST_NAME])
+        self.log(f"HTTP: a wrong password or token for {shown!r} from {visible(address)}")
+
+    def log(self, text: str) -> None:
+        """Warn of something."""
         self._service.log(logging.WARNING, text)
 
     def token(self, user: User) -> str:

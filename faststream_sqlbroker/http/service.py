@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from faststream_sqlbroker.core.health import ProcessHealth
+from faststream_sqlbroker.flow.pull_jobs import PullJobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,5 +21,7 @@ class Service:
     """Whether the broker runs, or has nothing to run."""
     log: Callable[..., None]
     """Called with a level and a text."""
+    jobs: PullJobs | None = None
+    """The channels; None: there are none."""
     exposition: Callable[[], tuple[bytes, str]] | None = None
     """What /metrics shows, and its content type; None: there are no metrics."""

@@ -40,6 +40,7 @@ from faststream_sqlbroker.schema.triggers import has_notify_trigger
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.ack_first import AckFirstStarts
+from faststream_sqlbroker.store.channels import ChannelStore
 from faststream_sqlbroker.store.checkout import Checkouts
 from faststream_sqlbroker.store.dead_sessions import DeadSessionWatch
 from faststream_sqlbroker.store.depths import Depths
@@ -142,6 +143,7 @@ class Store:
         self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.retention = ArchiveRetention(self._transactions, self.dialect, self._places)
+        self.channels = ChannelStore(self._transactions, self.dialect, self._places)
         self.depths = Depths(self._transactions, self.dialect, self._places)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)

@@ -1,0 +1,240 @@
+"""Channels and their consumers, whose jobs are taken over HTTP: states, tokens, settings.
+
+A job is a message in the queue `channel/consumer`. What is allowed is the table `TRANSITIONS`.
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from hashlib import sha256
+from typing import Any
+
+from faststream_sqlbroker.core.checks import one_of, whole_number
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
+from faststream_sqlbroker.exceptions import SetupError
+
+MESSAGE_ID = "channel-message-id"
+"""The header with the id that the jobs of one message have in common."""
+TYPES = ("push", "pull")
+"""Of consumers. A push consumer is a FastStream subscriber of its queue."""
+SHORTEST_TOKEN = 16
+"""Characters of a token in a configuration."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,99}", re.ASCII)
+"""An id stands in paths; two of them and a slash fit into the name of a queue."""
+
+
+class JobState(Enum):
+    """Where a job is; the values are those of requests and answers."""
+
+    QUEUED = "QUEUED"
+    """PENDING or RETRYABLE."""
+    INFLIGHT = "INFLIGHT"
+    """PROCESSING."""
+    DELIVERED = "DELIVERED"
+    """COMPLETED, in the archive."""
+    DEAD = "DEAD"
+    """FAILED or DISCARDED, in the archive."""
+
+
+class Step(Enum):
+    """What a request does with a job."""
+
+    NOTHING = "nothing"
+    """The job is in that state already."""
+    CLAIM = "claim"
+    RETRY = "retry"
+    DELIVER = "deliver"
+    KILL = "kill"
+
+
+TRANSITIONS: Mapping[tuple[JobState, JobState], Step] = {
+    (JobState.QUEUED, JobState.INFLIGHT): Step.CLAIM,
+    (JobState.INFLIGHT, JobState.DELIVERED): Step.DELIVER,
+    (JobState.INFLIGHT, JobState.DEAD): Step.KILL,
+    (JobState.DEAD, JobState.INFLIGHT): Step.RETRY,
+}
+"""From a state, as the database has it, to the one that is asked for."""
+STARTS = frozenset({Step.CLAIM, Step.RETRY})
+"""The steps that lease the job, for which a longer timeout may be given."""
+
+
+def step_to(state: JobState, wanted: JobState, *, with_timeout: bool) -> Step | None:
+    """What leads from `state` to `wanted`; None: it is not allowed.
+
+    `with_timeout`: the request gives an IncrementalTimeout, which only a start may.
+    """
+    step = Step.NOTHING if state is wanted else TRANSITIONS.get((state, wanted))
+    return None if with_timeout and step not in STARTS else step
+
+
+def channel_id(value: object) -> str:
+    """`value`, if it can be the id of a channel or of a consumer.
+
+    Raises:
+        SetupError: it cannot.
+    """
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise SetupError(
+            "an id has 1 to 100 letters, digits, dots, tildes, dashes and underscores, and begins "
+            f"with a letter or digit, got {short(value)}"
+        )
+    return value
+
+
+def consumer_type(value: str | None) -> str:
+    """The type of a consumer; missing or empty is push.
+
+    Raises:
+        SetupError: it is something else.
+    """
+    one_of("type", value or "push", TYPES)
+    return value or "push"
+
+
+def queue_of(channel: str, consumer: str) -> str:
+    """The queue of a consumer's jobs."""
+    return f"{channel}/{consumer}"
+
+
+def new_token() -> str:
+    """A random token of 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
+def hashed_token(token: str) -> str:
+    """As it is stored. A random token needs no salt and no slow hash."""
+    return sha256(token.encode(errors="surrogatepass")).hexdigest()
+
+
+def token_fits(given: str, stored: str) -> bool:
+    """Whether `given` is the token of the hash `stored`, in a time that does not tell."""
+    return hmac.compare_digest(hashed_token(given), stored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A consumer in the configuration.
+
+    Args:
+        type: "push" or "pull"; empty is push.
+        token: 16 characters or more. None keeps the one that is there; a new one is random then,
+            and `PUT` with rotate=true tells another.
+
+    Raises:
+        SetupError: one of them is not valid.
+    """
+
+    type: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        consumer_type(self.type)
+        _check_token(self.token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """A channel in the configuration.
+
+    Args:
+        token: As a consumer's.
+        consumers: By id.
+
+    Raises:
+        SetupError: one of them is not valid.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    consumers: Mapping[str, Consumer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        _check_token(self.token)
+        for name in self.consumers:
+            channel_id(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Channels over HTTP: `broker.asgi(auth, channels=Channels())`.
+
+    Args:
+        stop_timeout: How long a job may take that gives no IncrementalTimeout.
+        rational_delay: Added to each timeout.
+        max_retries: How often a job that runs out of time is queued again; then it is dead.
+        channels: Made at the first request, by id; `PUT` makes others.
+
+    Raises:
+        SetupError: one of them is not valid.
+    """
+
+    stop_timeout: Duration = 30.0
+    rational_delay: Duration = 2.0
+    max_retries: int = 5
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        positive_seconds("stop_timeout", self.stop_timeout)
+        delay_seconds(self.rational_delay, name="rational_delay")
+        whole_number("max_retries", self.max_retries)
+        for name in self.channels:
+            channel_id(name)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds until a job is queued again."""
+        longer = delay_seconds(self.rational_delay, name="rational_delay")
+        return positive_seconds("stop_timeout", self.stop_timeout) + longer
+
+
+def _check_token(token: object) -> None:
+    if token is not None and (not isinstance(token, str) or len(token) < SHORTEST_TOKEN):
+        raise SetupError(f"a token is text of {SHORTEST_TOKEN} characters or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A channel or a consumer, as the database has it."""
+
+    id: str
+    token_hash: str = field(repr=False)
+    type: str = ""
+    """Of a consumer."""
+    new_token: str | None = field(default=None, repr=False)
+    """Told once, when it was made."""
+    created: bool = False
+    changed: bool = False
+    """Whether anything was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullJob:
+    """A job as its consumer sees it."""
+
+    id: int
+    state: JobState
+    priority: int
+    deliveries: int
+    headers: Mapping[str, Any]
+    payload: bytes
+    due: bool = True
+    """Whether a queued job may be taken now."""
+    lease_expires_at: datetime | None = None
+
+    @property
+    def retries(self) -> int:
+        """How often it was started again, or will have been with its next start."""
+        return self.deliveries if self.state is JobState.QUEUED else max(0, self.deliveries - 1)
+
+    @property
+    def message_id(self) -> str:
+        """What all jobs of its message have in common."""
+        found = self.headers.get(MESSAGE_ID)
+        return found if isinstance(found, str) else str(self.id)

@@ -1,0 +1,90 @@
+"""Channels and consumers: rows of the policy state, which nothing removes but their owner."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Table, select, update
+
+from faststream_sqlbroker.core.channels import Registered, hashed_token, new_token
+from faststream_sqlbroker.dialects.policy_state import insert_new
+
+CHANNEL = "channel"
+"""Scope of channels; the key is the id."""
+CONSUMER = "consumer:"
+"""The scope of a channel's consumers is this and its id; the key is the consumer's."""
+MOST_CONSUMERS = 1_000
+"""Consumers of a channel, and those whose leases one process watches."""
+
+
+def find(connection: Connection, table: Table, scope: str, key: str) -> Registered | None:
+    """The channel or consumer."""
+    statement = select(table.c.info).where(table.c.scope == scope, table.c.key == key)
+    info = connection.execute(statement).scalar_one_or_none()
+    return None if info is None else _registered(key, info)
+
+
+def put(
+    connection: Connection,
+    table: Table,
+    scope: str,
+    key: str,
+    *,
+    token: str | None,
+    changes: Mapping[str, Any],
+    rotate: bool,
+) -> Registered:
+    """Make the channel or consumer, or change the one that is there; its row stays locked.
+
+    A new one gets `token`, or a random one; with `rotate`, so does one that is there. A token that
+    is given replaces the one that is there.
+    """
+    c = table.c
+    made = token or new_token()
+    where = (c.scope == scope, c.key == key)
+    locking = select(c.info).where(*where).with_for_update()
+    info = connection.execute(locking).scalar_one_or_none()
+    created = False
+    if info is None:
+        new = {"token": hashed_token(made), **changes}
+        # The race: another process may make it at the same time. Then its row stays, and this
+        # one's token is none.
+        row = {"scope": scope, "key": key, "info": new}
+        insert_new(connection, table, [row])
+        info = connection.execute(locking).scalar_one()
+        created = info["token"] == new["token"]
+    replaced = created or rotate or token is not None
+    kept = {"token": hashed_token(made)} if replaced else {}
+    wanted = {**info, **kept, **changes}
+    if wanted != info:
+        connection.execute(update(table).where(*where).values(info=wanted))
+    found = _registered(key, wanted)
+    told = made if token is None and replaced else None
+    changed = created or wanted != info
+    return Registered(found.id, found.token_hash, found.type, told, created, changed)
+
+
+def consumers(connection: Connection, table: Table, channel: str) -> list[Registered]:
+    """The consumers of a channel, by id."""
+    c = table.c
+    statement = select(c.key, c.info).where(c.scope == CONSUMER + channel)
+    rows = connection.execute(statement.order_by(c.key).limit(MOST_CONSUMERS))
+    return [_registered(row.key, row.info) for row in rows]
+
+
+def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
+    """Channel and id of all pull consumers."""
+    c = table.c
+    # A range, which the primary key serves on every database; ";" comes after ":".
+    ours = (c.scope > CONSUMER, c.scope < CONSUMER[:-1] + ";")
+    statement = select(c.scope, c.key, c.info).where(*ours).order_by(c.scope, c.key)
+    rows = connection.execute(statement.limit(MOST_CONSUMERS))
+    return [
+        (row.scope.removeprefix(CONSUMER), row.key)
+        for row in rows
+        if (row.info or {}).get("type") == "pull"
+    ]
+
+
+def _registered(key: str, info: Any) -> Registered:
+    fields = info if isinstance(info, Mapping) else {}
+    return Registered(key, str(fields.get("token", "")), str(fields.get("type", "")))

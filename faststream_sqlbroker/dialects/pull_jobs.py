@@ -1,0 +1,339 @@
+"""Jobs of pull consumers: the statements are the same on every database.
+
+A job's row is locked before its state is judged, so of two requests the second sees what the first
+has done. What a lease allows is decided by the database's clock.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, and_, case, func, literal, select, text, update
+
+from faststream_sqlbroker.core.channels import JobState, PullJob
+from faststream_sqlbroker.core.reasons import MAX_DELIVERIES, REJECTED
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.stored import NotACursorError
+from faststream_sqlbroker.core.text import load_headers
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.claimed_rows import load_payload
+from faststream_sqlbroker.dialects.job_changes import bring_back
+from faststream_sqlbroker.dialects.live_subscribers import paused
+from faststream_sqlbroker.dialects.message_walks import Walk, shown_columns
+from faststream_sqlbroker.dialects.sizes import chunks
+from faststream_sqlbroker.schema.types import MYSQL, clock
+
+PAGE_BYTES = 8 * 1024 * 1024
+"""Bytes of the bodies of one page; a page of large jobs is shorter, but never empty."""
+SWEPT = 100
+"""Expired leases that one transaction ends; bounds its length."""
+_STATES = {
+    MessageState.PENDING: JobState.QUEUED,
+    MessageState.RETRYABLE: JobState.QUEUED,
+    MessageState.PROCESSING: JobState.INFLIGHT,
+    MessageState.COMPLETED: JobState.DELIVERED,
+    MessageState.FAILED: JobState.DEAD,
+    MessageState.DISCARDED: JobState.DEAD,
+}
+_CLAIMABLE = "state IN ('PENDING', 'RETRYABLE')"
+_LEASED = "state = 'PROCESSING'"
+_COLUMNS = ("id", "priority", "deliveries_count", "headers", "payload")
+
+
+@dataclass(slots=True)
+class Held:
+    """A job whose row the transaction has locked."""
+
+    id: int
+    queue: str
+    state: JobState
+    token: UUID | None = None
+    age: float = 0.0
+    """Seconds since it was claimed."""
+    due: bool = True
+    """Whether a queued job may be taken."""
+
+
+# Which jobs there are.
+
+
+def queued(
+    connection: Connection, dialect: Dialect, queue: str, after: str | None, limit: int
+) -> tuple[list[PullJob], str | None]:
+    """Up to `limit` jobs that are due, the highest priority first, and where the next page begins.
+
+    Raises:
+        NotACursorError: `after` is not of such a list.
+    """
+    found = _positions(connection, dialect, queue, after, limit + 1)
+    page = _of_size(found[:limit])
+    jobs = _with_bodies(connection, dialect, [row.id for row in page])
+    return jobs, _cursor(page[-1]) if len(page) < len(found) else None
+
+
+def _positions(
+    connection: Connection, dialect: Dialect, queue: str, after: str | None, limit: int
+) -> list[Any]:
+    """Positions and sizes of up to `limit` jobs that are due, behind `after`."""
+    at = None if after is None else _position(after)
+    found: list[Any] = []
+    for pair in dialect.ready_pairs(connection, [queue], only_open=True):
+        if pair.due_in > 0 or (at is not None and pair.priority > at[0]):
+            continue
+        beyond = at[1:] if at is not None and pair.priority == at[0] else None
+        room = limit - len(found)
+        found += _due(connection, dialect, queue, pair.priority, beyond, room)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _with_bodies(connection: Connection, dialect: Dialect, ids: Sequence[int]) -> list[PullJob]:
+    """The jobs in this order; one that was taken since is left out."""
+    table = dialect.tables.message
+    columns = shown_columns(table, _COLUMNS, dialect.name)
+    statement = select(*columns).where(table.c.id.in_(ids), text(_CLAIMABLE))
+    rows = {row.id: row for row in connection.execute(statement)}
+    return [_job(rows[i], JobState.QUEUED) for i in ids if i in rows]
+
+
+def _due(
+    connection: Connection,
+    dialect: Dialect,
+    queue: str,
+    priority: int,
+    beyond: Sequence[Any] | None,
+    limit: int,
+) -> Sequence[Any]:
+    """Position and size of jobs of one priority, in the order of their due times."""
+    table = dialect.tables.message
+    c = table.c
+    claimable = text("claimable = 1" if dialect.name in MYSQL else _CLAIMABLE)
+    where = (claimable, c.queue == queue, c.priority == priority, c.next_attempt_at <= clock())
+    walk = Walk("ready", table, "ready_index", where, (c.next_attempt_at, c.id))
+    names = ("priority", "next_attempt_at", "id")
+    columns = [*shown_columns(table, names, dialect.name), func.length(c.payload).label("size")]
+    statement = walk.select(dialect, columns).where(func.coalesce(c.expires_at > clock(), True))
+    if beyond is not None:
+        statement = statement.where(walk.beyond(beyond))
+    return connection.execute(statement.limit(limit)).all()
+
+
+def _of_size(rows: Sequence[Any]) -> Sequence[Any]:
+    size = 0
+    for number, row in enumerate(rows):
+        size += row.size or 0
+        if number and size > PAGE_BYTES:
+            return rows[:number]
+    return rows
+
+
+def _cursor(row: Any) -> str:
+    position = [row.priority, to_microseconds(row.next_attempt_at), row.id]
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
+
+
+def _position(cursor: str) -> tuple[int, Any, int]:
+    try:
+        priority, due, last = json.loads(
+            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        )
+        if any(type(each) is not int for each in (priority, due, last)):
+            raise NotACursorError
+        return priority, from_microseconds(due), last
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise NotACursorError from error
+
+
+def one(connection: Connection, dialect: Dialect, queue: str, job_id: int) -> PullJob | None:
+    """The job, live or archived."""
+    tables = dialect.tables
+    for table in (tables.message, tables.archive):
+        assert table is not None  # noqa: S101 - without an archive there are no channels
+        columns = shown_columns(table, (*_COLUMNS, "state"), dialect.name)
+        if table is tables.message:
+            columns += shown_columns(table, ("lease_expires_at",), dialect.name)
+            columns.append(_is_due(table).label("is_due"))
+        of_queue = and_(table.c.id == job_id, table.c.queue == queue)
+        row = connection.execute(select(*columns).where(of_queue)).first()
+        if row is not None:
+            return _job(row, _STATES[MessageState[row.state]])
+    return None
+
+
+def _is_due(table: Any) -> Any:
+    lives = func.coalesce(table.c.expires_at > clock(), True)
+    return case((and_(table.c.next_attempt_at <= clock(), lives), 1), else_=0)
+
+
+def _job(row: Any, state: JobState) -> PullJob:
+    return PullJob(
+        id=row.id,
+        state=state,
+        priority=row.priority,
+        deliveries=row.deliveries_count,
+        headers=load_headers(row.headers),
+        payload=load_payload(row.payload),
+        due=bool(getattr(row, "is_due", 1)),
+        lease_expires_at=getattr(row, "lease_expires_at", None),
+    )
+
+
+# Changes of one job.
+
+
+def hold(
+    connection: Connection, dialect: Dialect, queue: str, job_id: int, max_retries: int
+) -> Held | None:
+    """Lock the job; if its time is over, queue it again, or end it as dead.
+
+    None: there is no such job in the queue.
+    """
+    tables = dialect.tables
+    # Twice the live ones: a job may come back from the archive between the first two looks.
+    for table in (tables.message, tables.archive, tables.message):
+        assert table is not None  # noqa: S101 - as above
+        c = table.c
+        is_live = table is tables.message
+        columns: list[Any] = [c.id, c.queue, c.state, c.deliveries_count]
+        columns += [c.attempts_count, c.acquired_at]
+        if is_live:
+            over = case((c.lease_expires_at <= clock(), 1), else_=0).label("over")
+            columns += [c.lease_token, over, _is_due(table).label("is_due")]
+        of_queue = and_(c.id == job_id, c.queue == queue)
+        row = connection.execute(select(*columns).where(of_queue).with_for_update()).first()
+        if row is not None and is_live:
+            return _live(connection, dialect, row, max_retries)
+        if row is not None:
+            return Held(row.id, row.queue, _STATES[MessageState[row.state]])
+    return None
+
+
+def _live(connection: Connection, dialect: Dialect, row: Any, max_retries: int) -> Held:
+    state = _STATES[MessageState[row.state]]
+    if state is JobState.QUEUED:
+        return Held(row.id, row.queue, state, due=bool(row.is_due))
+    if not row.over:
+        age = (dialect.now(connection) - row.acquired_at).total_seconds()
+        return Held(row.id, row.queue, state, row.lease_token, max(0.0, age))
+    if row.deliveries_count > max_retries:
+        settle(connection, dialect, _killed(row.id, row.lease_token))
+        return Held(row.id, row.queue, JobState.DEAD)
+    _requeue(connection, dialect, row.id, row.attempts_count)
+    return Held(row.id, row.queue, JobState.QUEUED)
+
+
+def _requeue(connection: Connection, dialect: Dialect, job_id: int, attempts: int) -> None:
+    table = dialect.tables.message
+    state = MessageState.RETRYABLE if attempts else MessageState.PENDING
+    values = {
+        "state": state.name,
+        "acquired_at": None,
+        "lease_token": None,
+        "lease_expires_at": None,
+    }
+    connection.execute(update(table).where(table.c.id == job_id).values(values))
+
+
+def start(
+    connection: Connection, dialect: Dialect, held: Held, lease: float, token: UUID
+) -> ClaimedMessage | None:
+    """Lease the locked job; a dead one comes back from the archive first. None: it is not due."""
+    if held.state is JobState.DEAD:
+        archive = dialect.tables.archive
+        assert archive is not None  # noqa: S101 - it was found there
+        new = {
+            "state": literal(MessageState.PENDING.name),
+            "publish_count": archive.c.publish_count + 1,
+            "next_attempt_at": clock(),
+            # Both are over by now: who starts it wants it to run.
+            "expires_at": None,
+            "dedup_id": None,
+        }
+        bring_back(connection, dialect, [held.id], new)
+    found = dialect.claim_ids(connection, [held.id], [held.queue], lease, token)
+    return found[0] if found else None
+
+
+def has_expired(connection: Connection, dialect: Dialect, held: Held) -> bool:
+    """Whether the job's `expires_at` is over."""
+    table = dialect.tables.message
+    over = select(table.c.id).where(table.c.id == held.id, table.c.expires_at <= clock())
+    return connection.execute(over).first() is not None
+
+
+def is_paused(connection: Connection, dialect: Dialect, queue: str) -> bool:
+    """Whether an operator has paused the queue."""
+    return bool(paused(connection, dialect.tables.policy_state, queue))
+
+
+def delivered(held: Held) -> Settlement:
+    """The end of a job that its consumer has done."""
+    assert held.token is not None  # noqa: S101 - it is in flight
+    return Settlement(held.id, held.token, MessageState.COMPLETED, ended_after=held.age)
+
+
+def killed(held: Held) -> Settlement:
+    """The end of a job that its consumer gives up."""
+    assert held.token is not None  # noqa: S101 - it is in flight
+    return Settlement(
+        held.id, held.token, MessageState.FAILED, ended_after=held.age, reason=REJECTED
+    )
+
+
+def _killed(job_id: int, token: UUID) -> Settlement:
+    """The end of a job that ran out of time too often; no consumer has answered."""
+    return Settlement(job_id, token, MessageState.FAILED, attempted=False, reason=MAX_DELIVERIES)
+
+
+def settle(connection: Connection, dialect: Dialect, settlement: Settlement) -> bool:
+    """Write the end of a job; false if its lease is gone."""
+    return settlement.id in dialect.settle(connection, [settlement]).settled
+
+
+# Leases that have run out.
+
+
+def overdue(connection: Connection, dialect: Dialect, queues: Sequence[str]) -> list[str]:
+    """Those of `queues` that have leases that have ended."""
+    found: list[str] = []
+    for part in chunks(queues):
+        walk = _leased(dialect)
+        over = walk.select(dialect, [walk.table.c.queue]).where(walk.table.c.queue.in_(part))
+        found += connection.execute(over.order_by(None).distinct()).scalars()
+    return found
+
+
+def _leased(dialect: Dialect) -> Walk:
+    """Leases that have ended, of all queues."""
+    table = dialect.tables.message
+    leased = text("lease_expires_at IS NOT NULL" if dialect.name in MYSQL else _LEASED)
+    where = (leased, table.c.lease_expires_at <= clock())
+    return Walk("leased", table, "leased_index", where, (table.c.lease_expires_at, table.c.id))
+
+
+def sweep(
+    connection: Connection, dialect: Dialect, queue: str, max_retries: int
+) -> list[Settlement]:
+    """Queue up to `SWEPT` jobs again whose time is over, and end those that had it too often;
+    returns the ends.
+    """
+    walk = _leased(dialect)
+    c = walk.table.c
+    columns = [c.id, c.lease_token, c.deliveries_count, c.attempts_count]
+    locking = walk.select(dialect, columns).where(c.queue == queue).limit(SWEPT)
+    locking = locking.with_for_update(skip_locked=True)
+    rows = connection.execute(locking).all()
+    over = [row for row in rows if row.deliveries_count > max_retries]
+    ends = [_killed(row.id, row.lease_token) for row in over]
+    if ends:
+        dialect.settle(connection, ends)
+    for row in rows:
+        if row.deliveries_count <= max_retries:
+            _requeue(connection, dialect, row.id, row.attempts_count)
+    return ends

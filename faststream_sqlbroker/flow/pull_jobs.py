@@ -1,0 +1,264 @@
+"""Jobs of channels: published to all consumers at once, taken and ended over HTTP."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+from faststream_sqlbroker.core.channels import (
+    MESSAGE_ID,
+    Channels,
+    JobState,
+    PullJob,
+    Registered,
+    channel_id,
+    consumer_type,
+    queue_of,
+)
+from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.loop import Log, Loop
+from faststream_sqlbroker.flow.metrics import DirectMetrics
+from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.store.channels import Changed, ChangeRequest
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
+
+LONGEST_PAUSE = 5.0
+"""Seconds between two looks for leases that have ended; other processes may have given some."""
+SHORTEST_PAUSE = 0.1
+"""Seconds: a lease that ends just now is found by the next look."""
+BY_CONFIGURATION = "configuration"
+"""Who the audit says has made what the configuration names."""
+
+
+class PullJobs:
+    """One broker's channels; its loop queues jobs again whose time is over."""
+
+    def __init__(
+        self,
+        store: "Store",
+        publisher: Publisher,
+        wakeups: Wakeups,
+        options: Channels,
+        *,
+        log: Log,
+        recorder: Recorder | None,
+        subscribed: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`subscribed` tells the queues of this process's subscribers, each with its worker's name.
+
+        Raises:
+            SetupError: nothing finished is kept, or a subscriber has the queue of a pull consumer.
+        """
+        if not store.channels.has_archive:
+            raise SetupError(
+                "channels need the archive, which knows what has become of a job: give the "
+                "message_archive_table_name in SqlBrokerSchemaConfig"
+            )
+        self._store = store
+        self._publisher = publisher
+        self._wakeups = wakeups
+        self._options = options
+        self._subscribed = subscribed
+        self._metrics = DirectMetrics(recorder)
+        self._loop = Loop("pull jobs", self._tick, log, wakeups.clock)
+        self._runs = False
+        self._configured = False
+        self._turn = asyncio.Lock()
+        for channel, of_channel in options.channels.items():
+            for name, consumer in of_channel.consumers.items():
+                if consumer_type(consumer.type) == "pull":
+                    self._check_free(queue_of(channel, name), subscribed())
+
+    async def begin(self) -> None:
+        """Make what the configuration names, and start the loop; without effect the second time.
+
+        Raises:
+            SetupError: a subscriber has the queue of a pull consumer.
+        """
+        if not self._runs or self._loop.orphaned:
+            self._runs = True
+            self._loop.start(self._wakeups.outages)
+        async with self._turn:
+            if not self._configured:
+                await self._configure()
+                self._configured = True
+
+    async def _configure(self) -> None:
+        for channel, settings in self._options.channels.items():
+            await self._store.channels.put(channel, by=BY_CONFIGURATION, token=settings.token)
+            for name, consumer in settings.consumers.items():
+                await self.put_consumer(
+                    channel,
+                    name,
+                    kind=consumer.type,
+                    by=BY_CONFIGURATION,
+                    token=consumer.token,
+                )
+
+    async def stop(self) -> None:
+        """End the loop."""
+        self._runs = False
+        await self._loop.stop()
+
+    # Channels and consumers.
+
+    async def put_channel(self, channel: str, *, by: str, rotate: bool = False) -> Registered:
+        """Make the channel, or give it a new token.
+
+        Raises:
+            SetupError: `channel` cannot be an id.
+        """
+        found = await self._store.channels.put(channel_id(channel), by=by, rotate=rotate)
+        assert found is not None  # noqa: S101 - only a consumer can be without its channel
+        return found
+
+    async def put_consumer(
+        self,
+        channel: str,
+        consumer: str,
+        *,
+        kind: str | None,
+        by: str,
+        rotate: bool = False,
+        token: str | None = None,
+    ) -> Registered | None:
+        """Make the consumer, or change it. None: there is no such channel.
+
+        Raises:
+            SetupError: an id or the type is not valid, or a subscriber has the queue of a pull
+                consumer.
+        """
+        wanted = consumer_type(kind)
+        queue = queue_of(channel_id(channel), channel_id(consumer))
+        if wanted == "pull":
+            self._check_free(queue, self._subscribed())
+            living = await self._store.live_subscribers.subscribers()
+            self._check_free(queue, {q: each.worker for each in living for q in each.queues})
+        return await self._store.channels.put(
+            channel, consumer, by=by, kind=wanted, rotate=rotate, token=token
+        )
+
+    def _check_free(self, queue: str, subscribed: Mapping[str, str]) -> None:
+        """Refuse a subscriber, with its policies, dead letters and limits, on a pull queue."""
+        if queue in subscribed:
+            raise SetupError(
+                f"the queue {queue!r} has the subscriber {subscribed[queue]}: jobs of a pull "
+                "consumer are taken over HTTP only, without policies and dead_letter_queue. Use "
+                "the type push, or end the subscriber"
+            )
+
+    async def find(self, channel: str) -> Registered | None:
+        """The channel."""
+        return await self._store.channels.find(channel)
+
+    async def both(
+        self, channel: str, consumer: str
+    ) -> tuple[Registered | None, Registered | None]:
+        """The channel and the consumer."""
+        of_channel, of_consumer = await self._store.channels.both(channel, consumer)
+        return of_channel, of_consumer
+
+    # Jobs.
+
+    async def broadcast(
+        self, channel: str, payload: bytes, content_type: str | None, priority: int
+    ) -> tuple[str, int]:
+        """Write a job for each consumer of the channel, in one transaction; the id that they have
+        in common, and how many there are.
+
+        Raises:
+            PublishError: the body is too large.
+            QueueFullError: the queue of a consumer is full: no job is written.
+        """
+        message = uuid4().hex
+        headers = {MESSAGE_ID: message}
+        if content_type:
+            headers["content-type"] = content_type
+        rows = [
+            NewMessage(queue_of(channel, each.id), payload, json.dumps(headers), priority)
+            for each in await self._store.channels.consumers(channel)
+        ]
+        await self._publisher.publish(rows, droppable=False)
+        return message, len(rows)
+
+    async def queued(
+        self, queue: str, after: str | None, limit: int
+    ) -> tuple[list[PullJob], str | None]:
+        """A page of the jobs that are due, and where the next one begins.
+
+        Raises:
+            NotACursorError: `after` is not of such a list.
+        """
+        overdue, _ = await self._store.channels.overdue([queue])
+        if overdue:
+            await self._sweep(queue)
+        return await self._store.channels.queued(queue, after, limit)
+
+    async def job(self, queue: str, job_id: int) -> PullJob | None:
+        """One job."""
+        return await self._store.channels.job(queue, job_id)
+
+    async def change(
+        self,
+        queue: str,
+        job_id: int,
+        wanted: JobState,
+        *,
+        longer: int | None = None,
+        token: UUID | None = None,
+    ) -> Changed:
+        """Lead the job to the state that is asked for, if that is allowed.
+
+        `longer` are seconds added to the timeout of a start; `token` is the lease that the consumer
+        believes to have, None if it does not say.
+        """
+        changed = await self._store.channels.change(
+            self._request(queue, job_id, wanted, longer, token)
+        )
+        if changed.started is not None:
+            self._metrics.taken([changed.started], [])
+        if changed.ended is not None:
+            self._metrics.settled(changed.ended, queue)
+        if changed.verdict == "lost":
+            self._metrics.lost(queue, unknown=False)
+        return changed
+
+    async def extend(self, queue: str, job_id: int, token: UUID, *, longer: int = 0) -> bool:
+        """Let the lease end after one more timeout and `longer` seconds; false if it is gone."""
+        request = self._request(queue, job_id, JobState.INFLIGHT, longer, token)
+        return await self._store.channels.extend(request)
+
+    def _request(
+        self, queue: str, job_id: int, wanted: JobState, longer: int | None, token: UUID | None
+    ) -> ChangeRequest:
+        return ChangeRequest(
+            queue=queue,
+            job=job_id,
+            wanted=wanted,
+            lease=self._options.timeout + (longer or 0),
+            max_retries=self._options.max_retries,
+            with_timeout=longer is not None,
+            token=token,
+        )
+
+    # What no consumer ends.
+
+    async def _tick(self) -> float:
+        queues = await self._store.channels.pulled()
+        if not queues:
+            return LONGEST_PAUSE
+        overdue, ends_in = await self._store.channels.overdue(queues)
+        for queue in overdue:
+            await self._sweep(queue)
+        pause = LONGEST_PAUSE if ends_in is None else ends_in
+        return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, pause))
+
+    async def _sweep(self, queue: str) -> None:
+        for end in await self._store.channels.sweep(queue, self._options.max_retries):
+            self._metrics.settled(end, queue)

@@ -1,0 +1,327 @@
+"""Channels and pull consumers over HTTP, in the manner of webhook-broker."""
+
+import base64
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from faststream_sqlbroker.core.channels import (
+    JobState,
+    PullJob,
+    Registered,
+    queue_of,
+    token_fits,
+)
+from faststream_sqlbroker.core.stored import NotACursorError
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.pull_jobs import PullJobs
+from faststream_sqlbroker.http.answers import (
+    BodyLimits,
+    Problem,
+    read_body,
+    read_form,
+    read_object,
+)
+from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.users import Role, User
+from faststream_sqlbroker.store.channels import Changed
+
+CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
+CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above
+LEASE = "X-Broker-Lease"
+PRIORITY = "X-Broker-Message-Priority"
+DEFAULT_LIMIT = 25
+"""Jobs of a page."""
+HIGHEST_LIMIT = 100
+"""More are clipped to it."""
+HIGHEST_PRIORITY = 100
+"""Of a message; the lowest is as much below 0."""
+LONGEST_TIMEOUT = 10 * 365 * 86_400
+"""Seconds that a job may add to its timeout."""
+LARGEST_ID = 2**63 - 1
+"""Of a job."""
+UNKNOWN_HASH = "0" * 64
+"""What a token of a channel that does not exist is compared with."""
+WANTED = ("INFLIGHT", "DELIVERED", "DEAD")
+"""The states that a request may name."""
+_CONTENT_TYPE = re.compile(r"[ -~]{1,200}")
+_FIELDS = frozenset({"type", "rotate"})
+Guard = Callable[
+    [Role, Callable[[Request, User], Awaitable[Response]]],
+    Callable[[Request], Awaitable[Response]],
+]
+
+
+class ChannelRoutes:
+    """Answers requests about channels."""
+
+    def __init__(self, jobs: PullJobs, gate: Gate, limits: BodyLimits, guard: Guard) -> None:
+        """Administrators pass by `guard`; consumers by both tokens."""
+        self._jobs = jobs
+        self._gate = gate
+        self._limits = limits
+        self._guard = guard
+
+    def routes(self) -> list[Route]:
+        """All paths."""
+        channel = "/channel/{channel}"
+        consumer = channel + "/consumer/{consumer}"
+        job = consumer + "/job/{job}"
+        return [
+            Route(channel, self._guard(Role.ADMIN, self.put_channel), methods=["PUT"]),
+            Route(channel + "/broadcast", self.broadcast, methods=["POST"]),
+            Route(consumer, self._guard(Role.ADMIN, self.put_consumer), methods=["PUT"]),
+            Route(consumer + "/queued-jobs", self.queued_jobs, methods=["GET"]),
+            Route(job, self.change, methods=["POST"]),
+            Route(job, self.show, methods=["GET"]),
+            Route(job + "/heartbeat", self.heartbeat, methods=["POST"]),
+        ]
+
+    async def _begin(self) -> None:
+        try:
+            await self._jobs.begin()
+        except SetupError as error:
+            # Its text names a worker, and the caller is not known yet.
+            self._gate.log(f"HTTP: the channels of the configuration cannot be made: {error}")
+            raise Problem(503, "the channels cannot be made: see the server's log") from None
+
+    # For administrators.
+
+    async def put_channel(self, request: Request, user: User) -> Response:
+        """Make a channel; its token is told once."""
+        await self._begin()
+        fields = await self._fields(request)
+        if "type" in fields:
+            raise Problem(400, "a channel has no type")
+        rotate = _flag(fields, "rotate")
+        channel = request.path_params["channel"]
+        found = await self._jobs.put_channel(channel, by=user.name, rotate=rotate)
+        return _registered(found, {"ID": found.id})
+
+    async def put_consumer(self, request: Request, user: User) -> Response:
+        """Make a consumer, or change its type; its token is told once."""
+        await self._begin()
+        fields = await self._fields(request)
+        channel, consumer = _ids(request)
+        found = await self._jobs.put_consumer(
+            channel,
+            consumer,
+            kind=fields.get("type"),
+            by=user.name,
+            rotate=_flag(fields, "rotate"),
+        )
+        if found is None:
+            raise Problem(404, "there is no such channel")
+        queue = queue_of(channel, found.id)
+        return _registered(found, {"ID": found.id, "Type": found.type, "Queue": queue})
+
+    async def _fields(self, request: Request) -> Mapping[str, str]:
+        fields = await read_form(request, self._limits)
+        if unknown := sorted(fields.keys() - _FIELDS):
+            raise Problem(
+                400,
+                f"unknown fields: {', '.join(unknown)[:80]}; there are type and rotate. Tokens are "
+                "made here, and no URLs are called",
+            )
+        return fields
+
+    # For producers.
+
+    async def broadcast(self, request: Request) -> Response:
+        """Publish to all consumers of a channel."""
+        await self._begin()
+        channel = request.path_params["channel"]
+        self._gate.check(request, channel)
+        found = await self._jobs.find(channel)
+        self._verify(request, channel, [(found, CHANNEL_TOKEN)])
+        priority = _whole(request.headers.get(PRIORITY, "0"), PRIORITY)
+        if not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+            raise Problem(400, f"{PRIORITY} must be -100 to 100")
+        payload = await read_body(request, self._limits)
+        kind = request.headers.get("content-type")
+        if kind is not None and not _CONTENT_TYPE.fullmatch(kind):
+            raise Problem(400, "Content-Type has up to 200 printable ASCII characters")
+        message, count = await self._jobs.broadcast(channel, payload, kind, priority)
+        if not count:
+            raise Problem(409, "the channel has no consumer: nothing was published")
+        return JSONResponse({"MessageID": message, "Jobs": count}, 201)
+
+    # For consumers.
+
+    async def queued_jobs(self, request: Request) -> Response:
+        """The jobs that may be taken, the highest priority first."""
+        queue = await self._pull_queue(request)
+        limit = _whole(request.query_params.get("limit") or str(DEFAULT_LIMIT), "limit")
+        if limit < 1:
+            raise Problem(400, "limit must be 1 or more")
+        limit = min(limit, HIGHEST_LIMIT)
+        after = request.query_params.get("after")
+        try:
+            jobs, following = await self._jobs.queued(queue, after, limit)
+        except NotACursorError:
+            raise Problem(400, "after must be that of the link to this page") from None
+        headers = {}
+        if following is not None:
+            query = urlencode({"limit": limit, "after": following})
+            headers["Link"] = f'<{request.url.path}?{query}>; rel="next"'
+        result = [_shown(job) for job in jobs]
+        return JSONResponse({"Result": result}, headers=headers)
+
+    async def show(self, request: Request) -> Response:
+        """One job, with its state."""
+        queue = await self._pull_queue(request)
+        job = await self._jobs.job(queue, _job_id(request))
+        if job is None:
+            raise Problem(404, "there is no such job")
+        return JSONResponse({**_shown(job), "State": job.state.value, "RetryCount": job.retries})
+
+    async def change(self, request: Request) -> Response:
+        """Take a job, or end it."""
+        queue = await self._pull_queue(request)
+        job_id = _job_id(request)
+        body = await read_object(request, self._limits)
+        wanted = body.get("NextState")
+        if not isinstance(wanted, str) or wanted not in WANTED:
+            raise Problem(400, f"NextState must be one of {', '.join(WANTED)}")
+        longer = _timeout(body, "IncrementalTimeout")
+        changed = await self._jobs.change(
+            queue, job_id, JobState(wanted), longer=longer, token=_lease(request)
+        )
+        return _answer(changed, wanted)
+
+    async def heartbeat(self, request: Request) -> Response:
+        """Extend the lease of a job that takes long."""
+        queue = await self._pull_queue(request)
+        job_id = _job_id(request)
+        token = _lease(request)
+        if token is None:
+            raise Problem(400, f"{LEASE} must be what the claim has answered")
+        body = await read_object(request, self._limits)
+        longer = _timeout(body, "IncrementalTimeout") or 0
+        held = await self._jobs.extend(queue, job_id, token, longer=longer)
+        if not held:
+            raise Problem(409, "the lease is lost: another consumer may have the job")
+        return Response(status_code=202)
+
+    async def _pull_queue(self, request: Request) -> str:
+        """The queue of a pull consumer whose tokens the request has.
+
+        Raises:
+            Problem: they are missing or wrong (403), or it is a push consumer (400).
+        """
+        await self._begin()
+        channel, consumer = _ids(request)
+        queue = queue_of(channel, consumer)
+        self._gate.check(request, queue)
+        of_channel, of_consumer = await self._jobs.both(channel, consumer)
+        self._verify(request, queue, [(of_channel, CHANNEL_TOKEN), (of_consumer, CONSUMER_TOKEN)])
+        assert of_consumer is not None  # noqa: S101 - its token was right
+        if of_consumer.type != "pull":
+            raise Problem(400, f"the consumer is a push one: subscribe to the queue {queue!r}")
+        return queue
+
+    def _verify(
+        self, request: Request, name: str, needed: list[tuple[Registered | None, str]]
+    ) -> None:
+        """Compare all tokens, also of what does not exist: the answer does not tell which."""
+        fits = [
+            token_fits(request.headers.get(header, ""), found.token_hash if found else UNKNOWN_HASH)
+            for found, header in needed
+        ]
+        if all(fits):
+            return
+        self._gate.failed(request, name)
+        names = " and ".join(header for _, header in needed)
+        raise Problem(403, f"{names} must be right")
+
+
+def _answer(changed: Changed, wanted: str) -> Response:
+    """What a consumer is told of a change."""
+    state = "" if changed.state is None else changed.state.value
+    refused = {
+        "not_found": (404, "there is no such job"),
+        "lost": (409, "the lease is lost: another consumer may have the job"),
+        "paused": (409, "the queue is paused by an operator"),
+        "expired": (400, "the job has expired"),
+        "refused": (400, f"a job that is {state} cannot become {wanted} by this request"),
+    }
+    if changed.verdict in refused:
+        raise Problem(*refused[changed.verdict])
+    headers = {}
+    if changed.lease is not None:
+        headers[LEASE] = str(changed.lease)
+    return Response(status_code=202, headers=headers)
+
+
+def _registered(found: Registered, shown: dict[str, Any]) -> Response:
+    if found.new_token is not None:
+        shown["Token"] = found.new_token
+    return JSONResponse(shown, 201 if found.created else 200)
+
+
+def _shown(job: PullJob) -> dict[str, Any]:
+    kind = job.headers.get("content-type")
+    content_type = kind if isinstance(kind, str) else "application/octet-stream"
+    try:
+        payload = job.payload.decode()
+    except UnicodeDecodeError:
+        payload = base64.b64encode(job.payload).decode()
+        content_type += ";base64"
+    message = {"MessageID": job.message_id, "Payload": payload, "ContentType": content_type}
+    return {"ID": str(job.id), "Priority": job.priority, "Message": message}
+
+
+def _ids(request: Request) -> tuple[str, str]:
+    return request.path_params["channel"], request.path_params["consumer"]
+
+
+def _job_id(request: Request) -> int:
+    text = request.path_params["job"]
+    # Other forms of the same number would be other names of one job.
+    if not text.isascii() or not text.isdecimal() or str(int(text[:20])) != text:
+        raise Problem(404, "there is no such job")
+    number = int(text)
+    if number > LARGEST_ID:
+        raise Problem(404, "there is no such job")
+    return number
+
+
+def _whole(text: str, name: str) -> int:
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > len(str(LARGEST_ID)):
+        raise Problem(400, f"{name} must be a whole number")
+    return int(text)
+
+
+def _timeout(body: Mapping[str, Any], name: str) -> int | None:
+    """Seconds; None: the field is missing."""
+    if name not in body:
+        return None
+    value = body[name]
+    if type(value) is not int or not 0 <= value <= LONGEST_TIMEOUT:
+        raise Problem(400, f"{name} must be a whole number of seconds, 0 or more")
+    return value
+
+
+def _lease(request: Request) -> UUID | None:
+    """The lease that the consumer believes to have; None: it does not say."""
+    given = request.headers.get(LEASE)
+    if given is None:
+        return None
+    try:
+        return UUID(given)
+    except ValueError:
+        raise Problem(400, f"{LEASE} must be what the claim has answered") from None
+
+
+def _flag(fields: Mapping[str, str], name: str) -> bool:
+    value = fields.get(name, "false")
+    if value not in {"true", "false"}:
+        raise Problem(400, f"{name} must be true or false")
+    return value == "true"

@@ -1,0 +1,280 @@
+"""Channels, their consumers and jobs; each operation is one transaction."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.channels import (
+    STARTS,
+    JobState,
+    PullJob,
+    Registered,
+    Step,
+    queue_of,
+    step_to,
+)
+from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.reasons import EXPIRED
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.dialects import Dialect, channels, jobs, pull_jobs
+from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.store.transaction import Transactions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRequest:
+    """What a consumer asks for one of its jobs."""
+
+    queue: str
+    job: int
+    wanted: JobState
+    lease: float
+    """Seconds, for a start."""
+    max_retries: int
+    with_timeout: bool = False
+    token: UUID | None = None
+    """The lease that the consumer believes to have; None: it does not say."""
+
+
+Verdict = Literal["done", "not_found", "refused", "lost", "paused", "expired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What became of it."""
+
+    verdict: Verdict
+    state: JobState | None = None
+    """Where the job was."""
+    lease: UUID | None = None
+    """Of a job that was started."""
+    started: ClaimedMessage | None = None
+    ended: Settlement | None = None
+
+
+class ChannelStore:
+    """Reads and writes them.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
+        """Each operation takes one of the store's `places`."""
+        consuming = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
+        self._transactions = transactions.doing(*consuming)
+        self._operating = transactions.doing(Activity.STATE)
+        self._dialect = dialect
+        self._table = dialect.tables.policy_state
+        self._places = places
+
+    @property
+    def has_archive(self) -> bool:
+        """Whether finished jobs can be kept, which their states need."""
+        return self._dialect.has_archive
+
+    async def find(self, channel: str, consumer: str | None = None) -> Registered | None:
+        """The channel, or one of its consumers."""
+        scope, key = _place(channel, consumer)
+        find = partial(channels.find, table=self._table, scope=scope, key=key)
+        return await self._operating.run(find, self._places, write=False)
+
+    async def both(self, channel: str, consumer: str) -> tuple[Registered | None, ...]:
+        """The channel and the consumer, in one look."""
+
+        def work(connection: Connection) -> tuple[Registered | None, ...]:
+            places = (_place(channel, None), _place(channel, consumer))
+            return tuple(channels.find(connection, self._table, *place) for place in places)
+
+        return await self._operating.run(work, self._places, write=False)
+
+    async def put(
+        self,
+        channel: str,
+        consumer: str | None = None,
+        *,
+        by: str,
+        kind: str = "",
+        token: str | None = None,
+        rotate: bool = False,
+    ) -> Registered | None:
+        """Make or change the channel or consumer, and note who did in the audit.
+
+        None: there is no such channel.
+        """
+        scope, key = _place(channel, consumer)
+        changes = {} if consumer is None else {"type": kind}
+
+        def work(connection: Connection) -> Registered | None:
+            if consumer is not None:
+                # A consumer of no channel could never be reached.
+                of_channel = channels.find(connection, self._table, *_place(channel, None))
+                if of_channel is None:
+                    return None
+            found = channels.put(
+                connection, self._table, scope, key, token=token, changes=changes, rotate=rotate
+            )
+            if not found.changed:
+                return found
+            arguments = {
+                "channel": channel,
+                "consumer": consumer,
+                "type": kind or None,
+                "new_token": found.new_token is not None or token is not None,
+            }
+            action = "put_channel" if consumer is None else "put_consumer"
+            job = Job(action=action, by=by, arguments=arguments, state="ended", expected=1, done=1)
+            jobs.add(connection, self._table, job, self._dialect.now(connection))
+            return found
+
+        return await self._operating.run(work, self._places)
+
+    async def consumers(self, channel: str) -> list[Registered]:
+        """The consumers of a channel."""
+        return await self._operating.run(
+            lambda c: channels.consumers(c, self._table, channel), self._places, write=False
+        )
+
+    async def pulled(self) -> list[str]:
+        """The queues of all pull consumers."""
+        found = await self._operating.run(
+            lambda c: channels.pulled(c, self._table), self._places, write=False
+        )
+        return [queue_of(*each) for each in found]
+
+    async def queued(
+        self, queue: str, after: str | None, limit: int
+    ) -> tuple[list[PullJob], str | None]:
+        """A page of the jobs that are due, and where the next one begins.
+
+        Raises:
+            NotACursorError: `after` is not of such a list.
+        """
+        return await self._transactions.run(
+            lambda c: pull_jobs.queued(c, self._dialect, queue, after, limit),
+            self._places,
+            write=False,
+        )
+
+    async def job(self, queue: str, job_id: int) -> PullJob | None:
+        """One job, live or archived."""
+        return await self._transactions.run(
+            lambda c: pull_jobs.one(c, self._dialect, queue, job_id), self._places, write=False
+        )
+
+    async def change(self, request: ChangeRequest) -> Changed:
+        """Lead the job to the state that is asked for, if that is allowed."""
+        # Drawn once: a repeated transaction gives the same lease, and knows it.
+        token = uuid4()
+
+        def work(connection: Connection) -> Changed:
+            return self._change(connection, request, token)
+
+        try:
+            return await self._transactions.run(work, self._places)
+        except UnknownOutcomeError:
+            return await self._transactions.run(work, self._places)
+
+    def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> Changed:
+        dialect = self._dialect
+        held = self._hold(connection, request)
+        if held is None:
+            return Changed("not_found")
+        state = held.state
+        step = step_to(state, request.wanted, with_timeout=request.with_timeout)
+        if _has_lost(request, held, step):
+            return Changed("lost", state)
+        if step is None:
+            return Changed("refused", state)
+        if step in STARTS:
+            return self._start(connection, request, held, token)
+        if step is Step.NOTHING and held.token == token:
+            return Changed("done", state, lease=token)
+        ended = {Step.DELIVER: pull_jobs.delivered, Step.KILL: pull_jobs.killed}.get(step)
+        if ended is None:
+            return Changed("done", state)
+        settlement = ended(held)
+        pull_jobs.settle(connection, dialect, settlement)
+        return Changed("done", state, ended=settlement)
+
+    def _hold(self, connection: Connection, request: ChangeRequest) -> pull_jobs.Held | None:
+        return pull_jobs.hold(
+            connection, self._dialect, request.queue, request.job, request.max_retries
+        )
+
+    def _start(
+        self, connection: Connection, request: ChangeRequest, held: pull_jobs.Held, token: UUID
+    ) -> Changed:
+        dialect = self._dialect
+        if pull_jobs.is_paused(connection, dialect, request.queue):
+            return Changed("paused", held.state)
+        if held.state is JobState.QUEUED and not held.due:
+            if not pull_jobs.has_expired(connection, dialect, held):
+                return Changed("refused", held.state)
+            ends = {held.id: Discard(EXPIRED)}
+            PolicyRows(dialect).discard(connection, held.queue, ends, keep=True)
+            return Changed("expired", held.state)
+        started = pull_jobs.start(connection, dialect, held, request.lease, token)
+        if started is None:
+            return Changed("refused", held.state)
+        return Changed("done", held.state, token, started)
+
+    async def extend(self, request: ChangeRequest) -> bool:
+        """Let the lease end `request.lease` seconds from now, never sooner than it does; false if
+        it is gone.
+        """
+
+        def work(connection: Connection) -> bool:
+            dialect = self._dialect
+            held = self._hold(connection, request)
+            if held is None or held.token is None or held.token != request.token:
+                return False
+            return held.id in dialect.renew(connection, [(held.id, held.token)], request.lease)
+
+        return await self._transactions.run(work, self._places)
+
+    async def overdue(self, queues: Sequence[str]) -> tuple[list[str], float | None]:
+        """Those of `queues` with leases that have ended; and the seconds until the first lease of
+        any ends, None without a lease.
+        """
+
+        def work(connection: Connection) -> tuple[list[str], float | None]:
+            ends_in = self._dialect.lease_ends_in(connection, queues)
+            if ends_in is None or ends_in > 0:
+                return [], ends_in
+            return pull_jobs.overdue(connection, self._dialect, queues), ends_in
+
+        return await self._transactions.run(work, self._places, write=False)
+
+    async def sweep(self, queue: str, max_retries: int) -> list[Settlement]:
+        """Queue jobs again whose time is over, or end them; the ends."""
+        found: Any = await self._transactions.run(
+            lambda c: pull_jobs.sweep(c, self._dialect, queue, max_retries), self._places
+        )
+        return list(found)
+
+
+def _has_lost(request: ChangeRequest, held: pull_jobs.Held, step: Step | None) -> bool:
+    """Whether the consumer names a lease that is not the job's."""
+    if request.token is None or request.token == held.token:
+        return False
+    if held.state is JobState.INFLIGHT:
+        return True
+    # It wants to end what it no longer has; to start it anew is another matter.
+    return step is None and request.wanted is not JobState.INFLIGHT
+
+
+def _place(channel: str, consumer: str | None) -> tuple[str, str]:
+    if consumer is None:
+        return channels.CHANNEL, channel
+    return channels.CONSUMER + channel, consumer
