@@ -1,8 +1,9 @@
 """How commands show what they found: as JSON for programs, as tables for people."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -16,6 +17,8 @@ from faststream_sqlbroker.exceptions import SetupError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DEEPEST = 100
+"""Levels of JSON that are shown; Python's encoder ends at some three hundred."""
 SHOWN_TEXT = 60
 """Characters of a text in a cell."""
 IDS = frozenset({"id", "fingerprint"})
@@ -25,7 +28,27 @@ IDS = frozenset({"id", "fingerprint"})
 def print_json(value: Any) -> None:
     """One JSON document; moments in ISO 8601, bytes as text with escapes."""
     # Escaped to ASCII: control characters of a message cannot drive the terminal.
-    typer.echo(json.dumps(value, default=_plain, indent=2))
+    typer.echo(json.dumps(_safe(value), default=_plain, indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """One JSON document in one line, written at once."""
+    typer.echo(json.dumps(_safe(value), default=_plain))
+
+
+def _safe(value: Any, levels: int = DEEPEST) -> Any:
+    """The value as every reader of JSON takes it, whatever a message's body is: NaN and Infinity as
+    text, and "..." for what is nested too deeply.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    if not isinstance(value, dict | list | tuple):
+        return value
+    if not levels:
+        return "..."
+    if isinstance(value, dict):
+        return {name: _safe(item, levels - 1) for name, item in value.items()}
+    return [_safe(item, levels - 1) for item in value]
 
 
 def _plain(value: Any) -> Any:
@@ -40,18 +63,21 @@ def _plain(value: Any) -> Any:
 
 def row_of(value: Any) -> dict[str, Any]:
     """A dataclass as JSON shows it; states by their names."""
-    found = asdict(value, dict_factory=_dict)
-    return found if isinstance(found, dict) else {"value": found}
+    return {field.name: _item(getattr(value, field.name)) for field in fields(value)}
 
 
-def _dict(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _item(value: Any) -> Any:
     # The enumeration of states is text, too, which JSON would show by its value.
-    return {name: item.name if isinstance(item, Enum) else item for name, item in pairs}
-
-
-def print_json_line(value: Any) -> None:
-    """One JSON document in one line, written at once."""
-    typer.echo(json.dumps(value, default=_plain))
+    if isinstance(value, Enum):
+        return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        return row_of(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    # No further down: a body may be nested as deeply as it likes.
+    if isinstance(value, tuple | list):
+        return [row_of(each) if is_dataclass(each) else each for each in value]
+    return value
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -17,7 +17,9 @@ DEFAULT_LIMIT = 8192
 _SMALLEST_LIMIT = 64
 """Bytes; room for "[...]" with a little text before and after it."""
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_UNSEEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _REPLACEMENT = "\ufffd"
 _GAP = "\n[...]\n"
 _MAX_FRAMES = 10
@@ -36,9 +38,10 @@ def short(value: object) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without control characters and without marks that change its direction.
+    """The text without control characters, lone surrogates and marks that change its direction.
 
-    In a terminal such characters could move the cursor, or hide or reorder the text around them.
+    In a terminal such characters could move the cursor, or hide or reorder the text around them;
+    surrogates cannot be written at all.
     """
     return _UNSEEN.sub(_REPLACEMENT, text)
 

@@ -68,7 +68,8 @@ def queue_names(connection: Connection, dialect: Operations) -> tuple[list[str],
         after: str | None = ""
         for _ in range(MOST_QUEUES):
             after = connection.execute(dialect.sql[walk], {"after": after}).scalar()
-            if after is None:
+            # In SQLite another program may have stored bytes, which come last: no queue is theirs.
+            if not isinstance(after, str):
                 break
             if not after.startswith(REPLY_QUEUES):  # a series for each process
                 names.add(after)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
@@ -290,3 +291,28 @@ main()
         assert "Traceback" not in done.stderr, (command, done.stderr)
         # There are no tables, so the check finds something wrong.
         assert done.returncode == (1 if command == "check" else 0), (command, done.stderr)
+
+
+def _no_json(name: str) -> Any:
+    raise AssertionError(f"{name} is not JSON")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_no_body_of_another_program_hides_the_others(
+    shell: Shell, broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    deep = "[" * 900 + "]" * 900
+    bodies = ['{"n": NaN}', "-Infinity", deep, r'"\ud800"', '"last"']
+    for body in bodies:
+        await broker.publish(body.encode(), "q", headers={"content-type": "application/json"})
+    async with engine.begin() as connection:
+        await connection.execute(
+            text("INSERT INTO message (queue, payload) VALUES (x'ff00', x'00')")
+        )
+    printed = await shell.run("messages", "--queue", "q", "--bodies", "--json")
+    found = json.loads(printed, parse_constant=_no_json)["messages"]
+    first, second, nested, _, last = [message["body"] for message in found]
+    assert (first, second, last) == ({"n": "NaN"}, "-Infinity", "last")
+    assert json.dumps(nested).count("[") == 97
+    assert "last" in await shell.run("messages", "--bodies")
+    assert [each["queue"] for each in await shell.json("queues")] == ["q"]
