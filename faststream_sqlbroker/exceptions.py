@@ -15,6 +15,7 @@ SqlBrokerError
 ├── BrokerStoppedError          the broker was stopped while a request waited for its reply
 ├── LockLostError               a lock lost its lease; another holder may have it
 ├── LockNotAcquiredError        another holder kept the lock for the whole waiting time
+├── HttpError                   a server has refused a request of `faststream_sqlbroker.client`
 ├── ExportMismatchError         an export wrote other data than the database holds
 ├── ConcurrentLoadError         two loads used one state at the same time
 └── StoreError                  the database answered with an error
@@ -93,6 +94,18 @@ class LockLostError(SqlBrokerError):
 
 class LockNotAcquiredError(SqlBrokerError):
     """Another holder kept the lock for the whole waiting time."""
+
+
+class HttpError(SqlBrokerError):
+    """A server has refused a request of `faststream_sqlbroker.client`.
+
+    Attributes:
+        status: The code of its answer.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"the server answered {status}: {text}")
+        self.status = status
 
 
 class ExportMismatchError(SqlBrokerError):

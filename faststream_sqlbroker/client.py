@@ -1,0 +1,215 @@
+"""A client of pull consumers over HTTP: `pip install "sqlbroker[client]"`."""
+
+import base64
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+from faststream_sqlbroker.exceptions import HttpError, LeaseLostError, MissingExtraError
+
+try:
+    import httpx
+except ImportError as error:
+    msg = "the client needs 'httpx', which is not installed: pip install 'sqlbroker[client]'"
+    raise MissingExtraError(msg) from error
+
+_LEASE = "X-Broker-Lease"
+_BASE64 = ";base64"
+_TAKEN = HTTPStatus.ACCEPTED
+_LOST = HTTPStatus.CONFLICT
+_NOT_FREE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT})
+"""What a job is answered that another client has ended, or whose queue is paused."""
+TIMEOUT = 30.0
+"""Seconds for one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that may be taken."""
+
+    id: str
+    priority: int
+    message_id: str
+    """What the jobs of one message have in common, at all consumers of the channel."""
+    payload: bytes
+    content_type: str
+
+
+class PullConsumer:
+    """A pull consumer of a channel, as its own service sees it.
+
+    Raises (from every method):
+        HttpError: the server refused, such as wrong tokens.
+        httpx.HTTPError: it could not be reached, or took longer than 30 s.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        channel: str,
+        consumer: str,
+        channel_token: str,
+        consumer_token: str,
+        http: "httpx.AsyncClient | None" = None,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            url: Where the application is mounted, as https://shop.example/broker.
+            channel: The channel's id.
+            consumer: The consumer's id.
+            channel_token: Told when the channel was made.
+            consumer_token: Told when the consumer was made.
+            http: A client to use, which its caller closes; None makes one.
+        """
+        self._base = f"{url.rstrip('/')}/channel/{channel}/consumer/{consumer}"
+        self._tokens = {
+            "X-Broker-Channel-Token": channel_token,
+            "X-Broker-Consumer-Token": consumer_token,
+        }
+        self._own = http is None
+        self._http = httpx.AsyncClient(timeout=TIMEOUT) if http is None else http
+
+    async def __aenter__(self) -> Self:
+        """Return the consumer."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        """Close what it has made."""
+        if self._own:
+            await self._http.aclose()
+
+    async def jobs(self, limit: int = 25) -> AsyncIterator[QueuedJob]:
+        """The jobs that may be taken, the highest priority first, page by page.
+
+        Args:
+            limit: Jobs of a page, up to 100.
+        """
+        query: Mapping[str, str] = {"limit": str(limit)}
+        while True:
+            page = await self.send("GET", "/queued-jobs", query=query)
+            if not page.is_success:
+                raise _refused(page)
+            for each in page.json()["Result"]:
+                yield _queued(each)
+            following = page.links.get("next")
+            if following is None:
+                return
+            query = dict(httpx.URL(following["url"]).params)
+
+    async def take(self, job: QueuedJob, *, longer: int | None = None) -> "TakenJob | None":
+        """Take a job; None: another client has it, or it may not be taken now.
+
+        Args:
+            job: One of `jobs`.
+            longer: Seconds to add to the timeout that the server gives.
+        """
+        body: dict[str, Any] = {"NextState": "INFLIGHT"}
+        if longer is not None:
+            body["IncrementalTimeout"] = longer
+        answer = await self.send("POST", f"/job/{job.id}", body=body)
+        lease = answer.headers.get(_LEASE)
+        if answer.status_code == _TAKEN and lease is not None:
+            return TakenJob(self, job, lease)
+        if answer.status_code == _TAKEN or answer.status_code in _NOT_FREE:
+            return None
+        raise _refused(answer)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        lease: str | None = None,
+    ) -> "httpx.Response":
+        """Send one request below the consumer's path; the answer, whatever its status is."""
+        headers = self._tokens if lease is None else {**self._tokens, _LEASE: lease}
+        url = self._base + path
+        return await self._http.request(method, url, json=body, params=query, headers=headers)
+
+
+class TakenJob:
+    """A job that this client has taken.
+
+    Used as a context manager, it is delivered at a normal end. After an exception it is left as it
+    is: when its time is over, it is queued again.
+
+    Raises (from every method):
+        LeaseLostError: its time is over, and another client may have it; nothing was changed.
+        HttpError, httpx.HTTPError: as `PullConsumer`.
+    """
+
+    def __init__(self, consumer: PullConsumer, job: QueuedJob, lease: str) -> None:
+        self.job = job
+        self.lease = lease
+        self._consumer = consumer
+        self._ended = False
+
+    async def delivered(self) -> None:
+        """It is done."""
+        await self._end("DELIVERED")
+
+    async def dead(self) -> None:
+        """It cannot be done: it is not tried again by itself."""
+        await self._end("DEAD")
+
+    async def heartbeat(self, longer: int = 0) -> None:
+        """Extend its time to the server's timeout and `longer` seconds from now."""
+        body = {"IncrementalTimeout": longer}
+        await self._send(f"/job/{self.job.id}/heartbeat", body)
+
+    async def _end(self, state: str) -> None:
+        await self._send(f"/job/{self.job.id}", {"NextState": state})
+        self._ended = True
+
+    async def _send(self, path: str, body: Mapping[str, Any]) -> None:
+        answer = await self._consumer.send("POST", path, body=body, lease=self.lease)
+        if answer.status_code == _LOST:
+            raise LeaseLostError(
+                f"lease lost: job {self.job.id} may have another client, so nothing was changed; "
+                "take it with a longer time, or call heartbeat() in time"
+            )
+        if not answer.is_success:
+            raise _refused(answer)
+
+    async def __aenter__(self) -> Self:
+        """Return the job."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        """Deliver it, unless it has ended or an exception was raised."""
+        if exc_val is None and not self._ended:
+            await self.delivered()
+
+
+def _queued(shown: Mapping[str, Any]) -> QueuedJob:
+    message = shown["Message"]
+    kind: str = message["ContentType"]
+    payload = message["Payload"].encode()
+    if kind.endswith(_BASE64):
+        kind = kind.removesuffix(_BASE64)
+        payload = base64.b64decode(payload)
+    return QueuedJob(shown["ID"], shown["Priority"], message["MessageID"], payload, kind)
+
+
+def _refused(answer: "httpx.Response") -> HttpError:
+    try:
+        told = str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        told = "the answer has no text"
+    return HttpError(answer.status_code, told)
