@@ -2,6 +2,7 @@
 "work": "delay"}'."""
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from faststream_sqlbroker import (
     Window,
 )
 from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.subscriber.pipeline.choice import GENERIC, VARIABLE
 
 
 @dataclass(frozen=True)
@@ -162,18 +164,26 @@ def debounce(
 ) -> dict[str, Any]:
     """Messages whose bursts have ended when the broker starts; until all have left the queue.
 
-    `first`: seconds to the first delivery.
+    Through FastStream's own pipeline. `first`: seconds to the first delivery.
     """
+    os.environ[VARIABLE] = GENERIC
     return asyncio.run(_debounce(url, count, keys, window))
 
 
 def consume(
-    url: str, count: int, work: str, workers: int = 20, handler: float = 0.0
+    url: str,
+    count: int,
+    work: str,
+    workers: int = 20,
+    handler: float = 0.0,
+    pipeline: str = GENERIC,
 ) -> dict[str, Any]:
     """From the start to stopped, with every outcome written; `handler`: seconds that it sleeps.
 
-    The statements are counted afterwards, in a shorter run.
+    `pipeline` is FastStream's own, or compiled. The statements are counted afterwards, in a shorter
+    run.
     """
+    os.environ[VARIABLE] = pipeline
     return asyncio.run(_consume(url, count, work, workers, handler))
 
 

@@ -1,9 +1,12 @@
 """A queue under each policy compared with a plain one, and what is wanted of the ratio."""
 
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 
 from benchmarks.compare import Comparison, Reading, Round, Suite, alone, over
 from benchmarks.harness import Variant
+from faststream_sqlbroker.subscriber.pipeline.choice import COMPILED
 
 PROGRAM = (sys.executable, "-m", "benchmarks.policies")
 PROCESSES = (sys.executable, "-m", "benchmarks.processes")
@@ -21,14 +24,19 @@ LEAST = {
 """By the number of workers."""
 UNTOLD = ("concurrency by key", "throttle by key", "debounce")
 """Without a target."""
+OTHER_KINDS = ("mariadb", "sqlite")
+LEAST_OF_OTHERS = 0.5
+"""The least ratio on these databases, compared with PostgreSQL's."""
 SHOWN = ("rate", "cpu_each", "statements_each")
 LIMITED = "throttle 10 000/s"
 
 
 def policies(count: int) -> list[Suite]:
     """`count` messages in each run of 20 workers; a third, where `Once` claims each key by
-    itself."""
-    suites = [_compared_with_plain("postgresql", workers, count) for workers in LEAST]
+    itself, and on databases other than PostgreSQL.
+
+    All runs are through FastStream's own pipeline, but those of one suite without targets.
+    """
     limited = [
         Variant(name, "consume", "postgresql", PROGRAM, {"count": count, "work": name} | options)
         for options in ({"workers": 50, "handler": 0.001},)
@@ -39,31 +47,80 @@ def policies(count: int) -> list[Suite]:
         _of_the_possible,
         least=0.95,
     )
-    suites.append(Suite("a rate within reach", limited, [reached], SHOWN))
-    suites += [_three_processes(count), _large_debounce(count)]
-    suites += [_compared_with_plain(kind, 20, count // 3) for kind in ("mariadb", "sqlite")]
-    return suites
+    return [
+        _compared_with_plain("20 workers", LEAST[20], _variants("postgresql", count, 20)),
+        _compared_with_plain("1 worker", LEAST[1], _variants("postgresql", count, 1)),
+        _compared_with_plain(
+            "20 workers, compiled pipeline",
+            {},
+            _variants("postgresql", count, 20, pipeline=COMPILED),
+        ),
+        Suite("a rate within reach", limited, [reached], SHOWN),
+        _three_processes(count),
+        _large_debounce(count),
+        _other_databases(count // 3),
+    ]
 
 
-def _compared_with_plain(kind: str, workers: int, count: int) -> Suite:
-    targets = LEAST[workers] if kind == "postgresql" else {}
+def _variants(kind: str, count: int, workers: int, **more: str) -> list[Variant]:
     names = ["plain", *LEAST[20], *(UNTOLD if workers > 1 else ())]
-    variants = [
+    return [
         Variant(
             name,
             "consume",
             kind,
             PROGRAM,
-            {"count": count // 3 if name == "once" else count, "work": name, "workers": workers},
+            {
+                "count": count // 3 if name == "once" else count,
+                "work": name,
+                "workers": workers,
+                **more,
+            },
         )
         for name in names
     ]
-    where = f"{kind}, {workers} worker{'s' if workers > 1 else ''}"
+
+
+def _compared_with_plain(
+    where: str, targets: Mapping[str, float], variants: list[Variant]
+) -> Suite:
     ratios = [
-        Comparison(f"{where}: {name} ÷ plain", over(name, "plain"), least=targets.get(name))
-        for name in names[1:]
+        Comparison(
+            f"{where}: {each.name} ÷ plain", over(each.name, "plain"), least=targets.get(each.name)
+        )
+        for each in variants[1:]
     ]
-    return Suite(f"policies on {where}", variants, ratios, SHOWN)
+    return Suite(f"policies, {where}", variants, ratios, SHOWN)
+
+
+def _other_databases(count: int) -> Suite:
+    """The same rows on three databases in turn: what matters are ratios of ratios."""
+    variants = [
+        replace(each, name=f"{kind}: {each.name}")
+        for kind in ("postgresql", *OTHER_KINDS)
+        for each in _variants(kind, count, 20)
+    ]
+
+    def ratio(kind: str, work: str) -> Reading:
+        return over(f"{kind}: {work}", f"{kind}: plain")
+
+    def share(kind: str, work: str) -> Reading:
+        ours, theirs = ratio(kind, work), ratio("postgresql", work)
+        return lambda runs: (ours(runs) or 0.0) / (theirs(runs) or 1.0)
+
+    works = [*LEAST[20], *UNTOLD]
+    comparisons = [
+        each
+        for kind in OTHER_KINDS
+        for work in works
+        for each in (
+            Comparison(f"{kind}: {work} ÷ plain", ratio(kind, work)),
+            Comparison(
+                f"{kind}: {work} ÷ plain, ÷ PostgreSQL's", share(kind, work), least=LEAST_OF_OTHERS
+            ),
+        )
+    ]
+    return Suite("policies on other databases", variants, comparisons, SHOWN, most_rounds=1)
 
 
 SHARED = ("throttle", "concurrency by key")

@@ -3,6 +3,7 @@
 
 import asyncio
 import multiprocessing
+import os
 import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.process import BaseProcess
@@ -14,6 +15,7 @@ from benchmarks.ours import DEADLINE, QUEUE, check_rows, engine_of, subscriber_o
 from benchmarks.policies import WORKS, subscribe
 from benchmarks.server import server_cpu
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.subscriber.pipeline.choice import GENERIC, VARIABLE
 
 PATIENCE = 60.0
 """Seconds for processes to start, and to stop."""
@@ -97,10 +99,12 @@ def _join(children: Sequence[BaseProcess]) -> None:
 def consume(url: str, count: int, processes: int, work: str | None = None) -> dict[str, Any]:
     """Until the last message is handled; CPU until all have stopped, `db_cpu` being the server's.
 
-    `work` is one of `benchmarks.policies`, by 20 workers in each process; None: as in
-    `benchmarks.ours`.
+    `work` is one of `benchmarks.policies`, by 20 workers in each process and through FastStream's
+    own pipeline; None: as in `benchmarks.ours`.
     `cpu_each` and `db_cpu_each` are CPU seconds a message, None if the server's cannot be seen.
     """
+    if work is not None:
+        os.environ[VARIABLE] = GENERIC  # which the processes inherit
     asyncio.run(_prepare(url, count, 0 if work is None else WORKS[work].keys))
     context = multiprocessing.get_context("spawn")
     counts, cpu = (

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.core.policies.seen import Seen, Swap
 from faststream_sqlbroker.core.rows import (
     Around,
     Claimed,
@@ -63,6 +64,42 @@ class Dialect(Operations):
     def inserting(self, rows: Sequence[NewMessage]) -> Work[list[int | None]]:
         """`insert` as work for a transaction of its own."""
         return lambda connection: self.insert(connection, rows)
+
+    def claiming_free_keys(
+        self,
+        rows: Sequence[ClaimedMessage],  # noqa: ARG002
+        ttl: float,  # noqa: ARG002
+        worker: str,  # noqa: ARG002
+    ) -> Work[set[int]] | None:
+        """Claim those keys of `rows` that no message has claimed before, as `once.claim_keys`, in a
+        transaction of its own: the ids whose keys were claimed. The others are as before.
+
+        None: the database has no short way.
+        """
+        return None
+
+    def looking_at_queues(
+        self,
+        queues: Sequence[str],  # noqa: ARG002
+        *,
+        size: int,  # noqa: ARG002
+        most_running: int,  # noqa: ARG002
+        scopes: Sequence[str],  # noqa: ARG002
+        others: Suspicion | None,  # noqa: ARG002
+    ) -> Work[Seen] | None:
+        """Read, of one moment, what a claim under policies of `queues` decides by: `size` due
+        messages of each priority, up to `most_running` leases, and the states of `scopes`, which
+        the queue's name follows. Without the suspects that `others` tells.
+
+        None: the database has no `swapping`.
+        """
+        return None
+
+    def swapping(self, swap: Swap) -> Work[Claimed | None]:
+        """Raise the version of a queue, lease and store; None, and nothing is written: the version
+        is another, or another claim has locked it.
+        """
+        raise NotImplementedError
 
     def scan(self, queues: Sequence[str]) -> Work[ReadyPairs]:
         """`ready_pairs` as work for a transaction of its own."""

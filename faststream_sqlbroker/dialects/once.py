@@ -78,7 +78,7 @@ def claim_keys(
         if verdict[0] is Verdict.UNKNOWN:
             unknown.append(row)
             claim.token = None
-        elif verdict[0] is Verdict.START and claim.token != _delivery(row):
+        elif verdict[0] is Verdict.START and claim.token != delivery_token(row):
             taken.append(row)
             claim.take(row)
     _mark_unknown(connection, table, unknown)
@@ -97,7 +97,7 @@ class _Claim:
 
     def judge(self, row: ClaimedMessage) -> tuple[Verdict, int | None]:
         """The verdict on a message of the key, and the message that has the key."""
-        if self.token == _delivery(row):
+        if self.token == delivery_token(row):
             return Verdict.START, row.id
         lost = row.deliveries_count - 1 > row.attempts_count
         if self.message == row.id and (not self.over or lost):
@@ -108,7 +108,7 @@ class _Claim:
 
     def take(self, row: ClaimedMessage) -> None:
         """`row` has the key from now on."""
-        self.token = _delivery(row)
+        self.token = delivery_token(row)
         self.message = row.id
         self.over = False
 
@@ -121,8 +121,8 @@ def _insert(
         {
             "scope": ONCE + row.queue,
             "key": row.policy_key,
-            "lease_token": _delivery(row),
-            "info": {"message": row.id, "worker": worker, "ttl": ttl},
+            "lease_token": delivery_token(row),
+            "info": claim_info(row, ttl, worker),
             "kept": _kept(ttl),
         }
         for row in rows
@@ -188,8 +188,8 @@ def _take_over(
     binds = [
         {
             **_place(row),
-            "token": _delivery(row),
-            "claim": {"message": row.id, "worker": worker, "ttl": ttl},
+            "token": delivery_token(row),
+            "claim": claim_info(row, ttl, worker),
             "kept": _kept(ttl),
         }
         for row in rows
@@ -209,7 +209,12 @@ def _kept(ttl: float) -> int:
     return round((ttl + KEPT) * 1_000_000)
 
 
-def _delivery(row: ClaimedMessage) -> UUID:
+def claim_info(row: ClaimedMessage, ttl: float, worker: str) -> dict[str, Any]:
+    """What is stored with a key that `row` has claimed."""
+    return {"message": row.id, "worker": worker, "ttl": ttl}
+
+
+def delivery_token(row: ClaimedMessage) -> UUID:
     """A token of this delivery alone; all rows of one claim share their lease token."""
     return UUID(int=row.lease_token.int ^ row.id)
 
@@ -219,5 +224,5 @@ def give_back_keys(connection: Connection, table: Table, rows: Sequence[ClaimedM
     statement = delete(table).where(_one(table), table.c.lease_token == bindparam("token"))
     ours = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
     if ours:
-        binds = [{**_place(row), "token": _delivery(row)} for row in ours]
+        binds = [{**_place(row), "token": delivery_token(row)} for row in ours]
         connection.execute(statement, binds)

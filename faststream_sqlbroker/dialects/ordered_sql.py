@@ -15,12 +15,12 @@ else it sorts the key."""
 
 FIRST_READY = """(SELECT m.id FROM {message} m {key_hint}
   WHERE m.queue = :queue AND m.{key} = k.k AND {claimable} AND m.next_attempt_at <= {now}
-    AND (m.policy_marks & :mask) = :mask ORDER BY {in_index}m.id LIMIT 1) AS head"""
+    AND (m.policy_marks & :mask) >= :mask ORDER BY {in_index}m.id LIMIT 1) AS head"""
 """The first message of a key that can be claimed, whatever comes before it."""
 
 _DUE = """FROM {message} m {ready_hint}
   WHERE m.queue = :queue AND m.priority = :priority AND {claimable} AND m.next_attempt_at <= {now}
-    AND (m.policy_marks & :mask) = :mask"""
+    AND (m.policy_marks & :mask) >= :mask"""
 
 # PostgreSQL would look for the heads of all keys again for each message.
 WINDOW = (
@@ -109,7 +109,7 @@ ORDER BY k.due
 HEADS = """
 SELECT m.id, {open}m.{key}{close} FROM {message} m {id_hint}
 WHERE m.id {of_ids} AND {claimable} AND m.next_attempt_at <= {now}
-  AND (m.policy_marks & :mask) = :mask{which}
+  AND (m.policy_marks & :mask) >= :mask{which}
 ORDER BY m.priority DESC, m.next_attempt_at, m.id
 """
 

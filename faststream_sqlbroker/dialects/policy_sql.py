@@ -175,7 +175,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable} AND "
         f"m.next_attempt_at <= {w.now}"
     )
-    marked = "(m.policy_marks & :before) = :before"
+    marked = "(m.policy_marks & :before) >= :before"
     ids = w.rows({"id": "int"})
     states = w.rows({"k": "key"})
     keyed = w.rows({"k": "key", "info": "text", "expires": "int", "due": "int"})
@@ -195,7 +195,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, "
         f"{delivered}\n"
         f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
-        "  AND (m.policy_marks & :own) = 0\n"
+        "  AND (m.policy_marks & :own) <= 0\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
         # The list is short, and so are the keys: read key by key, in the order of the list.
         "policy_arrivals_of": f"SELECT m.id, {w.open}m.{{key}}{w.close}, "
@@ -205,7 +205,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"FROM {w.rows({'n': 'int', 'k': 'key'})} {w.join} {{message}} m {w.key_hint} "
         "ON m.queue = :queue AND m.{key} = u.k\n"
         f"WHERE {w.claimable} AND m.next_attempt_at <= {w.now} AND {marked}\n"
-        "  AND (m.policy_marks & :own) = 0\n"
+        "  AND (m.policy_marks & :own) <= 0\n"
         "ORDER BY u.n, m.next_attempt_at, m.id LIMIT :size",
         "policy_shift": found.replace("{rows}", w.rows({"id": "int", "due": "int"})).replace(
             "{set}", shifted

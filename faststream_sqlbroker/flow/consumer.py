@@ -21,6 +21,7 @@ from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.key_claims import key_claims_of
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import Log, Loop, persist
@@ -129,6 +130,7 @@ class Consumer:
         self._cancels = Cancels(
             held, self._rules, log, cancellable=self._cancellable, ack_first=self._ack_first
         )
+        self._keys = key_claims_of(store, s.policies)
         ids = store.correlation_ids
         progress = ProgressNotes(store, log, clock).note
         holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids, progress)
@@ -279,6 +281,7 @@ class Consumer:
             first=self._first,
             stopping=lambda: self._stopping,
             on_idle=self._flusher.hurry,
+            keys=self._keys,
         )
 
     def pause(self, paused: bool) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.policies import Once, Policy
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
@@ -68,6 +70,33 @@ class KeyClaims:
         return answers[together.index(asked)]
 
     async def _send(self, together: Sequence[_Asked]) -> list[Verdicts | StoreError]:
+        started = await self._claimed_free(together)
+        if isinstance(started, StoreError):
+            return [started] * len(together)
+        rest = [each for each in together if each.rows[0].id not in started]
+        answers = dict(zip(map(id, rest), await self._send_rest(rest), strict=True))
+        return [
+            answers.get(id(each)) or {row.id: (Verdict.START, row.id) for row in each.rows}
+            for each in together
+        ]
+
+    async def _claimed_free(self, together: Sequence[_Asked]) -> set[int] | StoreError:
+        """The messages whose keys were free, which is usual; an error if that is not known."""
+        # Not of batches: if the rest of one cannot be asked for, it does not start, and no key of
+        # it may stay claimed.
+        single = [each.rows[0] for each in together if len(each.rows) == 1]
+        if not single:
+            return set()
+        try:
+            return await self._store.policies.claim_free_keys(single, self._ttl)
+        except (TransientStoreError, UnknownOutcomeError) as error:
+            return error
+        except StoreError:
+            return set()  # refused: it is found out of which
+
+    async def _send_rest(self, together: Sequence[_Asked]) -> list[Verdicts | StoreError]:
+        if not together:
+            return []
         answer = await self._claimed([row for each in together for row in each.rows])
         if not isinstance(answer, StoreError):
             return [{row.id: answer[row.id] for row in each.rows} for each in together]
@@ -82,3 +111,9 @@ class KeyClaims:
             return await self._store.policies.claim_keys(rows, self._ttl)
         except StoreError as error:
             return error
+
+
+def key_claims_of(store: "Store", policies: Sequence[Policy]) -> KeyClaims | None:
+    """Those of one subscriber, which all its workers share; None without `Once`."""
+    once = next((policy for policy in policies if isinstance(policy, Once)), None)
+    return None if once is None else KeyClaims(store, once.ttl / MICROSECONDS)

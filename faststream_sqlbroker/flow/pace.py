@@ -89,8 +89,10 @@ class Pace:
         return interval
 
     def after_unread(self, took: float) -> float:
-        """A claim that `took` so long has to read on: soon, but for a part of the time at most."""
-        return max(self._shortest, UNREAD_SHARE * took)
+        """A claim that `took` so long has to read on, or was too late: soon, but for a part of the
+        time at most; at random, as those that have met once would meet again.
+        """
+        return max(self._shortest, self._clock.jitter(UNREAD_SHARE * took))
 
     def until(self, again: float) -> float:
         """Nothing starts before."""

@@ -18,8 +18,7 @@ from faststream_sqlbroker.core.outcome import (
     Release,
     Relocate,
 )
-from faststream_sqlbroker.core.policies import BlockingWait, Once, Policy
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies import BlockingWait, Policy
 from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects.once import Verdict
@@ -74,21 +73,26 @@ class PolicyStarts:
         policies: Sequence[Policy],
         log: Log,
         stopping: Callable[[], bool],
+        keys: KeyClaims | None,
     ) -> None:
-        """`stopping` ends a rest."""
+        """`stopping` ends a rest; the workers of a subscriber share `keys`."""
         self._settlements = settlements
         self._clock = inflight.clock
         self._store = store
         self._inflight = inflight
         self._log = log
         self._stopping = stopping
-        self._once = next((policy for policy in policies if isinstance(policy, Once)), None)
-        self._keys = None if self._once is None else KeyClaims(store, self._once.ttl / MICROSECONDS)
+        self._keys = keys
         self._rest = next(
             (policy.seconds for policy in policies if isinstance(policy, BlockingWait)), 0.0
         )
         self._shielded = ShieldedCalls()
         self._failures = 0
+
+    @property
+    def only_slots(self) -> bool:
+        """Whether all that they ask of a worker is to wait for slots."""
+        return self._keys is None and not self._rest
 
     async def wait_for_slot(self, row: ClaimedMessage) -> None:
         """Wait until `row` may start."""
@@ -134,7 +138,7 @@ class PolicyStarts:
 
     def _keyed(self, rows: Rows) -> Rows:
         """Those that may run once."""
-        return [] if self._once is None else [row for row in rows if row.policy_key is not None]
+        return [] if self._keys is None else [row for row in rows if row.policy_key is not None]
 
     async def _claim_keys(self, rows: Rows) -> Rows:
         keyed = self._keyed(rows)
@@ -224,7 +228,7 @@ class PolicyStarts:
         invalid body.
         """
         again: Rows = []
-        if self._once is None:
+        if self._keys is None:
             return again
         for row in (row for row in rows if row.policy_key is not None):
             if _may_run_again(row):

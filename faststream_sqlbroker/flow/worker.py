@@ -13,6 +13,7 @@ from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.delivery import Deliveries, Handle
 from faststream_sqlbroker.flow.gathering import BatchFiller
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.key_claims import KeyClaims
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot
 from faststream_sqlbroker.flow.prefetch import least_left, prefetch_lease
@@ -54,11 +55,12 @@ class Worker:
         first: FirstAcks | None,
         stopping: Callable[[], bool],
         on_idle: Callable[[], None],
+        keys: KeyClaims | None = None,
     ) -> None:
         """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None.
 
         `hold` renews leases of rows that have waited. With `first` messages are removed before they
-        start.
+        start; with `keys` each key is claimed before.
         """
         self._store = store
         self._inflight = inflight
@@ -83,7 +85,7 @@ class Worker:
         self._policies: PolicyStarts | None = None
         if settings.policies:
             self._policies = PolicyStarts(
-                store, inflight, self._settlements, settings.policies, log, stopping
+                store, inflight, self._settlements, settings.policies, log, stopping, keys
             )
         self._batches = BatchFiller(inflight, settings) if settings.batch else None
         is_plain = (
@@ -91,7 +93,7 @@ class Worker:
             and not settings.transactional
             and settings.handler_timeout is None
             and first is None
-            and not settings.policies
+            and self._only_slots
         )
         self._step: Step = self._deliver_plain if is_plain else self._deliver_from
         self._deliveries = Deliveries(
@@ -110,6 +112,15 @@ class Worker:
         )
         limit = settings.max_deliveries
         self._most_deliveries = float("inf") if limit is None else limit
+
+    @property
+    def _only_slots(self) -> bool:
+        """Whether policies ask no more of a worker than to wait for slots."""
+        return self._policies is None or self._policies.only_slots
+
+    async def _wait_for_slot(self, row: ClaimedMessage) -> None:
+        if self._policies is not None:
+            await self._policies.wait_for_slot(row)
 
     async def run(self) -> None:
         """Work until the sentinel None is taken from the buffer."""
@@ -149,8 +160,7 @@ class Worker:
         # Counted from here: while `first` waits for its slot, the worker is not free.
         self._inflight.busy += 1
         try:
-            if self._policies is not None:
-                await self._policies.wait_for_slot(first)
+            await self._wait_for_slot(first)
             rows = [first] if self._batches is None else await self._batches.fill(first)
             rows = await self._held(rows)
             began = self._clock.monotonic()
@@ -175,6 +185,8 @@ class Worker:
         """
         inflight = self._inflight
         monotonic = self._clock.monotonic
+        if row.slot is not None:
+            await self._wait_for_slot(row)
         began = monotonic()
         if began - row.renewed_monotonic > self._longest_wait:
             if not await self._held([row]):

@@ -7,12 +7,9 @@ repeated soon. Running messages are counted by their leases: there is no counter
 leave too high.
 """
 
-from dataclasses import replace
-
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies import (
     Concurrency,
     Debounce,
@@ -21,11 +18,9 @@ from faststream_sqlbroker.core.policies import (
     Policy,
     Throttle,
     Window,
-    key_of,
 )
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
-from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair, Slot
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.key_gate import UNLIMITED
@@ -33,6 +28,7 @@ from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.policies.bursts import BurstHeads
 from faststream_sqlbroker.policies.intake import Intake
 from faststream_sqlbroker.policies.key_slots import KeySlots
+from faststream_sqlbroker.policies.leased import end_at, refuse
 from faststream_sqlbroker.policies.lowest_limit import lowest
 from faststream_sqlbroker.policies.newest import NewestHeads
 from faststream_sqlbroker.policies.read_time import ReadTime
@@ -193,12 +189,12 @@ class _QueueClaim:
                 row.header_key = (known[row.id].key,)
         if len(found) + len(leased.suspects) < len(dead) + len(chosen):
             self.waits.append(0.0)  # another transaction has locked some of them
-        self._refuse(found, set(dead))
+        refuse(found, self._wanted.policies, set(dead))
         if self._bursts is not None:
             self._bursts.delivered(found)
         starting = self._slots.give(found)
         if self._closes is not None:
-            self._end_at(self._closes, found)
+            end_at(self._closes, found, self._read)
         if (at := self._slots.next_look(starting)) is not None:
             self.waits.append(self._seconds_to(at))
             self.gated = True
@@ -239,16 +235,6 @@ class _QueueClaim:
             chosen = self._choose(size, pass_over=True)
             live = self._rows.live(self._connection, self._queue, chosen)
         return [message for message in chosen if message not in self.suspects], live
-
-    def _end_at(self, closes: int, rows: list[ClaimedMessage]) -> None:
-        """None of `rows`, some of which wait for a worker, may start when the window has closed."""
-        latest = self._read.surely_before(closes)
-        for row in rows:
-            slot = row.slot
-            if slot is None:
-                row.slot = Slot(0.0, latest)
-            elif latest < slot.latest:
-                row.slot = replace(slot, latest=latest)
 
     def _leases(self, limit: int) -> int:
         """How many of `limit` leases may be given."""
@@ -412,26 +398,9 @@ class _QueueClaim:
             self.waits.append(soon)
         return heads.ids[:limit]
 
-    def _refuse(self, rows: list[ClaimedMessage], dead: set[int]) -> None:
-        """Record why some of `rows` are claimed only to be made dead letters."""
-        keyed = any(
-            getattr(policy, "without_key", "") == "dead_letter" and _is_keyed(policy)
-            for policy in self._wanted.policies
-        )
-        for row in rows:
-            if row.id in dead:
-                row.settle_as(Reject(THROTTLED))
-            elif keyed and row.policy_key is None:
-                row.settle_as(Reject(NO_KEY))
-
     def _seconds_to(self, at: int) -> float:
         return max(0.001, (at - self._now) / MICROSECONDS)
 
 
 def _suspect(live: Live, suspicion: Suspicion) -> Suspect | None:
     return suspicion.of(live.deliveries, live.deliveries - live.lost)
-
-
-def _is_keyed(policy: Policy) -> bool:
-    """Whether the policy looks at keys."""
-    return bool(key_of(policy))

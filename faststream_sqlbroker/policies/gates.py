@@ -3,18 +3,26 @@
 Times are microseconds since 1970.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from sqlalchemy import Connection
+from typing import Any, Protocol
 
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
-from faststream_sqlbroker.policies.rows import PolicyRows
 
 SHARED_SLOTS = "shared_slots"
 """Scope of the policy state; the key is the name of the budget."""
+
+
+class States(Protocol):
+    """What is stored by (scope, key), in the middle of a claim."""
+
+    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """What is stored under `scope` for each of `keys`."""
+
+    def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
+        """Store what is known of each key, and when it may be forgotten."""
 
 
 @dataclass
@@ -27,17 +35,17 @@ class Gate:
     log: SlotLog = field(default_factory=SlotLog)
     """The slots granted so far, and the options of others that take some."""
 
-    def read(self, rows: PolicyRows, connection: Connection) -> "Gate":
-        """Under the lock of the queue, and of the budget."""
-        info = rows.states(connection, self.scope, [self.key]).get(self.key)
+    def read(self, states: States) -> "Gate":
+        """From what no other claim changes before this one is written."""
+        info = states.states(self.scope, [self.key]).get(self.key)
         self.log = load_slots(self.policy, info)
         return self
 
-    def keep(self, rows: PolicyRows, connection: Connection, granted: Sequence[int]) -> None:
+    def keep(self, states: States, granted: Sequence[int]) -> None:
         """Store the slots `granted` by this claim."""
         if granted:
             taken = self.log.copy().add(granted)
-            rows.keep(connection, self.scope, kept_slots(self.policy, {self.key: taken}))
+            states.keep(self.scope, kept_slots(self.policy, {self.key: taken}))
 
 
 def gate_of(policy: Throttle, own_scope: str) -> Gate:

@@ -299,6 +299,22 @@ class PolicyRows:
         return [(r[0], as_key(r[1]), int(r[2])) for r in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class StatesOn:
+    """The states of policies as the transaction of a claim reads and writes them."""
+
+    rows: PolicyRows
+    connection: Connection
+
+    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """As `PolicyRows.states`."""
+        return self.rows.states(self.connection, scope, keys)
+
+    def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
+        """As `PolicyRows.keep`."""
+        self.rows.keep(self.connection, scope, states)
+
+
 def _ends_json(ends: Mapping[int, Discard]) -> str:
     return json.dumps(
         [

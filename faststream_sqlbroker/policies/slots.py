@@ -14,32 +14,32 @@ from faststream_sqlbroker.core.policies.throttle import (
     next_slots,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
-from faststream_sqlbroker.policies.gates import gate_of
+from faststream_sqlbroker.policies.gates import States, gate_of
 from faststream_sqlbroker.policies.intake import Intake, slot_scope
 from faststream_sqlbroker.policies.key_slots import KeySlots
+from faststream_sqlbroker.policies.leased import has_expired
 from faststream_sqlbroker.policies.own_slots import OwnSlots
 from faststream_sqlbroker.policies.read_time import ReadTime
-from faststream_sqlbroker.policies.rows import Live
+from faststream_sqlbroker.policies.rows import Live, StatesOn
 
 
-class Slots:
-    """The throttles of one queue in one claim, under the queue's lock."""
+class QueueSlots:
+    """The throttles of one queue in one claim whose slots belong to no message."""
 
     def __init__(
         self,
-        intake: Intake,
+        states: States,
+        queue: str,
         read: ReadTime,
         policies: Sequence[Policy],
         took: Sequence[float],
     ) -> None:
         """Read what is known of the queue's own slots.
 
-        `intake` is that of the same claim. `took` is how long the last claims took, from reading
-        the clock to the answer.
+        No other claim changes `states` before this one is written. `took` is how long the last
+        claims took, from reading the clock to the answer.
         """
-        self._rows = intake.rows
-        self._connection = intake.connection
-        self._queue = queue = intake.queue
+        self._states = states
         self._read = read
         self._now = read.now
         # Throttles are numbered among themselves. Adding another policy must not change the scope
@@ -50,30 +50,16 @@ class Slots:
         """Microseconds from now to the first slot that is granted: slots that come before the
         answer to COMMIT would be missed."""
         self._gates = [
-            gate_of(policy, slot_scope(queue, n)).read(self._rows, self._connection)
+            gate_of(policy, slot_scope(queue, n)).read(states)
             for n, policy in throttles
             if policy.gates
         ]
         self._throttles = [gate.policy for gate in self._gates]
         self._logs = [gate.log for gate in self._gates]
-        number, each = next(((n, p) for n, p in throttles if not p.gates), (0, None))
-        self.own: OwnSlots | None = None
-        """Those of a throttle that refuses what is above its rate."""
-        self.keys: KeySlots | None = None
-        """The slots of each key, if messages wait for those."""
-        if each is not None:
-            when = self._now + self.lead, self._until if self.lead else self._now
-            if each.when_exceeded == "wait":
-                self.keys = KeySlots(intake, each, *when)
-            else:
-                self.own = OwnSlots(intake, each, number, *when)
         self._granted: list[int] | None = None
         self._look_before = AHEAD // 2
         """How long before a slot to look again (microseconds): so that the claim has ended when the
         slot comes; where no worker was free, not before the slot may be given to what waits."""
-        self._again: dict[int, int] = {}
-        self.later: list[int] = []
-        """The slots of messages that were put off."""
 
     def _needed_lead(self, took: Sequence[float]) -> int:
         longest = round(max(took, default=0.0) * MICROSECONDS)
@@ -117,6 +103,63 @@ class Slots:
         next_slot = first_slot(self._throttles, logs, self._now + self.lead)
         return next_slot - self.lead - self._look_before
 
+    def spend(self, starting: int) -> None:
+        """Store the slots of so many messages that start."""
+        granted = (self._granted or ())[:starting]
+        for gate in self._gates:
+            gate.keep(self._states, granted)
+
+    def tell(self, starting: Sequence[ClaimedMessage]) -> dict[int, int]:
+        """Tell the rows that start when they may; their slots by id."""
+        if self._lag is None or not starting:
+            return {}
+        doubt = self._read.answered - self._read.asked
+        started = {row.id: self._start(n, row) for n, row in enumerate(starting)}
+        for row in starting:
+            at = started[row.id]
+            # A clock that is read more slowly than max_lag leaves every slot in doubt: then a
+            # start may be later than max_lag, by no more than twice that time.
+            earliest = self._read.surely_after(at)
+            latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
+            row.slot = Slot(earliest, latest, at)
+        return started
+
+    def _start(self, number: int, row: ClaimedMessage) -> int:  # noqa: ARG002
+        """When the message may start, the `number`th of those that do."""
+        return self._now if self._granted is None else self._granted[number]
+
+
+class Slots(QueueSlots):
+    """The throttles of one queue in one claim, under the queue's lock; some by key, some that let
+    no message wait.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        read: ReadTime,
+        policies: Sequence[Policy],
+        took: Sequence[float],
+    ) -> None:
+        """As `QueueSlots`; `intake` is that of the same claim."""
+        states = StatesOn(intake.rows, intake.connection)
+        super().__init__(states, intake.queue, read, policies, took)
+        self.own: OwnSlots | None = None
+        """Those of a throttle that refuses what is above its rate."""
+        self.keys: KeySlots | None = None
+        """The slots of each key, if messages wait for those."""
+        throttles = enumerate(p for p in policies if isinstance(p, Throttle))
+        number, each = next(((n, p) for n, p in throttles if not p.gates), (0, None))
+        if each is not None:
+            when = self._now + self.lead, self._until if self.lead else self._now
+            if each.when_exceeded == "wait":
+                self.keys = KeySlots(intake, each, *when)
+            else:
+                self.own = OwnSlots(intake, each, number, *when)
+        self._again: dict[int, int] = {}
+        self.later: list[int] = []
+        """The slots of messages that were put off."""
+
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
         """Up to `limit` of `chosen` that may start; each takes the slot that it needs."""
         if self.keys is not None:
@@ -153,32 +196,15 @@ class Slots:
 
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
         """Tell each row when it may start, and store the slots taken; how many rows start."""
-        starting = [row for row in rows if row.outcome is None and not _expired(row)]
-        granted = (self._granted or ())[: len(starting)]
-        for gate in self._gates:
-            gate.keep(self._rows, self._connection, granted)
-        if self._lag is None or not starting:
-            return len(starting)
-        doubt = self._read.answered - self._read.asked
-        started = {row.id: self._start(n, row) for n, row in enumerate(starting)}
-        for row in starting:
-            at = started[row.id]
-            # A clock that is read more slowly than max_lag leaves every slot in doubt: then a
-            # start may be later than max_lag, by no more than twice that time.
-            earliest = self._read.surely_after(at)
-            latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
-            row.slot = Slot(earliest, latest, at)
+        starting = [row for row in rows if row.outcome is None and not has_expired(row)]
+        self.spend(len(starting))
+        started = self.tell(starting)
         if self.own is not None:
             self.own.keep(started)
         return len(starting)
 
     def _start(self, number: int, row: ClaimedMessage) -> int:
-        """When the message may start, the `number`th of those that do."""
-        shared = self._now if self._granted is None else self._granted[number]
+        shared = super()._start(number, row)
         if self.own is not None:
             return max(shared, self.own.slot(row.id))
         return self._again.get(row.id, shared)
-
-
-def _expired(row: ClaimedMessage) -> bool:
-    return row.expires_at is not None and row.expires_at <= row.acquired_at

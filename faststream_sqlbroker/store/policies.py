@@ -10,9 +10,12 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import Dialect, once, policy_state
 from faststream_sqlbroker.dialects.policy_holds import Hold
+from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.policies.claims import PolicyClaims
+from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.removed import Freeing, free, removed
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.swaps import SwapClaim, looking, swaps
 from faststream_sqlbroker.store.ack_first import worker_name
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -37,6 +40,8 @@ class PolicyStore:
         self, wanted: PolicyClaimRequest, memory: ScanPosition
     ) -> tuple[Claim, ScanPosition]:
         """Lease the messages that the policies let start; and the position for the next claim."""
+        if (swapped := await self._swapped(wanted, memory)) is not None:
+            return swapped
 
         def claim(connection: Connection) -> tuple[Claim, ScanPosition]:
             # A copy: the transaction may be repeated, and must start at the same position.
@@ -47,6 +52,37 @@ class PolicyStore:
         if found.read_at is not None:
             moved.note(self._transactions.clock.monotonic() - found.read_at)
         return found, moved
+
+    async def _swapped(
+        self, wanted: PolicyClaimRequest, memory: ScanPosition
+    ) -> tuple[Claim, ScanPosition] | None:
+        """`claim` without a lock; None: it needs one, and nothing was written."""
+        look = looking(self._dialect, wanted) if swaps(wanted) else None
+        if look is None:
+            return None
+        clock = self._transactions.clock
+        asked = clock.monotonic()
+        # The wait for a connection counts as time in which the clock may have been read.
+        seen = await self._transactions.run(look, self._places, write=False)
+        claim = SwapClaim(wanted, seen, ReadTime(seen.now, asked, clock.monotonic()), memory)
+        if claim.needs_lock:
+            return None
+        moved = memory.copy()
+        while (swap := claim.next_swap()) is not None:
+            swapping = self._dialect.swapping(swap)
+            try:
+                found = await self._transactions.run(swapping, self._places)
+            except StoreError as error:
+                if isinstance(error, UnknownOutcomeError) or not claim.leased:
+                    raise
+                # Another queue's messages are leased already: no other claim would return them.
+                claim.swapped(swap, None)
+                break
+            claim.swapped(swap, found)
+            # One that came too late was quick: it says nothing of how long a slot needs.
+            if found is not None:
+                moved.note(clock.monotonic() - asked)
+        return claim.result(), moved
 
     async def claim_keys(
         self, rows: Sequence[ClaimedMessage], ttl: float
@@ -63,6 +99,15 @@ class PolicyStore:
         return await self._transactions.run(
             lambda c: once.claim_keys(c, table, lock, rows, ttl, worker_name()), self._places
         )
+
+    async def claim_free_keys(self, rows: Sequence[ClaimedMessage], ttl: float) -> set[int]:
+        """Those of `rows` whose keys were free, and are claimed now; `claim_keys` says why not the
+        others.
+
+        None of them, and nothing is sent, where the database has no shorter way than `claim_keys`.
+        """
+        claiming = self._dialect.claiming_free_keys(rows, ttl, worker_name())
+        return set() if claiming is None else await self._transactions.run(claiming, self._places)
 
     async def forget_expired(self, limit: int) -> int:
         """Remove up to `limit` states that have expired; how many."""

@@ -9,7 +9,16 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from faststream_sqlbroker.core.policies import (
+    Concurrency,
+    Delay,
+    Once,
+    Policy,
+    Throttle,
+    Window,
+)
 from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, Unit
+from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
@@ -93,6 +102,48 @@ async def test_acks_that_publish_take_one_round_trip(
         cost = proxy.round_trips - before
         assert len(result.settled) == SIZE
         await bench.execute("DELETE FROM message WHERE queue = 'out'")
+    assert cost == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    "policies",
+    [
+        [Window("00:00", "24:00")],
+        [Delay(0.000001)],
+        [Throttle(1_000_000, per="1s")],
+        [Concurrency(1_000), Throttle(1_000_000, per="1s"), Once("1h")],
+    ],
+    ids=str,
+)
+async def test_a_claim_under_policies_takes_two_round_trips(
+    far: tuple[Proxy, Bench], policies: list[Policy]
+) -> None:
+    """One to read, one to write. The first claim of a queue makes its row, and Delay shifts new
+    messages, in a claim with more; so does one that tells others of its limit, once a second."""
+    proxy, bench = far
+    memory = ScanPosition()
+    await bench.put(4 * SIZE)
+    costs = list[int]()
+    for _ in range(4):
+        before = proxy.round_trips
+        wanted = PolicyClaimRequest(["q"], SIZE, 60.0, uuid4(), policies)
+        claim, memory = await bench.store.policies.claim(wanted, memory)
+        costs.append(proxy.round_trips - before)
+        assert len(claim.rows) == SIZE
+    assert min(costs[1:]) == 2, costs
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_free_keys_are_claimed_in_one_round_trip(far: tuple[Proxy, Bench]) -> None:
+    """Of all messages that start together."""
+    proxy, bench = far
+    for n in range(2):
+        await bench.store.insert([NewMessage("q", b"1", key=f"{n} {i}") for i in range(SIZE)])
+        rows = await bench.claim(limit=SIZE)
+        before = proxy.round_trips
+        assert len(await bench.store.policies.claim_free_keys(rows, 60.0)) == SIZE
+        cost = proxy.round_trips - before
     assert cost == 1
 
 

@@ -65,17 +65,23 @@ async def completed(rig: Rig, count: int) -> None:
     assert [row["state"] for row in await rig.rows(archive=True)] == ["COMPLETED"] * count
 
 
+async def none_is_free(*_: Any) -> set[int]:
+    """As on a database where `claim_keys` is the only way."""
+    return set()
+
+
 async def ack_all(rows: tuple[ClaimedMessage, ...]) -> None:
     for row in rows:
         row.settle_as(Ack())
 
 
+@pytest.mark.parametrize("asked", ["claim_free_keys", "claim_keys"])
 @pytest.mark.parametrize("claimed", [True, False], ids=["claimed", "not claimed"])
 async def test_a_stop_while_keys_are_claimed_gives_messages_and_keys_back(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, claimed: bool
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, claimed: bool, asked: str
 ) -> None:
     """The next worker that claims them runs them."""
-    claim_keys = rig.store.policies.claim_keys
+    claim_keys = getattr(rig.store.policies, asked)
     held = Held()
 
     async def slow(*args: Any) -> Any:
@@ -88,7 +94,9 @@ async def test_a_stop_while_keys_are_claimed_gives_messages_and_keys_back(
     await rig.put(1, key="a")
     await rig.put(1)
     with monkeypatch.context() as patch:
-        patch.setattr(rig.store.policies, "claim_keys", slow)
+        if asked == "claim_keys":
+            patch.setattr(rig.store.policies, "claim_free_keys", none_is_free)
+        patch.setattr(rig.store.policies, asked, slow)
         consumer = rig.consumer(ack_all, batch=True, **ONCE)
         await consumer.start()
         await held.stop(rig, consumer)
@@ -105,6 +113,7 @@ async def test_a_stop_while_a_claim_of_keys_waits_gives_messages_back(
 
     await rig.put(1, key="a")
     with monkeypatch.context() as patch:
+        patch.setattr(rig.store.policies, "claim_free_keys", none_is_free)
         patch.setattr(rig.store.policies, "claim_keys", busy)
         patch.setattr(policies, "backoff", lambda *_: 3600.0)
         consumer = rig.consumer(**ONCE)

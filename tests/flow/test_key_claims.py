@@ -11,7 +11,7 @@ import pytest
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.once import Verdict
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.key_claims import KeyClaims
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -26,6 +26,13 @@ class Policies:
         self.asked: list[list[int]] = []
         self.go = asyncio.Event()
         self.refused: dict[int, StoreError] = {}
+        self.free: set[int] = set()
+        self.unsure: StoreError | None = None
+
+    async def claim_free_keys(self, rows: list[ClaimedMessage], _ttl: float) -> set[int]:
+        if self.unsure is not None:
+            raise self.unsure
+        return {row.id for row in rows} & self.free
 
     async def claim_keys(self, rows: list[ClaimedMessage], _ttl: float) -> Any:
         self.asked.append([row.id for row in rows])
@@ -92,6 +99,84 @@ async def test_an_unexpected_error_reaches_all_and_the_next_go_on(policies: Poli
     errors = await asyncio.gather(*first, return_exceptions=True)
     assert errors == [policies.refused[1]] * 2
     assert await asyncio.gather(*second) == [{3: (Verdict.START, 3)}]
+
+
+async def test_free_keys_are_not_asked_for_again(policies: Policies) -> None:
+    policies.go.set()
+    policies.free = {1, 3}
+    answers = await asyncio.gather(*ask(policies, 1, 2, 3))
+    assert answers == [{i: (Verdict.START, i)} for i in (1, 2, 3)]
+    assert policies.asked == [[2]]
+
+
+@pytest.mark.parametrize("error", [TransientStoreError("busy"), UnknownOutcomeError("cut off")])
+async def test_nothing_more_is_asked_while_it_is_not_known_which_were_free(
+    policies: Policies, error: StoreError
+) -> None:
+    policies.go.set()
+    policies.unsure = error
+    assert await asyncio.gather(*ask(policies, 1, 2)) == [error] * 2
+    assert policies.asked == []
+
+
+async def test_a_refusal_of_free_keys_asks_for_all(policies: Policies) -> None:
+    policies.go.set()
+    policies.unsure = StoreError("no such key")
+    policies.refused[2] = StoreError("no such key")
+    one, two = await asyncio.gather(*ask(policies, 1, 2))
+    assert one == {1: (Verdict.START, 1)}
+    assert two is policies.refused[2]
+
+
+async def test_a_batch_asks_for_all_its_keys_at_once(policies: Policies) -> None:
+    """If it cannot start, none of its keys may stay claimed."""
+    policies.go.set()
+    policies.free = {1, 2}
+    store: Any = SimpleNamespace(policies=policies)
+    both = await KeyClaims(store, 60.0).claim([row(1), row(2)])
+    assert both == {1: (Verdict.START, 1), 2: (Verdict.START, 2)}
+    assert policies.asked == [[1, 2]]
+
+
+async def test_only_free_keys_are_claimed_without_a_verdict(rig: Rig, database: str) -> None:
+    """Taken keys, lost leases and the second message of a key are left to the verdicts."""
+    taken, *ids = await rig.store.insert(
+        [NewMessage("q", b"1", key=key) for key in ("a", "a", "b", "b", "c", "d")]
+    )
+    rows = {message.id: message for message in await rig.claim(10)}
+    await rig.store.policies.claim_keys([rows[taken or 0]], 60.0)
+    lost = rows[ids[3] or 0]
+    lost.lease_token = uuid4()
+    asked = [rows[i or 0] for i in ids]
+    free = await rig.store.policies.claim_free_keys(asked, 60.0)
+    assert free == ({ids[1], ids[4]} if database == "postgresql" else set())
+    verdicts = await rig.store.policies.claim_keys(asked, 60.0)
+    assert verdicts == {
+        ids[0]: (Verdict.DUPLICATE, taken),
+        ids[1]: (Verdict.START, ids[1]),
+        ids[2]: (Verdict.DUPLICATE, ids[1]),
+        ids[3]: (Verdict.LOST, None),
+        ids[4]: (Verdict.START, ids[4]),
+    }
+    assert await rig.store.policies.claim_free_keys(asked, 60.0) == set(), "claimed by now"
+
+
+async def test_workers_of_a_subscriber_ask_together(rig: Rig) -> None:
+    """Each with keys of its own they would send a transaction a message."""
+    sizes = list[int]()
+    policies: Any = rig.store.policies
+    claim = policies.claim_free_keys
+
+    async def note(rows: list[ClaimedMessage], ttl: float) -> Any:
+        sizes.append(len(rows))
+        return await claim(rows, ttl)
+
+    policies.claim_free_keys = note
+    await rig.store.insert([NewMessage("q", b"1", key=f"k{n}") for n in range(20)])
+    await rig.consumer(policies=[Once("1h")], max_workers=20, max_fetch_interval=0.1).start()
+    await eventually(lambda: len(rig.handled) == 20)
+    assert sum(sizes) == 20
+    assert max(sizes) > 1
 
 
 async def test_messages_of_one_key_that_start_together_run_once(rig: Rig) -> None:

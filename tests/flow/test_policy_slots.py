@@ -3,6 +3,8 @@
 from typing import Any
 from uuid import uuid4
 
+import pytest
+
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -34,8 +36,12 @@ async def test_a_lost_lease_has_spent_its_slot(rig: Rig) -> None:
     assert again.again > 3500
 
 
-async def test_nothing_is_claimed_for_a_worker_that_waits_for_its_slot(rig: Rig) -> None:
+async def test_nothing_is_claimed_for_a_worker_that_waits_for_its_slot(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Z10: it would wait behind that one here, and miss a slot that another process could use."""
+    # Where claims take long, on a busy machine, they take slots ahead.
+    monkeypatch.setattr(ScanPosition, "note", lambda _, took: None)
     behind: list[int] = []
 
     async def handle(row: ClaimedMessage) -> None:

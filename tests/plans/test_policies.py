@@ -61,6 +61,7 @@ def put(connection: Connection, count: int, due: str) -> None:
 LATER = 4_000_000_000_000_000
 """Microseconds since 1970, in the year 2096."""
 ONE: dict[str, Any] = {"queue": "q", "priority": 0}
+LOOK: dict[str, Any] = {"queues": ["q"], "size": 100, "most": 100, "scopes": ["throttle0:"]}
 STATEMENTS: dict[str, dict[str, Any]] = {
     "ready_pairs": {"queues": ["q"]},
     "claim": {
@@ -75,6 +76,8 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100, **Suspicion().binds},
     "policy_running": {"queue": "q", "size": 100},
     "ordered_window": {**ONE, "size": 100, "mask": 0},
+    "look": LOOK,
+    "look_others": {**LOOK, **Suspicion().binds},
 }
 
 
@@ -117,6 +120,30 @@ def test_a_million_delayed_messages_change_nothing(few: Engine) -> None:
         before,
         after,
     )
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("mask", [0, 1])
+def test_a_table_that_was_never_analysed_is_read_by_its_index(few: Engine, mask: int) -> None:
+    """A condition on marks that the planner takes to be rare made it read all that is due, and sort
+    it, for each claim of a backlog."""
+    with few.begin() as connection:
+        put(connection, 20_000, "statement_timestamp()")
+        connection.execute(text("UPDATE message SET policy_marks = :mask"), {"mask": mask})
+    marked = {"before": mask, "mask": mask}
+    with few.connect() as connection:
+        for name in (
+            "policy_due",
+            "policy_due_others",
+            "policy_arrivals",
+            "look",
+            "ordered_window",
+        ):
+            given = {each: marked.get(each, value) for each, value in STATEMENTS[name].items()}
+            seen = nodes(explain(connection, name, **{**given, "size": 100}))
+            scans = [n for n in seen if n.get("Relation Name") == "message"]
+            assert scans
+            assert {n["Node Type"] for n in scans} <= {"Index Scan", "Index Only Scan"}, name
 
 
 def vacuum(engine: Engine) -> None:

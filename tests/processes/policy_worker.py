@@ -122,9 +122,11 @@ def die(policies: Any, when: str, method: str) -> None:
     setattr(policies, method, and_die)
 
 
-def commit_slowly(claims: Any, seconds: float) -> None:
+def commit_slowly(policies: Any, seconds: float) -> None:
     """Claims keep their transactions open, with all locks, as a slow COMMIT does."""
+    claims = policies._claims
     original = claims.claim
+    swapping = policies._dialect.swapping
 
     def claim(*arguments: Any) -> Any:
         found = original(*arguments)
@@ -132,7 +134,17 @@ def commit_slowly(claims: Any, seconds: float) -> None:
             await_only(asyncio.sleep(seconds))
         return found
 
+    def slow(swap: Any) -> Any:
+        def write(connection: Any) -> Any:
+            found = swapping(swap)(connection)
+            if found:
+                await_only(asyncio.sleep(seconds))
+            return found
+
+        return write
+
     claims.claim = claim
+    policies._dialect.swapping = slow
 
 
 def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:
@@ -166,7 +178,7 @@ def main() -> None:
     if dies := os.environ.get("TEST_WORKER_DIES"):
         die(broker.config.store.policies, *dies.split())
     if seconds := os.environ.get("TEST_WORKER_COMMITS"):
-        commit_slowly(broker.config.store.policies._claims, float(seconds))
+        commit_slowly(broker.config.store.policies, float(seconds))
     asyncio.run(run(broker, engine))
 
 

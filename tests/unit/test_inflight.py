@@ -23,6 +23,7 @@ from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.key_claims import key_claims_of
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import Loop
@@ -254,6 +255,9 @@ async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
     older.key = later.key = "k"
 
     class Policies:
+        async def claim_free_keys(self, *_: Any) -> Any:
+            return set()
+
         async def claim_keys(self, *_: Any) -> Any:
             inflight.add([later])
             if verdict is None:
@@ -262,7 +266,9 @@ async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
 
     store: Any = Mock(policies=Policies())
     settlements = Settlements(SettleRules(), quiet)
-    starts = PolicyStarts(store, inflight, settlements, [Once(60)], quiet, lambda: False)
+    policies = [Once(60)]
+    keys = key_claims_of(store, policies)
+    starts = PolicyStarts(store, inflight, settlements, policies, quiet, lambda: False, keys)
     inflight.add([older])
     with patch("faststream_sqlbroker.flow.policies.backoff", return_value=0.0):
         started = await starts.claim_keys([older])

@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from faststream_sqlbroker.core.policies.seen import Seen, Swap
 from faststream_sqlbroker.core.rows import (
     Around,
     Claimed,
@@ -61,6 +62,18 @@ from faststream_sqlbroker.dialects.postgresql.binds import (
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
 from faststream_sqlbroker.dialects.postgresql.numbered_locks import NumberedLocks
 from faststream_sqlbroker.dialects.postgresql.on_ack import ON_ACK, on_ack, settling_on_ack
+from faststream_sqlbroker.dialects.postgresql.once import (
+    CLAIM_FREE_KEYS,
+    free_key_binds,
+    free_key_types,
+    read_claimed_keys,
+)
+from faststream_sqlbroker.dialects.postgresql.swap import (
+    read_seen,
+    read_swapped,
+    swap_binds,
+    swap_statements,
+)
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
@@ -124,6 +137,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
         add("now", "SELECT statement_timestamp()")
         add("remove", sql.REMOVE, ids)
+        add("claim_free_keys", CLAIM_FREE_KEYS, *free_key_types())
         self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
         add_policy_statements(self, POSTGRESQL)
         self.handler_locks = NumberedLocks(self)
@@ -227,6 +241,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             claim_two = sql.two_lengths(claim)
             self.add_statement(name + TWO_LENGTHS, claim_two, *binds, *suspect, *two, **told_more)
         self.add_statement("claim_ids", sql.CLAIM_IDS, *these, **plain)
+        for name, text, asked in swap_statements(sql.LEASE):
+            self.add_statement(name, text, *asked, columns=columns, unsuspected="")
         self.add_statement("claim_ids_apart", sql.CLAIM_IDS_APART, *these, *SUSPECT_BINDS, **alone)
 
     def _prepare_settles(self) -> None:
@@ -415,6 +431,48 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         rows = connection.execute(self.sql["claim_ids_apart"], {**binds, **suspicion.binds})
         leased, suspects = apart(rows, suspicion)
         return Claimed(self.claimed(leased, token), suspects)
+
+    def claiming_free_keys(
+        self, rows: Sequence[ClaimedMessage], ttl: float, worker: str
+    ) -> Query[set[int]]:
+        """One statement."""
+        binds = free_key_binds(rows, ttl, worker)
+        return Query(self.sql["claim_free_keys"], binds, read_claimed_keys)
+
+    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
+        """As everywhere; claims that have read before, and hold no lock, write nothing any more."""
+        lock = self.sql["lock_queues"]
+        locked = set(connection.execute(lock, {"queues": list(queues)}).scalars())
+        if len(locked) < len(queues):
+            others = [queue for queue in queues if queue not in locked]
+            if rest := super().lock_order(connection, others):
+                locked |= set(connection.execute(lock, {"queues": sorted(rest)}).scalars())
+        return locked
+
+    def looking_at_queues(
+        self,
+        queues: Sequence[str],
+        *,
+        size: int,
+        most_running: int,
+        scopes: Sequence[str],
+        others: Suspicion | None,
+    ) -> Query[Seen]:
+        """One statement, which locks nothing."""
+        binds: dict[str, Any] = {
+            "queues": list(queues),
+            "scopes": list(scopes),
+            "most": most_running,
+            "size": size,
+        }
+        if others is None:
+            return Query(self.sql["look"], binds, read_seen)
+        return Query(self.sql["look_others"], {**binds, **others.binds}, read_seen)
+
+    def swapping(self, swap: Swap) -> Query[Claimed | None]:
+        """One statement."""
+        binds = swap_binds(swap)
+        return Query(self.sql["swap"], binds, lambda rows: read_swapped(rows, swap))
 
     def renew(
         self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False

@@ -128,7 +128,7 @@ SIGN_OF_LIFE = """sign AS (
 """Data-modifying, so it runs although nothing reads it."""
 
 # By ctid, as joined on id the planner chose a sequential scan at 20 000 rows.
-_LEASE = """
+LEASE = """
 UPDATE {message} m
 SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
   lease_expires_at = statement_timestamp() + :lease * interval '1 second',
@@ -138,7 +138,7 @@ RETURNING {columns}
 """
 
 # Suspects are locked, but not leased. Their ids and counts are returned; all else is NULL.
-_LEASE_APART = f""", u AS ({_LEASE})
+_LEASE_APART = f""", u AS ({LEASE})
 SELECT * FROM u
 UNION ALL
 SELECT {{told}} FROM r WHERE r.suspect
@@ -162,7 +162,7 @@ WITH r AS MATERIALIZED (
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
   FOR UPDATE SKIP LOCKED
 )"""
-CLAIM = _DUE + _LEASE
+CLAIM = _DUE + LEASE
 CLAIM_APART = _DUE + _LEASE_APART
 IS_WAITING = ",\n  m.lease_expires_at < m.acquired_at + :lease * interval '1 second'"
 """What a claim by two lengths also returns: whether the row got the shorter lease."""
@@ -177,7 +177,7 @@ def two_lengths(claim: str) -> str:
     return claim.replace(":lease", seconds, 1)
 
 
-CLAIM_IDS = _THESE + _LEASE
+CLAIM_IDS = _THESE + LEASE
 CLAIM_IDS_APART = _THESE + _LEASE_APART
 
 RENEW = """

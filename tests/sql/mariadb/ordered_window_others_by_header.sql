@@ -2,7 +2,7 @@ WITH w AS (
   SELECT m.id, m.policy_key AS k, m.next_attempt_at AS due, CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 ELSE 0 END AS expired
   FROM message m FORCE INDEX (message_ready)
   WHERE m.queue = :queue AND m.priority = :priority AND m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6)
-    AND (m.policy_marks & :mask) = :mask
+    AND (m.policy_marks & :mask) >= :mask
     AND NOT (m.deliveries_count = :final
       OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
   ORDER BY m.next_attempt_at, m.id LIMIT :size

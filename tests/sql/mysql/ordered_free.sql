@@ -2,7 +2,7 @@ WITH w AS (
   SELECT m.id, m.`key` AS k, m.next_attempt_at AS due
   FROM message m FORCE INDEX (message_ready)
   WHERE m.queue = :queue AND m.priority = :priority AND m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6)
-    AND (m.policy_marks & :mask) = :mask AND m.next_attempt_at >= :due AND (m.next_attempt_at > :due OR m.id > :id)
+    AND (m.policy_marks & :mask) >= :mask AND m.next_attempt_at >= :due AND (m.next_attempt_at > :due OR m.id > :id)
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 )
 SELECT w.id, w.due, CASE WHEN w.k IS NULL THEN 1 ELSE 0 END AS free FROM w ORDER BY w.due, w.id

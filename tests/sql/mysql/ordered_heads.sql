@@ -1,4 +1,4 @@
 SELECT m.id, m.`key` FROM message m FORCE INDEX (PRIMARY)
 WHERE m.id IN (__[POSTCOMPILE_ids]) AND m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6)
-  AND (m.policy_marks & :mask) = :mask
+  AND (m.policy_marks & :mask) >= :mask
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

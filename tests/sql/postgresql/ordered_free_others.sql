@@ -2,7 +2,7 @@ WITH w AS (
   SELECT m.id, m.key AS k, m.next_attempt_at AS due
   FROM message m 
   WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
-    AND (m.policy_marks & :mask) = :mask AND (m.next_attempt_at, m.id) > (:due, :id)
+    AND (m.policy_marks & :mask) >= :mask AND (m.next_attempt_at, m.id) > (:due, :id)
     AND NOT (m.deliveries_count = :final
       OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
   ORDER BY m.next_attempt_at, m.id LIMIT :size

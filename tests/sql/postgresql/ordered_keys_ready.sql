@@ -8,5 +8,5 @@ WITH RECURSIVE k(k, n) AS (
 )
 SELECT k.k, (SELECT m.id FROM message m 
   WHERE m.queue = :queue AND m.key = k.k AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
-    AND (m.policy_marks & :mask) = :mask ORDER BY m.id LIMIT 1) AS head
+    AND (m.policy_marks & :mask) >= :mask ORDER BY m.id LIMIT 1) AS head
 FROM k WHERE k.k IS NOT NULL ORDER BY k.n

@@ -1,4 +1,4 @@
 SELECT m.id, CAST(m."key" AS BLOB) FROM message m 
 WHERE m.id IN (__[POSTCOMPILE_ids]) AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)
-  AND (m.policy_marks & :mask) = :mask
+  AND (m.policy_marks & :mask) >= :mask
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

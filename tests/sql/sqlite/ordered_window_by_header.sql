@@ -2,7 +2,7 @@ WITH w AS (
   SELECT m.id, m.policy_key AS k, m.next_attempt_at AS due, CASE WHEN m.expires_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) THEN 1 ELSE 0 END AS expired
   FROM message m INDEXED BY message_ready
   WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)
-    AND (m.policy_marks & :mask) = :mask
+    AND (m.policy_marks & :mask) >= :mask
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 ), h AS (
   SELECT k.k, (SELECT e.id FROM message e INDEXED BY message_policy_key
