@@ -19,17 +19,15 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.key_gate import UNLIMITED
-from faststream_sqlbroker.dialects.ordered import Heads
 from faststream_sqlbroker.policies.bursts import BurstHeads
+from faststream_sqlbroker.policies.choice import Choice, NextLook
 from faststream_sqlbroker.policies.intake import Intake
-from faststream_sqlbroker.policies.key_slots import KeySlots
 from faststream_sqlbroker.policies.leased import end_at, refuse
-from faststream_sqlbroker.policies.lowest_limit import lowest
+from faststream_sqlbroker.policies.live_rates import read_rates
+from faststream_sqlbroker.policies.lowest_limit import LOOK, lowest
 from faststream_sqlbroker.policies.newest import NewestHeads
 from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.removed import note_holds
@@ -45,9 +43,6 @@ from faststream_sqlbroker.policies.slots import Slots
 LOOKED_AT = 100
 """Least number of messages that a claim under a throttle reads: some may not start yet, and some
 need another slot."""
-LONGEST_PUT_OFF = 5 * MICROSECONDS
-"""A message that waits for a slot of its key behind a burst is looked at again after this, if many
-do (microseconds)."""
 
 
 class PolicyClaims:
@@ -70,7 +65,6 @@ class PolicyClaims:
         due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
         locked = self._lock(connection, due, wanted.scopes)
-        rows_of = self._by_header if wanted.header is not None else self.rows
         read = self.rows.now(connection, self._clock) if locked else None
         if any(isinstance(policy, Debounce | KeepLast) for policy in wanted.policies) and locked:
             # Pairs were read before the lock. A message of a new priority, committed since, may
@@ -78,36 +72,63 @@ class PolicyClaims:
             pairs = self._dialect.ready_pairs(connection, sorted(locked))
         if len(locked) < len(due):
             waits.append(0.0)
-        rows: list[ClaimedMessage] = []
-        gated = bool(due)
-        more = False
+        found = Claim([], None, gated=bool(due) and len(locked) == len(due))
+        if read is not None:
+            found.read_at = read.asked
+            ready = [(queue, _due(pairs, queue)) for queue in wanted.queues if queue in locked]
+            at = connection, wanted, memory
+            waits += self._claim_queues(at, [each for each in ready if each[1]], read, found)
+        found.again = min(waits, default=None)
+        return found
+
+    def _claim_queues(
+        self,
+        at: tuple[Connection, PolicyClaimRequest, ScanPosition],
+        ready: list[tuple[str, list[ReadyPair]]],
+        read: ReadTime,
+        found: Claim,
+    ) -> list[float]:
+        """Add to `found` what is leased of the queues that are `ready`; in how many seconds to look
+        at them again.
+        """
+        connection, wanted, memory = at
+        self._read_rates(connection, wanted, memory, read)
+        rows_of = self._by_header if wanted.header is not None else self.rows
         suspects: dict[int, Suspect] = {}
-        for queue in wanted.queues:
-            ready = [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
-            if read is not None and queue in locked and ready and len(rows) < wanted.limit:
-                one = _QueueClaim(
-                    self._dialect,
-                    rows_of,
-                    self._clock,
-                    connection,
-                    wanted,
-                    memory,
-                    queue,
-                    ready,
-                    read,
-                )
-                rows += one.run(wanted.limit - len(rows), max(0, wanted.starts - len(rows)))
-                waits += one.waits
-                gated, more = gated and one.gated, more or one.more
-                suspects |= one.suspects
-        return Claim(
-            rows,
-            min(waits, default=None),
-            gated and len(locked) == len(due),
-            more,
-            suspects,
-            None if read is None else read.asked,
-        )
+        waits: list[float] = []
+        for queue, pairs in ready:
+            if len(found.rows) >= wanted.limit:
+                break
+            one = _QueueClaim(
+                self._dialect,
+                rows_of,
+                self._clock,
+                connection,
+                wanted,
+                memory,
+                queue,
+                pairs,
+                read,
+            )
+            left = wanted.limit - len(found.rows)
+            found.rows += one.run(left, max(0, wanted.starts - len(found.rows)))
+            waits += one.next.waits
+            found.gated = found.gated and one.gated
+            found.more = found.more or one.next.more
+            suspects |= one.suspects
+        found.suspects = suspects
+        return waits
+
+    def _read_rates(
+        self,
+        connection: Connection,
+        wanted: PolicyClaimRequest,
+        memory: ScanPosition,
+        read: ReadTime,
+    ) -> None:
+        throttled = any(isinstance(policy, Throttle) for policy in wanted.policies)
+        if throttled and read.asked >= memory.intake.rates.read_at + LOOK:
+            memory.intake.rates = read_rates(self._dialect, connection, read.now, read.asked)
 
     def _lock(self, connection: Connection, due: list[str], scopes: list[str]) -> set[str]:
         """Lock the claims of those of `due` that no other claim has locked, then `scopes`.
@@ -146,40 +167,41 @@ class _QueueClaim:
         self._pairs = pairs
         self._read = read
         self._now = read.now
-        self._starts = 0
         self._closes: int | None = None
         self._free: int | None = None
         self._intake = Intake(
             rows, connection, queue, pairs, self._now, memory.intake, wanted.keep, clock
         )
         self._slots = Slots(self._intake, read, wanted.policies, memory.took)
-        self._bursts: BurstHeads | NewestHeads | None = None
-        self._behind: Debounce | KeepLast | None = None
-        """The policy that has not seen all messages yet."""
-        self._per_key: int | None = None
         self.gated = False
         """Whether nothing more can start before the next look, whatever comes."""
-        self.more = False
-        """Whether there is more to look at, at once."""
-        self.waits: list[float] = []
-        """In how many seconds to look again."""
+        self.next = NextLook(read.now)
         self._suspicion = None if wanted.only is not None else wanted.suspicion
+        self._choice = Choice(
+            dialect,
+            self._intake,
+            self._slots,
+            wanted,
+            self._suspicion,
+            memory.cursors,
+            self.next,
+        )
         self.suspects: dict[int, Suspect] = {}
         """Suspects that could start, and were left alone: looking at them must not spend slots."""
 
     def run(self, limit: int, starts: int) -> list[ClaimedMessage]:
         """Lease up to `limit`, of which the first `starts` find a free worker."""
-        self._starts = min(limit, starts)
+        self._choice.starts = min(limit, starts)
         opened = self._ask_policies(limit)
-        self.waits += [self._seconds_to(at) for at in self._intake.later]
+        self.next.waits += [self.next.seconds_to(at) for at in self._intake.later]
         if not opened or (free := self._leases(limit)) < 1:
             return []
         only = self._wanted.only
         # What may start goes first: a slot was found for it, and it would not be counted by the
         # next claim.
-        chosen = self._starting(self._slots.room(free, self._starts))
+        chosen = self._starting(self._slots.room(free, self._choice.starts))
         dead = [i for i in self._intake.dead if only in (None, i)][: free - len(chosen)]
-        self.more |= len(dead) < len(self._intake.dead)
+        self.next.more |= len(dead) < len(self._intake.dead)
         leased = self._lease(chosen, self._suspicion)
         self.suspects |= leased.suspects
         found = [*self._lease(dead, None), *leased]
@@ -188,36 +210,36 @@ class _QueueClaim:
             for row in found:
                 row.header_key = (known[row.id].key,)
         if len(found) + len(leased.suspects) < len(dead) + len(chosen):
-            self.waits.append(0.0)  # another transaction has locked some of them
+            self.next.waits.append(0.0)  # another transaction has locked some of them
         refuse(found, self._wanted.policies, set(dead))
-        if self._bursts is not None:
-            self._bursts.delivered(found)
+        if self._choice.bursts is not None:
+            self._choice.bursts.delivered(found)
         starting = self._slots.give(found)
         if self._closes is not None:
             end_at(self._closes, found, self._read)
         if (at := self._slots.next_look(starting)) is not None:
-            self.waits.append(self._seconds_to(at))
+            self.next.waits.append(self.next.seconds_to(at))
             self.gated = True
         elif starting < len(found):
-            self.waits.append(0.0)  # rows that only end have left room for others
+            self.next.waits.append(0.0)  # rows that only end have left room for others
         return found
 
     def _starting(self, limit: int) -> list[int]:
         """Up to `limit` messages whose handlers may start."""
         if not self._slots.spent or limit < 1:
-            return self._choose(limit)
+            return self._choice.choose(limit)
         size = max(LOOKED_AT, 2 * limit)
-        chosen = self._choose(size)
+        chosen = self._choice.choose(size)
         live = self._rows.live(self._connection, self._queue, chosen)
         if self._suspicion is not None and self._suspicion.told:
             chosen, live = self._without_suspects(chosen, live, size, self._suspicion)
         starting = self._slots.on_time(chosen, live, limit)
-        self.waits += [self._seconds_to(at) for at in self._slots.later]
+        self.next.waits += [self.next.seconds_to(at) for at in self._slots.later]
         keys = self._slots.keys
         if keys is not None and (at := keys.next_look()) is not None:
-            self.waits.append(self._seconds_to(at))
+            self.next.waits.append(self.next.seconds_to(at))
         # What was put off has made way.
-        self.more |= len(starting) < limit and bool(self._slots.later)
+        self.next.more |= len(starting) < limit and bool(self._slots.later)
         return starting
 
     def _without_suspects(
@@ -232,7 +254,7 @@ class _QueueClaim:
         if self.suspects and self._slots.keys is not None:
             # None of them has kept a slot from another message of its key.
             self._slots.keys.begin_anew()
-            chosen = self._choose(size, pass_over=True)
+            chosen = self._choice.choose(size, pass_over=True)
             live = self._rows.live(self._connection, self._queue, chosen)
         return [message for message in chosen if message not in self.suspects], live
 
@@ -243,7 +265,7 @@ class _QueueClaim:
             for policy in self._wanted.policies:
                 if isinstance(policy, Concurrency) and not policy.per_key:
                     running, most = self._running(policy)
-                    free = policy.leases(running, limit, self._starts, most)
+                    free = policy.leases(running, limit, self._choice.starts, most)
                     self._free = min(self._free, free)
         return self._free
 
@@ -270,25 +292,25 @@ class _QueueClaim:
         """Let each look at what is due, in their order; whether anything may start now."""
         note_holds(self._intake, self._wanted.policies)
         if (header := self._wanted.header) is not None and not self._intake.read_keys(header):
-            self.more = True
+            self.next.more = True
             if any(isinstance(policy, Debounce | KeepLast) for policy in self._wanted.policies):
                 return False  # a newer message of a key may be among those that have none yet
         for policy in self._wanted.policies:
             if isinstance(policy, Window):
                 opens, self._closes = policy.span(self._now)
                 if opens > self._now:
-                    self.waits.append(self._seconds_to(opens))
+                    self.next.waits.append(self.next.seconds_to(opens))
                     self.gated = True
                     return False
                 self._intake.opened = max(self._intake.opened, opens)
             elif isinstance(policy, Delay):
-                self.more |= not self._intake.delay(policy)
+                self.next.more |= not self._intake.delay(policy)
             elif isinstance(policy, Debounce | KeepLast):
                 if not self._intake.burst(policy):
                     # What is to come may belong to the burst of a message that is delivered now.
-                    self._behind = policy
-                    self.more = True
-                self._bursts = self._heads(policy)
+                    self._choice.behind = policy
+                    self.next.more = True
+                self._choice.bursts = self._heads(policy)
             else:
                 self._ask_limit(policy, limit)
         return True
@@ -301,105 +323,14 @@ class _QueueClaim:
 
     def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
-            room = self._slots.room(self._leases(limit), self._starts)
-            self.more |= self._slots.own is not None and not self._slots.own.let_in(room)
+            room = self._slots.room(self._leases(limit), self._choice.starts)
+            self.next.more |= self._slots.own is not None and not self._slots.own.let_in(room)
         elif isinstance(policy, Concurrency) and policy.per_key:
-            self._per_key = lowest(self._rows, self._connection, self._intake, policy)
+            self._choice.per_key = lowest(self._rows, self._connection, self._intake, policy)
 
-    def _choose(self, limit: int, *, pass_over: bool = False) -> list[int]:
-        """The messages to lease, in order; with `pass_over` no suspects."""
-        wanted = self._wanted
-        before = self._intake.before
-        told = self._suspicion is not None and self._suspicion.told and not pass_over
-        others = None if told else self._suspicion
-        if limit < 1:
-            return []
-        by_key = self._per_key is not None or self._slots.keys is not None
-        if wanted.ordered or (by_key and self._bursts is None):
-            return self._choose_by_key(limit, others)
-        size = limit if self._bursts is None else max(100, 2 * limit)
-        due: list[tuple[int, str | None, int]] = []
-        for pair in self._pairs:
-            if len(due) < size:
-                due += self._rows.due(
-                    self._connection,
-                    self._queue,
-                    pair.priority,
-                    before=before,
-                    now=self._now,
-                    size=size - len(due),
-                    others=others,
-                    only=wanted.only,
-                )
-        if self._bursts is None:
-            return [message for message, _, _ in due]
-        crowded = len(due) == size
-        if self._behind is not None:
-            due = self._intake.catch_up(self._behind, due)
-        if self._slots.keys is not None:
-            due = self._with_slot(self._slots.keys, due, crowded=crowded)
-        chosen = self._bursts.choose(due, limit)
-        self.waits += [self._seconds_to(at) for at in self._bursts.later]
-        self.more |= crowded and len(chosen) < limit
-        return chosen
 
-    def _with_slot(
-        self, keys: KeySlots, due: list[tuple[int, str | None, int]], *, crowded: bool
-    ) -> list[tuple[int, str | None, int]]:
-        """Those of `due` whose key has a slot now; the others make way if they are all there is."""
-        keys.look(key for _, key, _ in due if key is not None)
-        found = [each for each in due if keys.is_open(each[1])]
-        if crowded:
-            # Not until their slots: another rate, or none, must not find them put off for long.
-            blocked = {
-                message: min(keys.next(key), self._now + LONGEST_PUT_OFF)
-                for message, key, _ in due
-                if key is not None and not keys.is_open(key)
-            }
-            self._rows.shift(self._connection, self._queue, blocked, 0)
-        return found
-
-    def _choose_by_key(self, limit: int, others: Suspicion | None) -> list[int]:
-        heads = Heads(
-            self._connection,
-            self._dialect.sql,
-            limit,
-            others=others,
-            mask=self._intake.before,
-            per_key=None if self._wanted.ordered else self._per_key or UNLIMITED,
-            starting=self._starts,
-            gate=self._slots.keys,
-            by_header=self._rows.by_header,
-        )
-        if (only := self._wanted.only) is not None:
-            one = [
-                due
-                for pair in self._pairs
-                for due in self._rows.due(
-                    self._connection,
-                    self._queue,
-                    pair.priority,
-                    before=self._intake.before,
-                    now=self._now,
-                    size=1,
-                    others=None,
-                    only=only,
-                )
-            ]
-            return [
-                message
-                for message, key, _ in one
-                if key is None or heads.may_start(self._queue, message, key)
-            ]
-        if heads.scan(self._pairs, self._memory.cursors):
-            # Not at once: all keys may be held, and there may be many.
-            self.waits.append(0.0)
-        elif not heads.full and (soon := heads.soonest()) is not None:
-            self.waits.append(soon)
-        return heads.ids[:limit]
-
-    def _seconds_to(self, at: int) -> float:
-        return max(0.001, (at - self._now) / MICROSECONDS)
+def _due(pairs: list[ReadyPair], queue: str) -> list[ReadyPair]:
+    return [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
 
 
 def _suspect(live: Live, suspicion: Suspicion) -> Suspect | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.live_rates import LiveRates
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
 
@@ -35,10 +36,11 @@ class Gate:
     log: SlotLog = field(default_factory=SlotLog)
     """The slots granted so far, and the options of others that take some."""
 
-    def read(self, states: States) -> "Gate":
+    def read(self, states: States, rates: LiveRates, now: int) -> "Gate":
         """From what no other claim changes before this one is written."""
         info = states.states(self.scope, [self.key]).get(self.key)
         self.log = load_slots(self.policy, info)
+        self.log.others = rates.others((self.scope, self.key), self.log.others, now)
         return self
 
     def keep(self, states: States, granted: Sequence[int]) -> None:

@@ -23,6 +23,7 @@ from faststream_sqlbroker.core.policies.flags import (
     HELD_BURST,
     HELD_DELAY,
 )
+from faststream_sqlbroker.core.policies.live_rates import LiveRates
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
@@ -56,6 +57,8 @@ class IntakePosition:
     """By queue, when it was noted what the policies of this process may put off."""
     limits: dict[tuple[str, bool], tuple[float, int]] = field(default_factory=dict)
     """By queue and whether it is of its keys, when the lowest limit was read, and what it is."""
+    rates: LiveRates = field(default_factory=LiveRates)
+    """Of the throttles of all that live."""
     indexed: set[str] = field(default_factory=set)
     """Queues whose keys have been looked at by their times under the policies of this process."""
     pass_began: dict[str, float] = field(default_factory=dict)
@@ -70,6 +73,7 @@ class IntakePosition:
             dict(self.whole_after),
             dict(self.noted),
             dict(self.limits),
+            self.rates,
             set(self.indexed),
             dict(self.pass_began),
             dict(self.pass_after),

@@ -49,9 +49,11 @@ class KeySlots:
         texts = {text for key in keys if (text := as_key(key)) is not None}
         missing = texts - self._logs.keys()
         known = self._intake.rows.states(self._intake.connection, self.scope, missing)
+        rates = self._intake.position.rates
         for key in missing:
             info = known.get(key)
-            self._logs[key] = load_slots(self._policy, info)
+            log = self._logs[key] = load_slots(self._policy, info)
+            log.others = rates.others((self.scope, ""), log.others, self._intake.now)
             self._stored[key] = info.get("next") if isinstance(info, dict) else None
 
     def next(self, key: str) -> int:

@@ -143,7 +143,10 @@ class OwnSlots:
     def _look(self, keys: Iterable[str]) -> None:
         missing = set(keys) - self._logs.keys()
         known = self._intake.rows.states(self._intake.connection, self._scope, missing)
-        self._logs |= {key: load_slots(self._policy, known.get(key)) for key in missing}
+        rates = self._intake.position.rates
+        for key in missing:
+            log = self._logs[key] = load_slots(self._policy, known.get(key))
+            log.others = rates.others((self._scope, ""), log.others, self._intake.now)
 
     def _key(self, key: str | None) -> str | None:
         return key if self._policy.key else ""

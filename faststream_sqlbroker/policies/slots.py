@@ -6,6 +6,7 @@ Times are microseconds since 1970.
 from collections.abc import Mapping, Sequence
 
 from faststream_sqlbroker.core.policies import Policy, Throttle
+from faststream_sqlbroker.core.policies.live_rates import LiveRates
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import (
     AHEAD,
@@ -33,6 +34,7 @@ class QueueSlots:
         read: ReadTime,
         policies: Sequence[Policy],
         took: Sequence[float],
+        rates: LiveRates,
     ) -> None:
         """Read what is known of the queue's own slots.
 
@@ -50,7 +52,7 @@ class QueueSlots:
         """Microseconds from now to the first slot that is granted: slots that come before the
         answer to COMMIT would be missed."""
         self._gates = [
-            gate_of(policy, slot_scope(queue, n)).read(states)
+            gate_of(policy, slot_scope(queue, n)).read(states, rates, self._now)
             for n, policy in throttles
             if policy.gates
         ]
@@ -143,7 +145,7 @@ class Slots(QueueSlots):
     ) -> None:
         """As `QueueSlots`; `intake` is that of the same claim."""
         states = StatesOn(intake.rows, intake.connection)
-        super().__init__(states, intake.queue, read, policies, took)
+        super().__init__(states, intake.queue, read, policies, took, intake.position.rates)
         self.own: OwnSlots | None = None
         """Those of a throttle that refuses what is above its rate."""
         self.keys: KeySlots | None = None

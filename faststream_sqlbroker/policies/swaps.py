@@ -122,6 +122,9 @@ class SwapClaim:
         noted = position.noted.get(queue, float("-inf"))
         if holds_of(self._wanted.policies) and self._read.asked >= noted + RENEWED:
             return True
+        throttled = any(isinstance(policy, Throttle) for policy in self._wanted.policies)
+        if throttled and self._read.asked >= position.rates.read_at + LOOK:
+            return True
         limited = any(isinstance(policy, Concurrency) for policy in self._wanted.policies)
         read_at, _ = position.limits.get((queue, False), (float("-inf"), 0))
         return limited and self._read.asked >= read_at + LOOK
@@ -177,7 +180,12 @@ class SwapClaim:
             return None
         states = _States(queue.states)
         slots = self._slots = QueueSlots(
-            states, queue.queue, self._read, wanted.policies, self._memory.took
+            states,
+            queue.queue,
+            self._read,
+            wanted.policies,
+            self._memory.took,
+            self._memory.intake.rates,
         )
         # Slots are counted before it is known which messages are leased, as they are stored by the
         # same statement. One that is locked elsewhere by then has spent its slot in vain.

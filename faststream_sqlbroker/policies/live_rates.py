@@ -1,0 +1,49 @@
+"""What the signs of life of subscribers tell of their throttles; each process reads them once a
+second.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.policies.live_rates import LiveRates, Place, Written, written
+from faststream_sqlbroker.core.policies.slot_log import Limit
+from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
+from faststream_sqlbroker.core.status import LiveSubscriber
+from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
+from faststream_sqlbroker.policies.gates import SHARED_SLOTS
+from faststream_sqlbroker.policies.intake import slot_scope
+
+
+def read_rates(dialect: Dialect, connection: Connection, now: int, asked: float) -> LiveRates:
+    """What the signs of life tell now; `asked` is this process's time."""
+    found: dict[Place, set[Limit]] = defaultdict(set)
+    rates = LiveRates(read_at=asked)
+    for subscriber in read_subscribers(connection, dialect.tables.policy_state):
+        if subscriber.stopping:
+            continue
+        old = to_microseconds(subscriber.lease_expires_at) > now + OTHERS_LIVE
+        for place, throttle in _places(subscriber):
+            if old:
+                rates.unsure.add(place)
+            else:
+                found[place].add(throttle.limit)
+    # Where only old signs are, slots tell as much.
+    rates.known = dict(found)
+    return rates
+
+
+def _places(subscriber: LiveSubscriber) -> Iterator[tuple[Place, Written]]:
+    throttles = [known for text in subscriber.policies if (known := written(text)) is not None]
+    for queue in subscriber.queues:
+        for n, throttle in enumerate(throttles):
+            yield _place(queue, n, throttle), throttle
+
+
+def _place(queue: str, number: int, throttle: Written) -> Place:
+    if throttle.scope is not None:
+        return SHARED_SLOTS, throttle.scope
+    return slot_scope(queue, None if throttle.keyed else number), ""

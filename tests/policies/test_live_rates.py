@@ -1,0 +1,123 @@
+"""The rates of all subscribers that live hold, also of those that get no slot; those of others soon
+do no more.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+import pytest
+
+from faststream_sqlbroker.core.policies import Header, Throttle, Window
+from faststream_sqlbroker.core.policies.live_rates import UNTOLD, LiveRates, written
+from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
+from faststream_sqlbroker.core.status import describe
+from tests.policies.world import QUEUE, World
+
+LOW = 2
+HIGH = 50
+KINDS = {
+    "queue": {},
+    "scope": {"scope": "mail"},
+    "key": {"key": True},
+    "dropping": {"when_exceeded": "drop"},
+    "backing off by key": {"key": True, "when_exceeded": "backoff"},
+}
+
+
+@pytest.fixture
+def world(database_url: str) -> Iterator[World]:
+    with World(database_url) as world:
+        world.begin([])
+        yield world
+
+
+def tell(world: World, live: Mapping[str, Throttle | None], lease: float = 20.0) -> None:
+    """These subscribers live, and give signs of life; those of None have stopped."""
+    says = {
+        name: describe(
+            queues=[QUEUE],
+            max_workers=1,
+            ordered=False,
+            policies=[throttle],
+            paused=False,
+            stopping=False,
+        )
+        for name, throttle in live.items()
+        if throttle is not None
+    }
+    subscribers = world.store.live_subscribers
+    if stopped := [name for name in live if name not in says]:
+        world.run(subscribers.leave(stopped))
+    world.run(subscribers.announce(says, set(says), lease, clean=False))
+
+
+def started(world: World, throttle: Throttle) -> int:
+    """How many of a backlog start now; looked at anew."""
+    world.policies = [throttle]
+    world.advance(1_100_000)
+    return len(world.claim(0, HIGH).rows)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_lower_rate_counts_without_any_slot(world: World, kind: dict[str, str]) -> None:
+    """The other process is quicker, and takes all of them."""
+    high, low = Throttle(HIGH, "1h", **kind), Throttle(LOW, "1h", **kind)  # type: ignore[arg-type]
+    for _ in range(HIGH):
+        world.put("a")
+    tell(world, {"old": high, "new": low})
+    assert started(world, high) == LOW
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_raised_rate_holds_when_the_others_have_stopped(
+    world: World, kind: dict[str, str]
+) -> None:
+    high, low = Throttle(HIGH, "1h", **kind), Throttle(LOW, "1h", **kind)  # type: ignore[arg-type]
+    for _ in range(LOW):
+        world.put("a")
+    tell(world, {"old": low})
+    assert started(world, low) == LOW
+    tell(world, {"old": None, "new": high})
+    world.advance(UNTOLD)
+    for _ in range(LOW):
+        world.put("a")
+    assert started(world, high) == LOW
+
+
+def test_of_a_subscriber_that_tells_seldom_its_slots_count(world: World) -> None:
+    """It may have ended long ago, so its rate holds no longer than without signs of life."""
+    high, low = Throttle(HIGH, "1h"), Throttle(LOW, "1h")
+    for _ in range(HIGH):
+        world.put("a")
+    tell(world, {"old": low}, lease=7200.0)
+    tell(world, {"new": high})
+    assert started(world, low) == LOW
+    world.advance(UNTOLD)
+    assert started(world, high) == 0
+    world.advance(OTHERS_LIVE)
+    tell(world, {"new": high})
+    assert started(world, high) == HIGH - LOW
+
+
+@pytest.mark.parametrize(
+    "throttle",
+    [
+        Throttle(10, "1s"),
+        Throttle(10, timedelta(days=400), burst=3),
+        Throttle(10, 0.001, key=True, when_exceeded="drop"),
+        Throttle(7, "1m", key=Header("it's, burst=4"), burst=2, when_exceeded="backoff"),
+        Throttle(7, "1m", scope="mail, burst=1"),
+    ],
+    ids=str,
+)
+def test_its_text_says_what_a_throttle_does(throttle: Throttle) -> None:
+    assert written(str(throttle)) == (throttle.limit, bool(throttle.key), throttle.scope)
+
+
+def test_other_policies_say_nothing_of_rates() -> None:
+    assert written(str(Window("01:00", "02:00"))) is None
+
+
+def test_without_signs_of_life_slots_tell() -> None:
+    noted = {(1, 2, 3): 4}
+    assert LiveRates().others(("throttle0:q", ""), noted, 5) == noted
