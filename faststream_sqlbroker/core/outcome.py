@@ -78,7 +78,8 @@ class Abandon:
 class Relocate:
     """To another queue under the same id, with its counters reset, due after `delay` seconds.
 
-    `payload` and `headers` (JSON text) replace the message's own unless they are None.
+    `payload`, `headers` (JSON text) and `key` replace the message's own unless they are None; an
+    empty `key` takes it away.
     """
 
     queue: str
@@ -90,6 +91,7 @@ class Relocate:
     is_hop: bool = False
     """Whether the broker itself moves the message (`forward_to`). Such moves are counted; a move
     by a handler resets the count."""
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

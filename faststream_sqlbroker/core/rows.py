@@ -253,6 +253,10 @@ class Unit:
     argument is its error, if known."""
 
 
+NO_KEY = ""
+"""In place of a new key: the message has none. No key is empty."""
+
+
 @dataclass(slots=True)
 class Settlement:
     """What is written for one finished delivery, fenced by (id, lease_token).
@@ -293,6 +297,8 @@ class Settlement:
     """Whether publish_count goes up by one."""
     hop: int | None = None
     """1 counts one more hop, 0 resets the count, None leaves it."""
+    key: str | None = None
+    """The key to move with; `NO_KEY` takes it away, None keeps it."""
     unit: Unit | None = None
     """The unit that it belongs to; None: it is written alone."""
 
@@ -338,7 +344,7 @@ class Acked(Settlement):
     uncharge = False
     published_again = False
     delay = reason = related_id = hop = error = fingerprint = None
-    queue = payload = headers = unit = None
+    queue = payload = headers = key = unit = None
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002

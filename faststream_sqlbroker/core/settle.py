@@ -99,6 +99,7 @@ def settle(
             base.delay = max(0.0, outcome.delay)
             base.payload = outcome.payload
             base.headers = outcome.headers
+            base.key = outcome.key
             base.published_again = outcome.published_again
             base.hop = int(outcome.is_hop)
         case Discard():

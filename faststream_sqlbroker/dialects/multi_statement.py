@@ -359,6 +359,7 @@ def rows_json(settlements: Sequence[Settlement]) -> str:
                 int(s.published_again),
                 s.hop,
                 s.fingerprint,
+                s.key,
             ]
             for s in settlements
         ]

@@ -27,6 +27,7 @@ PUBLISHED = (
 """The columns that a publish writes."""
 SETTLED = (
     "queue",
+    "key",
     "dedup_id",
     "headers",
     "payload",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Outcome, Reject, Relocate
+from faststream_sqlbroker.core.policies import Header
 from faststream_sqlbroker.core.reasons import DESTINATION_NOT_ALLOWED, NO_DESTINATION, TOO_MANY_HOPS
 from faststream_sqlbroker.core.routing import (
     DESTINATION_HEADER,
@@ -19,7 +20,7 @@ from faststream_sqlbroker.core.routing import (
     destination_of,
     due_of,
 )
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import NO_KEY, ClaimedMessage
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.flow.loop import Log
@@ -49,7 +50,8 @@ class Forward:
         self._dead_letter_queue = settings.dead_letter_queue
         self._allowed = None if settings.destinations is None else frozenset(settings.destinations)
         to = settings.forward_to
-        self._move = Relocate(to, is_hop=True) if isinstance(to, str) else None
+        self._key = settings.forward_key
+        self._to = to if isinstance(to, str) else None
 
     async def __call__(self, rows: Sequence[ClaimedMessage]) -> None:
         """Give each of `rows` its outcome."""
@@ -61,7 +63,9 @@ class Forward:
 
     def _next(self, row: ClaimedMessage, undated: list[ClaimedMessage]) -> Outcome:
         if row.hops < MOST_HOPS:
-            return self._move or self._by_headers(row, undated)
+            if self._to is not None:
+                return Relocate(self._to, is_hop=True, key=self._new_key(row))
+            return self._by_headers(row, undated)
         text = (
             f"forward_to has moved it on {row.hops} times since a handler last did, so its queues "
             "lead round: look where they go"
@@ -91,8 +95,15 @@ class Forward:
             self._say(row, logging.WARNING, f"it is moved at once: {error}")
             due = None
         return Relocate(
-            queue, delay=0.0 if due is None else _until(due, row, self._clock), is_hop=True
+            queue,
+            delay=0.0 if due is None else _until(due, row, self._clock),
+            is_hop=True,
+            key=self._new_key(row),
         )
+
+    def _new_key(self, row: ClaimedMessage) -> str | None:
+        key = self._key
+        return (key.key(row.headers) or NO_KEY) if isinstance(key, Header) else key
 
     def _dead_letter(self, row: ClaimedMessage, reason: str, error: Exception) -> Reject:
         end = "is archived as FAILED"

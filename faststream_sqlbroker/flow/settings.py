@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal
 
-from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.policies import Header, Policy
 from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
     attempts_limit,
@@ -63,6 +63,7 @@ class ConsumerSettings:
     ordered: bool = False
     forward_to: str | Destination | None = None
     destinations: Sequence[str] | None = None
+    forward_key: str | Header | None = None
 
     @property
     def told_only(self) -> bool:

@@ -9,8 +9,8 @@ from types import FrameType
 
 from faststream import AckPolicy
 
-from faststream_sqlbroker.core.checks import queue_problem, whole_number
-from faststream_sqlbroker.core.policies import check_ack_first, check_ordered
+from faststream_sqlbroker.core.checks import name_problem, queue_problem, whole_number
+from faststream_sqlbroker.core.policies import Header, check_ack_first, check_ordered
 from faststream_sqlbroker.core.retry import RetryStrategyProto, attempts_limit
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
@@ -252,6 +252,24 @@ def destinations(value: object, settings: ConsumerSettings) -> tuple[str, ...] |
                 "messages would stay for ever: leave it out"
             )
     return tuple(dict.fromkeys(names))
+
+
+def forward_key(value: object, settings: ConsumerSettings) -> None:
+    """Refuse what is no key, and one without forward_to."""
+    if value is None:
+        return
+    if settings.forward_to is None:
+        raise SetupError(
+            "forward_key is the key with which forward_to moves messages to the next queue, got "
+            f"forward_key={short(value)} without forward_to: add it, or leave forward_key out"
+        )
+    if isinstance(value, Header):
+        return
+    if (problem := name_problem(value)) is not None:
+        raise SetupError(
+            f"forward_key cannot be {short(value)}: {problem}; give a text, or "
+            'faststream_sqlbroker.Header("name")'
+        )
 
 
 def no_handler(options: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
-from faststream_sqlbroker.core.policies import Policy, checked_policies
+from faststream_sqlbroker.core.policies import Header, Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
@@ -102,6 +102,10 @@ class SubscriberOptions(TypedDict, total=False):
     """With `forward_to=DESTINATION` the only queues to which messages are moved, by their full
     names; one that names another is FAILED, with reason destination_not_allowed; default None, any.
     """
+    forward_key: str | Header | None
+    """With `forward_to` the key of each message in the next queue: a text for all, or
+    `Header("tenant")`, the value of that header, without which it has none; default None, the key
+    that it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +143,7 @@ class SubscriberSettings(ConsumerSettings):
         checks.batch_fits(self)
         checks.times_fit(self)
         checks.policy_fits(self, self.ack_policy)
+        checks.forward_key(self.forward_key, self)
         self._set("destinations", checks.destinations(self.destinations, self))
         checks.forward_fits(self, self.ack_policy, self.forward_headers)
         checks.warn_of_surprises(self)

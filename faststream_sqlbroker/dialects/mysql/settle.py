@@ -11,7 +11,8 @@ charge INT PATH '$[3]',
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
     related_id BIGINT PATH '$[9]', published INT PATH '$[10]', hop INT PATH '$[11]',
-    fingerprint VARCHAR(16) CHARACTER SET utf8mb4 PATH '$[12]')) u"""
+    fingerprint VARCHAR(16) CHARACTER SET utf8mb4 PATH '$[12]',
+    new_key VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[13]')) u"""
 
 # A foreign row may hold a zero date, which MySQL's usual sql_mode refuses to write again.
 FIRST = "TIMESTAMP'0001-01-01 00:00:00'"
@@ -55,6 +56,8 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
   m.hops = COALESCE((m.hops + 1) * u.hop, m.hops),
   m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
   m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & {kept_marks} ELSE 0 END,
+  m.{key} = CASE WHEN u.new_key IS NULL THEN m.{key}
+    WHEN CHAR_LENGTH(u.new_key) > 0 THEN u.new_key END,
   m.queue = COALESCE(u.queue, m.queue)
 """
 )

@@ -202,6 +202,7 @@ def _update_binds(settlements: Sequence[Settlement]) -> dict[str, Any]:
         "headers": [s.headers for s in settlements],
         "published": [int(s.published_again) for s in settlements],
         "hops": [s.hop for s in settlements],
+        "new_keys": [s.key for s in settlements],
     }
 
 

@@ -288,7 +288,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             _array("payloads", LargeBinary),
             _array("headers", Text),
         )
-        counted = _array("published", Integer), _array("hops", Integer)
+        counted = _array("published", Integer), _array("hops", Integer), _array("new_keys", Text)
         add("update", sql.UPDATE, *ended, *moved, *counted)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:

@@ -93,7 +93,8 @@ _ROWS = """(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]'
   json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
   json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id,
   json_extract(value, '$[10]') AS published, json_extract(value, '$[11]') AS hop,
-  json_extract(value, '$[12]') AS fingerprint FROM json_each(:rows)) u"""
+  json_extract(value, '$[12]') AS fingerprint, json_extract(value, '$[13]') AS new_key
+  FROM json_each(:rows)) u"""
 
 ARCHIVE = (
     """
@@ -129,6 +130,7 @@ THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
   hops = COALESCE((hops + 1) * u.hop, hops),
   policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & {kept_marks} ELSE 0 END,
   queue = COALESCE(u.queue, {message}.queue),
+  {key} = CASE WHEN u.new_key IS NULL THEN {message}.{key} ELSE NULLIF(u.new_key, '') END,
   dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END
 FROM """
     + _ROWS

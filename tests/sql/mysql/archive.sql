@@ -12,5 +12,6 @@ FROM JSON_TABLE(:rows, '$[*]' COLUMNS (
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
     related_id BIGINT PATH '$[9]', published INT PATH '$[10]', hop INT PATH '$[11]',
-    fingerprint VARCHAR(16) CHARACTER SET utf8mb4 PATH '$[12]')) u
+    fingerprint VARCHAR(16) CHARACTER SET utf8mb4 PATH '$[12]',
+    new_key VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[13]')) u
 STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id

@@ -4,7 +4,8 @@ UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (
     error LONGTEXT CHARACTER SET utf8mb4 PATH '$[6]',
     delay BIGINT PATH '$[7]', queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[8]',
     related_id BIGINT PATH '$[9]', published INT PATH '$[10]', hop INT PATH '$[11]',
-    fingerprint VARCHAR(16) CHARACTER SET utf8mb4 PATH '$[12]')) u
+    fingerprint VARCHAR(16) CHARACTER SET utf8mb4 PATH '$[12]',
+    new_key VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[13]')) u
 STRAIGHT_JOIN message m FORCE INDEX (PRIMARY) ON m.id = u.id
 SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END),
   m.first_attempt_at = CASE WHEN u.queue IS NULL
@@ -20,4 +21,6 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
   m.hops = COALESCE((m.hops + 1) * u.hop, m.hops),
   m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
   m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32339 ELSE 0 END,
+  m.`key` = CASE WHEN u.new_key IS NULL THEN m.`key`
+    WHEN CHAR_LENGTH(u.new_key) > 0 THEN u.new_key END,
   m.queue = COALESCE(u.queue, m.queue)

@@ -13,11 +13,12 @@ SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' EL
   hops = coalesce((m.hops + 1) * u.hop, m.hops),
   policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32339 ELSE 0 END,
   queue = coalesce(u.queue, m.queue),
+  key = CASE WHEN u.new_key IS NULL THEN m.key ELSE nullif(u.new_key, '') END,
   dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
   payload = coalesce(u.payload, m.payload),
   headers = coalesce(u.headers::jsonb, m.headers)
 FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads, :headers,
-    :published, :hops)
-  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, published, hop)
+    :published, :hops, :new_keys)
+  AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, published, hop, new_key)
 WHERE m.id = u.id AND m.lease_token = u.token
 RETURNING m.id

@@ -10,5 +10,6 @@ FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS s
   json_extract(value, '$[6]') AS error, json_extract(value, '$[7]') AS delay,
   json_extract(value, '$[8]') AS queue, json_extract(value, '$[9]') AS related_id,
   json_extract(value, '$[10]') AS published, json_extract(value, '$[11]') AS hop,
-  json_extract(value, '$[12]') AS fingerprint FROM json_each(:rows)) u
+  json_extract(value, '$[12]') AS fingerprint, json_extract(value, '$[13]') AS new_key
+  FROM json_each(:rows)) u
 CROSS JOIN message m ON m.id = u.id
