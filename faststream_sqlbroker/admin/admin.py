@@ -5,6 +5,7 @@ from faststream_sqlbroker.admin.health import HealthReport
 from faststream_sqlbroker.admin.jobs import Jobs
 from faststream_sqlbroker.admin.locks import Locks
 from faststream_sqlbroker.admin.messages import Messages
+from faststream_sqlbroker.admin.partitions import ArchivePartitioning
 from faststream_sqlbroker.admin.pauses import Pauses
 from faststream_sqlbroker.admin.policies import Policies
 from faststream_sqlbroker.admin.queues import Queues
@@ -29,6 +30,7 @@ class Admin(
     Locks,
     HealthReport,
     ArchivePruning,
+    ArchivePartitioning,
 ):
     """The operations of `broker.admin`; they need the database, but no started broker.
 

@@ -43,6 +43,7 @@ from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.jobs import JobRunner
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
+from faststream_sqlbroker.flow.partitions import PartitionLoop
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.requests import Requests
@@ -52,6 +53,7 @@ from faststream_sqlbroker.flow.sampling import Sampler
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.partitions import need_postgresql
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.validate import advice
 from faststream_sqlbroker.store import Store
@@ -196,9 +198,11 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
         self._presence_interval = presence_interval
         self._plain = PlainPublish()
         clock = Clock()
+        schema = schema or SqlBrokerSchemaConfig()
+        need_postgresql(self.engine.dialect.name, schema)
         store = Store(
             self.engine,
-            build_tables(schema or SqlBrokerSchemaConfig()),
+            build_tables(schema),
             statement_timeout=positive_seconds("statement_timeout", statement_timeout),
             max_connections=max_connections,
             pgbouncer=pgbouncer,
@@ -276,6 +280,9 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
         self._jobs = JobRunner(store, self._log_of_loops, clock)
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock, self._jobs)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
+        self._partitions: PartitionLoop | None = None
+        if store.partitions.there:
+            self._partitions = PartitionLoop(store, self._log_of_loops, clock)
         self._pruning: RetentionLoop | None = None
         if self._retention is not None:
             self._pruning = RetentionLoop(store, self._retention, self._log_of_loops, clock)
@@ -370,10 +377,21 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
         self._scheduler.start()
         if self._sampler is not None:
             self._sampler.start(self._wakeups.outages)
+        await self._start_archive()
+
+    async def _start_archive(self) -> None:
+        """Start what keeps the archive in shape, or tell that nothing does."""
+        if self._adds_partitions and self._partitions is not None:
+            self._partitions.start(self._wakeups.outages)
         if self._pruning is not None:
             self._pruning.start(self._wakeups.outages)
         elif self.subscribers and (growth := await growth_line(self._store)):
             self._log_of_loops(logging.INFO, growth)
+
+    @property
+    def _adds_partitions(self) -> bool:
+        """Whether this process looks for missing partitions: one that only publishes does not."""
+        return self._store.partitions.there and bool(self.subscribers or self._retention)
 
     @property
     def _activities(self) -> Activities:
@@ -387,6 +405,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
             found.add(Activity.COUNT)
         if self._retention is not None:
             found |= {Activity.PRUNE, Activity.LOCK}
+        if self._adds_partitions:
+            found.add(Activity.LOCK)
         return frozenset(found)
 
     async def _check_schema(self) -> None:
@@ -430,6 +450,8 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
         if self._sampler is not None:
             await self._sampler.stop()
         await self._jobs.stop()
+        if self._partitions is not None:
+            await self._partitions.stop()
         if self._pruning is not None:
             await self._pruning.stop()
         await self._end_serving()

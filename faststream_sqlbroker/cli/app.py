@@ -24,6 +24,7 @@ from faststream_sqlbroker.cli.mend import (
     resume,
     retry,
 )
+from faststream_sqlbroker.cli.partitions import partitions
 from faststream_sqlbroker.cli.prune import prune
 from faststream_sqlbroker.cli.replay import replay
 from faststream_sqlbroker.cli.report import report
@@ -60,7 +61,7 @@ LOOK = (
 )
 BULK = (redrive, replay_here)
 MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish, prune)
-TABLES = (sql, migrate)
+TABLES = (sql, migrate, partitions)
 HTTP = (serve, hash_password)
 for command in (*LOOK, *MEND, *BULK, *TABLES, *HTTP):
     app.command()(cast("Callable[..., None]", command))

@@ -70,11 +70,14 @@ def _show(pruned: Any, verb: str, *, as_json: bool) -> None:
                 "failed": pruned.failed,
                 "discarded": pruned.discarded,
                 "differing": pruned.differing,
+                "partitions": pruned.partitions,
                 "dry_run": verb != "removed",
             }
         )
     else:
         print_line(f"{_counts(pruned)} {verb}")
+        for name in pruned.partitions:
+            print_line(f"partition {name} dropped")
         for window in pruned.differing:
             print_line(f"nothing from window {window}, as the lake has recorded: export again")
 

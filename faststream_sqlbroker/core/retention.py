@@ -113,6 +113,9 @@ class Pruned:
     """Windows of the lake in which the archive has other rows than were recorded: nothing of them
     is removed. Each is told once, by the pass that finds it."""
 
+    partitions: list[str] = field(default_factory=list)
+    """Partitions of the archive that were dropped; their rows are in no count."""
+
     @property
     def rows(self) -> int:
         """All of them."""

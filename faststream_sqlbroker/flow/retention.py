@@ -82,6 +82,9 @@ class RetentionLoop:
                 f"completed, {pruned.failed} failed, {pruned.discarded} discarded"
             )
             self._log(logging.INFO, text)
+        if pruned.partitions:
+            text = f"old partitions of the archive were dropped: {', '.join(pruned.partitions)}"
+            self._log(logging.INFO, text)
         for window in pruned.differing:
             text = (
                 f"nothing is removed from window {window}, as lake "

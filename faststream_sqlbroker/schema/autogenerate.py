@@ -13,7 +13,8 @@ from alembic.autogenerate import comparators
 from alembic.operations import ops
 from sqlalchemy import CheckConstraint, MetaData, Table
 
-from faststream_sqlbroker.schema.tables import IN_CALENDAR, storage_of
+from faststream_sqlbroker.schema.partitions import partition_names
+from faststream_sqlbroker.schema.tables import IN_CALENDAR, default_partition_of, storage_of
 from faststream_sqlbroker.schema.types import HEADERS_JSONB, TIMESTAMPS, UtcTimestamp
 
 RenderItem = Callable[[str, Any, Any], Any]
@@ -31,7 +32,10 @@ def adapt(context: Any, _upgrade: Any, _schemas: Any) -> None:
     options = context.opts
     options["render_item"] = partial(render_item, options.get("render_item"))
     if context.dialect.name == "postgresql":
-        wrapped = partial(add_storage, tables, options.get("process_revision_directives"))
+        found = [table for one in every for table in one.tables.values()]
+        archives = [t for t in found if t.dialect_options["postgresql"]["partition_by"]]
+        given = partial(leave_partitions, archives, options.get("process_revision_directives"))
+        wrapped = partial(add_storage, tables, given)
         options["process_revision_directives"] = wrapped
 
 
@@ -83,5 +87,23 @@ def add_storage(
                 if isinstance(table, Table):
                     statement = str(storage_of(table).compile(dialect=context.dialect))
                     upgrade.ops.insert(position + 1, ops.ExecuteSQLOp(statement))
+                if isinstance(op, ops.CreateTableOp) and op.kw.get("postgresql_partition_by"):
+                    made = default_partition_of(op.to_table())
+                    statement = str(made.compile(dialect=context.dialect))
+                    upgrade.ops.insert(position + 1, ops.ExecuteSQLOp(statement))
+    if given is not None:
+        given(context, revision, scripts)
+
+
+def leave_partitions(
+    archives: list[Table], given: Directives | None, context: Any, revision: Any, scripts: list[Any]
+) -> None:
+    """Leave partitions of `archives` alone: the metadata has none of them, as they come and go;
+    then call the application's own `given`.
+    """
+    known = {name for table in archives for name in partition_names(context.connection, table)}
+    for script in scripts:
+        for one in (*script.upgrade_ops_list, *script.downgrade_ops_list):
+            one.ops[:] = [op for op in one.ops if getattr(op, "table_name", None) not in known]
     if given is not None:
         given(context, revision, scripts)

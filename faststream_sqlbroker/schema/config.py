@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from faststream_sqlbroker.core.archive_partitions import SIZES
+from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.exceptions import SetupError
 
 LONGEST_TABLE_NAME = 40
@@ -25,6 +27,9 @@ class SqlBrokerSchemaConfig:
         sql_functions: PostgreSQL, MySQL and MariaDB: the functions `sqlbroker_publish`,
             `sqlbroker_cancel`, `sqlbroker_load` and others come with the tables; SQLite has no
             functions, so making its tables then raises NotSupportedError.
+        archive_partitions: PostgreSQL: the archive has partitions of a "day", "week" or "month" of
+            `archived_at`. Old ones are dropped as a whole. Its primary key is (id, archived_at).
+            Elsewhere making a broker or its tables raises NotSupportedError.
 
     Raises:
         SetupError: A name that is not a letter or underscore followed by letters, digits,
@@ -36,6 +41,7 @@ class SqlBrokerSchemaConfig:
     schema: str | None = None
     notify_trigger: bool = False
     sql_functions: bool = False
+    archive_partitions: str | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -44,6 +50,13 @@ class SqlBrokerSchemaConfig:
             check_name("message_archive_table_name", self.message_archive_table_name)
         if self.schema is not None:
             check_name("schema", self.schema)
+        if self.archive_partitions is not None:
+            one_of("archive_partitions", self.archive_partitions, SIZES)
+            if self.message_archive_table_name is None:
+                raise SetupError(
+                    "archive_partitions needs an archive: give message_archive_table_name, or "
+                    "leave archive_partitions out"
+                )
         taken = {self.message_table_name, self.version_table_name, self.policy_state_table_name}
         if self.message_archive_table_name in taken:
             msg = (

@@ -9,7 +9,14 @@ from sqlalchemy import Connection, event, inspect, text
 from faststream_sqlbroker.exceptions import MissingExtraError, SchemaError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.functions import install_functions
-from faststream_sqlbroker.schema.tables import Tables, build_tables, sorted_indexes, storage
+from faststream_sqlbroker.schema.partitions import is_partitioned, need_postgresql
+from faststream_sqlbroker.schema.tables import (
+    Tables,
+    build_tables,
+    default_partition,
+    sorted_indexes,
+    storage,
+)
 from faststream_sqlbroker.schema.triggers import create_notify_trigger, notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL
 from faststream_sqlbroker.schema.validate import foreign_tables
@@ -32,6 +39,7 @@ def create_all(connection: Connection, tables: Tables) -> None:
     Raises:
         SchemaError: a table of that name belongs to another program.
     """
+    need_postgresql(connection.dialect.name, tables.config)
     # Before any read: on MySQL a transaction that has read a table holds its metadata lock. If it
     # then waited here, it would block the DDL of the process that holds this lock.
     _one_at_a_time(connection)
@@ -49,7 +57,7 @@ def create_all(connection: Connection, tables: Tables) -> None:
             if columns.issuperset(column.name for column in index.columns):
                 index.create(connection, checkfirst=True)
     if connection.dialect.name == "postgresql":
-        connection.execute(storage(tables))
+        _create_for_postgresql(connection, tables)
     create_notify_trigger(connection, tables)
     if tables.config.sql_functions:
         install_functions(connection, tables.config)
@@ -57,6 +65,13 @@ def create_all(connection: Connection, tables: Tables) -> None:
     if fresh:
         connection.execute(tables.version.delete())
         connection.execute(tables.version.insert().values(version_num=HEAD))
+
+
+def _create_for_postgresql(connection: Connection, tables: Tables) -> None:
+    connection.execute(storage(tables))
+    if is_partitioned(connection, tables.archive):
+        for statement in default_partition(tables):
+            connection.execute(statement)
 
 
 def _one_at_a_time(connection: Connection) -> None:
@@ -87,6 +102,7 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
         MissingExtraError: Alembic is not installed.
     """
     config = config or SqlBrokerSchemaConfig()
+    need_postgresql(connection.dialect.name, config)
     foreign = foreign_tables(connection, build_tables(config))
     if foreign:
         raise SchemaError("; ".join(foreign))

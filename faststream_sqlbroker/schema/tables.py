@@ -105,7 +105,7 @@ def build_tables(
         config,
         metadata,
         _message(config, metadata, mysql, revision),
-        None if archive is None else _archive(archive, config.schema, metadata, revision),
+        None if archive is None else _archive(config, archive, metadata, revision, dialect_name),
         _policy_state(config, metadata, revision),
         Table(
             config.version_table_name,
@@ -147,10 +147,29 @@ def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
     statements: list[ExecutableDDLElement] = []
     for table in tables.ours:
         statements.append(CreateTable(table))
+        if table is tables.archive and dialect_name == "postgresql":
+            statements += default_partition(tables)
         statements += [CreateIndex(index) for index in sorted_indexes(table)]
     if dialect_name == "postgresql":
         statements.append(storage(tables))
     return statements
+
+
+def default_partition(tables: Tables) -> list[ExecutableDDLElement]:
+    """The statement that makes the archive's partition for what has no other, if it has any."""
+    archive = tables.archive
+    if archive is None or tables.config.archive_partitions is None:
+        return []
+    return [default_partition_of(archive)]
+
+
+def default_partition_of(archive: Table) -> ExecutableDDLElement:
+    """`default_partition` for the archive itself."""
+    name = f'"{archive.name}_default"'
+    if archive.schema is not None:
+        name = f'"{archive.schema}".{name}'
+    made = f"CREATE TABLE IF NOT EXISTS {name} PARTITION OF %(fullname)s DEFAULT"
+    return DDL(made).against(archive)  # type: ignore[no-untyped-call]
 
 
 def storage(tables: Tables) -> ExecutableDDLElement:
@@ -287,21 +306,38 @@ def _message(
     return table
 
 
-def _archive(name: str, schema: str | None, metadata: MetaData, revision: str | None) -> Table:
+def _archive(
+    config: SqlBrokerSchemaConfig,
+    name: str,
+    metadata: MetaData,
+    revision: str | None,
+    dialect_name: str | None,
+) -> Table:
+    parts = config.archive_partitions is not None and dialect_name in (None, "postgresql")
+    options = _options()
+    if parts:
+        options["postgresql_partition_by"] = "RANGE (archived_at)"
     table = Table(
         name,
         metadata,
         Column("id", IdType, primary_key=True, autoincrement=False),
         *_shared(ARCHIVED_STATES, name),
-        Column("archived_at", UtcTimestamp, nullable=False, server_default=clock()),
+        # A unique index of a partitioned table must hold what it is partitioned by.
+        Column(
+            "archived_at",
+            UtcTimestamp,
+            nullable=False,
+            server_default=clock(),
+            primary_key=parts,
+        ),
         Column("reason", name_type(255)),
         *_hops_and_key(revision),
         # The message that its reason is about, such as the one that it was superseded by.
         *_as_of(revision, Column("related_id", IdType, info={ADDED_IN: "0002"})),
         # What its last error has in common with others (`core.error_fingerprint`).
         *_as_of(revision, Column("error_fingerprint", name_type(16), info={ADDED_IN: "0003"})),
-        schema=schema,
-        **_options(),
+        schema=config.schema,
+        **options,
     )
     Index(f"{name}_archived", table.c.archived_at, table.c.id)
     Index(f"{name}_queue", table.c.queue, table.c.archived_at)

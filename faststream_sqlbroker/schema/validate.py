@@ -17,6 +17,7 @@ from sqlalchemy.types import (
     Uuid,
 )
 
+from faststream_sqlbroker.schema.partitions import is_partitioned, not_partitioned
 from faststream_sqlbroker.schema.tables import Tables, sorted_indexes
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
@@ -75,6 +76,8 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
         if inspector.has_table(table.name, schema=table.schema):
             found += _columns(connection, inspector, table)
             found += _indexes(connection, inspector, table)
+            if table.name == tables.config.message_archive_table_name:
+                found += _partitions(connection, tables)
         else:
             statement = _compiled(connection, CreateTable(table))
             found.append(f"table {table.fullname!r}{_MISSING_TABLE}{statement}")
@@ -158,6 +161,14 @@ def _indexes(connection: Connection, inspector: Any, table: Table) -> list[str]:
             statement = _compiled(connection, CreateIndex(index))
             found.append(f"index {index.name} on {table.fullname} is missing: {statement}")
     return found
+
+
+def _partitions(connection: Connection, tables: Tables) -> list[str]:
+    wanted = tables.config.archive_partitions is not None
+    if not wanted or is_partitioned(connection, tables.archive):
+        return []
+    assert tables.archive is not None  # noqa: S101 - the config names it
+    return [not_partitioned(tables.archive)]
 
 
 def _index_columns(index: Index) -> tuple[str | None, ...]:

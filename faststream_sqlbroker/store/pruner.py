@@ -1,11 +1,13 @@
 """One pass over the archive, in small steps: what is old goes, the oldest first."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Place, Pruned, Retention
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
 from faststream_sqlbroker.store.loaded_pruner import LoadedPruner
 from faststream_sqlbroker.store.retention import ArchiveRetention
 
@@ -50,13 +52,28 @@ class Pruner:
         if dry_run or now - self._began_at >= FROM_START:
             self._forget()
             self._began_at = now
+        limits = await self._limits()
         if self._loaded is not None:
-            limits = await self._limits()
             await self._loaded.prune(limits, pruned, dry_run=dry_run, keep=keep)
-            return pruned
-        for state, before in (await self._limits()).items():
-            await self._state(state, before, pruned, dry_run=dry_run, keep=keep)
+        # A row that goes with its partition costs no DELETE; one that a lake may lack never does.
+        if not dry_run:
+            await self._drop_partitions(limits, pruned, empty=self._loaded is not None)
+        if self._loaded is None:
+            for state, before in limits.items():
+                await self._state(state, before, pruned, dry_run=dry_run, keep=keep)
         return pruned
+
+    async def _drop_partitions(
+        self, limits: Mapping[MessageState, datetime], pruned: Pruned, *, empty: bool
+    ) -> None:
+        """Drop the partitions in which every outcome is old."""
+        if not self._rows.partitions.there or set(limits) != set(ENDED):
+            return
+        before = min(limits.values())
+        # Rows are deleted one by one where the user is not the owner, or a reader holds the lock.
+        with suppress(AccessError, TransientStoreError):
+            while name := await self._rows.partitions.drop(before, empty=empty):
+                pruned.partitions.append(name)
 
     def _forget(self) -> None:
         """Begin at the oldest row again."""

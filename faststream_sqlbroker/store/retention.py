@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects import retention as rows
 from faststream_sqlbroker.store.loaded_pruner import LoadedWindows
+from faststream_sqlbroker.store.partitions import ArchivePartitions
 from faststream_sqlbroker.store.transaction import Transactions
 
 T = TypeVar("T")
@@ -27,9 +28,14 @@ class ArchiveRetention:
     """
 
     def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+        self,
+        transactions: Transactions,
+        dialect: Dialect,
+        places: asyncio.Semaphore,
+        partitions: ArchivePartitions,
     ) -> None:
         """Each step takes one of the store's `places`."""
+        self.partitions = partitions
         self._transactions = transactions.doing(Activity.PRUNE)
         self._dialect = dialect
         self._places = places

@@ -56,6 +56,7 @@ from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
 from faststream_sqlbroker.store.locks import LockStore
 from faststream_sqlbroker.store.messages import StoredMessages
 from faststream_sqlbroker.store.overviews import QueueOverviews
+from faststream_sqlbroker.store.partitions import ArchivePartitions
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.queue_states import QueueStates
 from faststream_sqlbroker.store.repairs import Repairs
@@ -142,7 +143,10 @@ class Store:
         self.jobs = JobStore(self._transactions, self.dialect, self._places)
         self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
-        self.retention = ArchiveRetention(self._transactions, self.dialect, self._places)
+        self.partitions = ArchivePartitions(self._transactions, tables, self._places)
+        self.retention = ArchiveRetention(
+            self._transactions, self.dialect, self._places, self.partitions
+        )
         self.channels = ChannelStore(self._transactions, self.dialect, self._places)
         self.depths = Depths(self._transactions, self.dialect, self._places)
         self.refuse_too_large = self._inserts.refuse_too_large

@@ -203,7 +203,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         pump = Pump(clock, database)
         try:
             configs = {
-                broker: replace(broker._store.tables.config, schema=None)  # noqa: SLF001
+                broker: _on_sqlite(broker._store.tables.config)  # noqa: SLF001
                 for broker in self.brokers
             }
             for config in configs.values():
@@ -366,6 +366,11 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             broker.subscriber(queue, batch=batch, persistent=False, include_in_schema=False),
             False,
         )
+
+
+def _on_sqlite(config: SqlBrokerSchemaConfig) -> SqlBrokerSchemaConfig:
+    """The same tables as SQLite can have them."""
+    return replace(config, schema=None, archive_partitions=None)
 
 
 def _refuse_other_event_loops() -> None:

@@ -278,7 +278,7 @@ async def test_the_command(broker: SqlBroker, archive: Archive, database_url: st
     assert len(await archive.left()) == 3
     found = await shell.json("prune", "--completed", "45h", "--yes")
     counts = {"completed": 1, "failed": 0, "discarded": 0}
-    assert found == {**counts, "differing": [], "dry_run": False}
+    assert found == {**counts, "differing": [], "partitions": [], "dry_run": False}
     shown = await shell.run("prune", "--max-rows", "1", "--yes")
     assert "0 completed, 1 failed and 0 discarded messages removed" in shown
     result = await shell.result("prune", "--yes")

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.partitions import add_partition
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.validate import differences
 from tests.helpers import MYSQL
@@ -137,3 +138,47 @@ async def test_storage_parameters_in_a_schema_of_its_own(
     project = Project(tmp_path, database_url, "postgresql", names)
     project.alembic("revision --autogenerate -m first", "upgrade head")
     assert """'ALTER TABLE broker."Order" SET (autovacuum""" in project.revision("first")
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_an_archive_in_partitions(
+    database_url: str, engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """Partitions that were added since are no difference."""
+    config = SqlBrokerSchemaConfig(archive_partitions="day")
+    project = Project(tmp_path, database_url, "postgresql", 'archive_partitions="day"')
+    project.alembic("revision --autogenerate -m first", "upgrade head")
+    async with engine.begin() as connection:
+        assert await connection.run_sync(add_partition, config) is not None
+        parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass(:archive)"
+        found = await connection.scalar(text(parts), {"archive": "message_archive"})
+        assert found == 2
+    project.alembic("check", "downgrade base")
+
+
+CONVERT = """
+    from faststream_sqlbroker import SqlBrokerSchemaConfig
+    from faststream_sqlbroker.schema.partitions import convert_archive
+
+    with op.get_context().autocommit_block():
+        convert_archive(op.get_bind(), SqlBrokerSchemaConfig(archive_partitions="week"))
+"""
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_revision_converts_the_archive(
+    database_url: str, engine: AsyncEngine, tmp_path: Path
+) -> None:
+    """As docs/reference/tables.md has it."""
+    plain = SqlBroker(engine, logger=None)
+    await plain.create_tables()
+    await plain.stop()
+    project = Project(tmp_path, database_url, "postgresql", 'archive_partitions="week"')
+    project.alembic("revision -m convert")
+    [path] = (tmp_path / "versioned" / "versions").glob("*_convert.py")
+    begin = "def upgrade() -> None:"
+    path.write_text(path.read_text().replace(begin, begin + CONVERT))
+    project.alembic("upgrade head")
+    async with engine.connect() as connection:
+        kind = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('message_archive')"
+        assert await connection.scalar(text(kind))

@@ -51,6 +51,7 @@ REAL_TIME = {
     ("flow/pulled.py", "asyncio.timeout"): "has no time of its own: a pause or a stop ends it",
     ("flow/requests.py", "asyncio.timeout"): "the limit of what a stop writes",
     ("flow/rights.py", "asyncio.timeout"): "the limit of a statement",
+    ("flow/partitions.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/retention.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/sampling.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/shielded.py", "asyncio.wait"): "the limit of a statement whose caller was cancelled",

@@ -1,0 +1,68 @@
+"""`sqlbroker partitions`: the archive's partitions, on PostgreSQL."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+from sqlalchemy import Connection
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.schema.partitions import (
+    add_partition,
+    convert_archive,
+    need_postgresql,
+)
+
+
+def partitions(
+    context: typer.Context,
+    every: Annotated[
+        str | None,
+        typer.Option(help="day, week or month; default that of --app."),
+    ] = None,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Turn an archive without partitions into one.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add the partitions of the archive that are missing; PostgreSQL, as its owner.
+
+    --convert builds a unique index first, which takes as long as reading the archive; messages are
+    archived during it.
+    """
+    if convert and not yes:
+        ask("partitions: the archive will be converted", as_json=as_json)
+    converted, added = run(context, lambda broker: _work(broker, every, convert=convert))
+    if as_json:
+        print_json({"converted": converted, "added": added})
+        return
+    if converted:
+        print_line("the archive has partitions now")
+    print_line(f"{len(added)} partitions added" + "".join(f"\n{name}" for name in added))
+
+
+async def _work(broker: SqlBroker, every: str | None, *, convert: bool) -> tuple[bool, list[str]]:
+    config = broker._store.tables.config  # noqa: SLF001 - the same package
+    if every is not None:
+        config = replace(config, archive_partitions=every)
+    need_postgresql(broker.engine.dialect.name, config)
+    converted = False
+    if convert:
+        # An index can only be built concurrently outside of a transaction.
+        alone = broker.engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with alone.connect() as connection:
+            converted = await connection.run_sync(convert_archive, config)
+    added: list[str] = []
+
+    def add(connection: Connection) -> str | None:
+        return add_partition(connection, config)
+
+    while True:
+        async with broker.engine.begin() as connection:
+            name = await connection.run_sync(add)
+        if name is None:
+            return converted, added
+        added.append(name)

@@ -1,0 +1,40 @@
+"""The bounds of the archive's partitions, and what is refused."""
+
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+
+import pytest
+
+from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker.core.archive_partitions import AHEAD, next_start, start_of, wanted
+from faststream_sqlbroker.exceptions import NotSupportedError
+
+WEEKS = SqlBrokerSchemaConfig(archive_partitions="week")
+
+
+def test_bounds_are_midnights_of_utc() -> None:
+    late = datetime(2026, 12, 30, 23, 30, tzinfo=timezone(timedelta(hours=-5)))
+    assert start_of(late, "day") == datetime(2026, 12, 31, tzinfo=timezone.utc)
+    assert start_of(late, "week") == datetime(2026, 12, 28, tzinfo=timezone.utc)
+    assert start_of(late, "month") == datetime(2026, 12, 1, tzinfo=timezone.utc)
+    january = datetime(2027, 1, 1, tzinfo=timezone.utc)
+    assert next_start(start_of(late, "month"), "month") == january
+    assert next_start(january, "month") == datetime(2027, 2, 1, tzinfo=timezone.utc)
+    for size in ("day", "week", "month"):
+        found = wanted(late, size)
+        assert len(found) == AHEAD + 1
+        assert found[0][0] <= late < found[0][1]
+        assert all(one[1] == two[0] for one, two in pairwise(found))
+
+
+def test_wrong_options_are_refused() -> None:
+    with pytest.raises(SetupError, match="archive_partitions must be one of 'day', 'week'"):
+        SqlBrokerSchemaConfig(archive_partitions="year")
+    with pytest.raises(SetupError, match="archive_partitions needs an archive"):
+        SqlBrokerSchemaConfig(message_archive_table_name=None, archive_partitions="day")
+
+
+@pytest.mark.parametrize("url", ["sqlite+aiosqlite:///none.db", "mysql+aiomysql://a@localhost/b"])
+def test_other_databases_refuse(url: str) -> None:
+    with pytest.raises(NotSupportedError, match="archive_partitions is for PostgreSQL only"):
+        SqlBroker(url, schema=WEEKS)
