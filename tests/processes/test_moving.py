@@ -24,10 +24,16 @@ from tests.helpers import eventually
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "howto" / "moving.md").read_text()
 COPY = dict(re.findall(r"```sql\n    -- ([^\n]+)\n(.*?)```", PAGE, re.DOTALL))
-HOW = {"postgresql": "PostgreSQL", "mariadb": "MySQL and MariaDB", "sqlite": "SQLite"}
+HOW = {
+    "postgresql": "PostgreSQL",
+    "mariadb": "MySQL and MariaDB",
+    "mysql": "MySQL and MariaDB",
+    "sqlite": "SQLite",
+}
 DRIVERS = {
     "postgresql": "postgresql+asyncpg",
     "mariadb": "mysql+asyncmy",
+    "mysql": "mysql+asyncmy",
     "sqlite": "sqlite+aiosqlite",
 }
 OURS = SqlBrokerSchemaConfig(message_table_name="jobs", message_archive_table_name="jobs_archive")
