@@ -517,15 +517,16 @@ async def test_they_can_be_installed_again(sql: Sql, engine: AsyncEngine, databa
     assert await sql.publish("q", "1")
 
 
+@pytest.mark.parametrize("name", ["events", "a$sqlbroker$b"])
 async def test_tables_of_another_name_have_functions_of_another_name(
-    sql: Sql, engine: AsyncEngine
+    sql: Sql, engine: AsyncEngine, name: str
 ) -> None:
     config = SqlBrokerSchemaConfig(
-        message_table_name="events", message_archive_table_name=None, sql_functions=True
+        message_table_name=name, message_archive_table_name=None, sql_functions=True
     )
     other = SqlBroker(engine, logger=None, schema=config)
     await other.create_tables()
-    events = Sql(engine, "events")
+    events = Sql(engine, name)
     message_id = await events.publish("q", "1")
     assert await events.load("q") == 1
     assert await sql.load("q") == 0

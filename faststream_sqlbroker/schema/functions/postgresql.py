@@ -5,6 +5,7 @@ anything in the place of what they use: each table is named with its schema, and
 PostgreSQL's own is searched.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy.dialects import postgresql
@@ -20,7 +21,7 @@ from faststream_sqlbroker.schema.functions.shared import (
 )
 from faststream_sqlbroker.schema.tables import Tables
 
-_HEAD = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $sqlbroker$"
+_HEAD = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS "
 _OPTIONS = """\
   headers jsonb DEFAULT NULL,
   priority integer DEFAULT 0,
@@ -98,7 +99,7 @@ BEGIN
     PERFORM pg_notify('{channel}', $1);
   END IF;
   RETURN new_id;
-END $sqlbroker$
+END {tag}
 """
 _PUBLISH = """
 CREATE OR REPLACE FUNCTION {publish}(
@@ -108,7 +109,7 @@ CREATE OR REPLACE FUNCTION {publish}(
 ) RETURNS bigint LANGUAGE sql {head}
   SELECT {publish_bytes}($1, convert_to($2::text, 'UTF8'), 'application/json',
     $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
-$sqlbroker$
+{tag}
 """
 # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
 _CANCEL = """
@@ -123,7 +124,7 @@ CREATE OR REPLACE FUNCTION {cancel}(
     DELETE FROM {message} m USING waiting w WHERE m.id = w.id RETURNING m.*
   ){archived}
   SELECT count(*) > 0 FROM gone
-$sqlbroker$
+{tag}
 """
 _ARCHIVED = """, archived AS (
     INSERT INTO {archive} ({columns}, state, archived_at, reason, last_error)
@@ -163,7 +164,7 @@ BEGIN
     SELECT FROM {message} m WHERE m.queue = $1 AND m.state = 'PROCESSING'
     LIMIT room - total) AS running;
   RETURN total + counted;
-END $sqlbroker$
+END {tag}
 """
 
 
@@ -178,8 +179,10 @@ def statements(tables: Tables, schema: str) -> list[str]:
 
     columns = copied_columns(tables)
     archive = tables.archive
+    tag = _tag([schema, *(table.name for table in tables.ours)])
     parts = {
-        "head": _HEAD,
+        "head": _HEAD + tag,
+        "tag": tag,
         "options": _OPTIONS,
         "claimable": CLAIMABLE,
         "longest": LONGEST,
@@ -211,3 +214,11 @@ def statements(tables: Tables, schema: str) -> list[str]:
         found.append(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC")
         found.append(f"COMMENT ON FUNCTION {signature} IS '{COMMENT}'")
     return found
+
+
+def _tag(names: Sequence[str]) -> str:
+    """What begins and ends the body of a function: names may hold dollar signs, too."""
+    tag = "$sqlbroker$"
+    while any(tag in name for name in names):
+        tag = f"{tag[:-1]}_$"
+    return tag
