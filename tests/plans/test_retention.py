@@ -82,9 +82,9 @@ def test_mysql_reads_no_more_than_it_removes(archived: Engine, database: str, st
 
 
 def middle(connection: Connection) -> LoadedWindow:
-    """A window of two days in the middle of the archive."""
-    start, end = (cutoff(connection, 60.0 * minutes) for minutes in (6_000, 3_000))
-    return LoadedWindow("two days", start, end, RowSum(), "a lake")
+    """A window of a week and more in the middle of the archive."""
+    start, end = (cutoff(connection, 60.0 * minutes) for minutes in (15_000, 3_000))
+    return LoadedWindow("a week", start, end, RowSum(), "a lake")
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
