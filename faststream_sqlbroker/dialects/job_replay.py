@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, insert, literal_column, select, update
+from sqlalchemy import (
+    Connection,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.replays import REPLAY_JOB_HEADER, SCOPE, Copy, Plan, copy_row
@@ -50,9 +60,20 @@ def replay(
         table.c.lease_token == token,
     )
     fresh = [copies[int(key)] for key in connection.execute(ours).scalars()]
-    if fresh:
-        _publish(connection, dialect, job, fresh)
-    return len(fresh)
+    if not fresh:
+        return 0
+    published = _publish(connection, dialect, job, fresh)
+    # A prune may have removed rows since they were read. A lake may still have them: without their
+    # marks, a replay by Spark under this name publishes them.
+    gone = {each.origin for each in fresh}.difference(published)
+    if gone:
+        unpublished = table.c.key.in_([str(i) for i in gone])
+        connection.execute(
+            delete(table).where(
+                table.c.scope == scope_of(job), unpublished, table.c.lease_token == token
+            )
+        )
+    return len(published)
 
 
 def _copies(rows: Sequence[Any], job: Job) -> dict[int, Copy]:
@@ -79,7 +100,10 @@ def _mark(copy: Copy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, An
     }
 
 
-def _publish(connection: Connection, dialect: Operations, job: Job, copies: Sequence[Copy]) -> None:
+def _publish(
+    connection: Connection, dialect: Operations, job: Job, copies: Sequence[Copy]
+) -> set[int]:
+    """Publish those whose archived rows are still there; their origins."""
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -96,7 +120,9 @@ def _publish(connection: Connection, dialect: Operations, job: Job, copies: Sequ
             for each in copies
         ],
     )
-    _note_ids(connection, dialect, job, _published(connection, dialect, job, copies, last))
+    published = _published(connection, dialect, job, copies, last)
+    _note_ids(connection, dialect, job, published)
+    return {row.origin_id for row in published}
 
 
 def _published(

@@ -6,11 +6,12 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from sqlalchemy import Connection, delete, select
 
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import message_walks
+from faststream_sqlbroker.dialects import job_replay, message_walks
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.store import jobs
 from tests.contract.conftest import Bench, done
@@ -220,6 +221,31 @@ async def test_a_replay_publishes_each_once_for_its_name(bench: Bench, batch: in
     assert counts(again) == (2, 2, 0)
     assert counts(await do(bench, REPLAY, {"name": "bug 7"})) == (0, 0, 0)
     assert counts(await do(bench, REPLAY, {"name": "bug 8"}, **FAILED)) == (5, 5, 0)
+
+
+async def test_what_is_pruned_during_a_replay_is_not_counted_as_published(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake may still have it, for a replay under the same name."""
+    first, gone, last = await archive(bench, 3)
+    archived = bench.store.dialect.tables.archive
+    assert archived is not None
+    real = job_replay.matching
+
+    def then_prune(connection: Connection, *rest: Any) -> Any:
+        rows = real(connection, *rest)
+        connection.execute(delete(archived).where(archived.c.id == gone))
+        return rows
+
+    monkeypatch.setattr(job_replay, "matching", then_prune)
+    job = await do(bench, REPLAY, {"name": "n"})
+    assert (job.done, job.skipped) == (2, 1)
+    assert sorted(r["origin_id"] for r in await bench.rows()) == [first, last]
+    scope = job_replay.scope_of(job)
+    async with bench.store.engine.connect() as connection:
+        state = bench.store.dialect.tables.policy_state
+        marks = await connection.execute(select(state.c.key).where(state.c.scope == scope))
+        assert sorted(int(key) for key in marks.scalars()) == [first, last]
 
 
 async def test_an_undone_replay_can_be_made_again(bench: Bench, batch: int) -> None:
