@@ -49,7 +49,7 @@ async def test_quick_handlers_find_their_next_messages_waiting(rig: Rig, options
     go = asyncio.Event()
     consumer = await start_quick(rig, go, **options)
     await rig.store.insert([NewMessage("q", b"1", key=f"k{n}", delay=-1) for n in range(30)])
-    await eventually(lambda: consumer.inflight.waiting.qsize() >= 20)
+    await eventually(lambda: rig.handled and consumer.inflight.waiting.qsize() >= 20)
     assert len(rig.handled) == 1
     rows = await rig.rows()
     leases = {row["lease_expires_at"] - row["acquired_at"] for row in rows if row["acquired_at"]}
