@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Engine, create_engine
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
 
     from faststream_sqlbroker.adapter.messages import CodecProto
 
+
+@dataclass(slots=True)
+class RunningTests:
+    """Tests of this process that have no real database."""
+
+    count: int = 0
+
+
+tests = RunningTests()
+"""Counted by `TestSqlBroker`."""
 LOGGER = logging.getLogger("faststream_sqlbroker.producer")
 
 
@@ -116,8 +127,8 @@ class SqlProducer:
             the queue is full and its `max_depth` drops.
 
         Raises:
-            PublishError: a value cannot be stored, or a connection cannot be used; nothing was
-                written.
+            PublishError: a value cannot be stored, a connection cannot be used, or a TestSqlBroker
+                without a real database runs; nothing was written.
             QueueFullError: the queue is full by its `max_depth`; nothing was written.
             StoreError: the database refused the message or could not be reached. After a lost
                 answer to a COMMIT it may be written.
@@ -166,6 +177,12 @@ class SqlProducer:
         session: "Session | None",
         options: Mapping[str, Any],
     ) -> list[int | None]:
+        if tests.count:
+            raise PublishError(
+                "a SqlProducer publishes to a real database, and TestSqlBroker has none, so its "
+                "handlers would not get the message: replace the producer in the test, or give "
+                "TestSqlBroker with_real=True"
+            )
         if "with_ack" in options:
             raise PublishError("with_ack is for handlers of a broker: leave it out")
         if connection is not None and session is not None:

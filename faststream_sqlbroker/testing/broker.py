@@ -17,6 +17,7 @@ from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.pipelines import refuse_endless_dead_letters
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.publisher import sync_producer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
@@ -212,6 +213,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             self._under_test = under_test = UnderTest(tables, database, pump)
             clock.join(pump)
             with ExitStack() as stack:
+                stack.enter_context(_no_real_database())
                 for broker in self.brokers:
                     stack.enter_context(_own_records(broker))
                     stack.enter_context(self._moved(broker, configs[broker], under_test))
@@ -381,6 +383,16 @@ def _refuse_other_event_loops() -> None:
             "TestSqlBroker needs asyncio, as SQLAlchemy's asyncio engines do: with pytest's anyio "
             'plugin let the fixture anyio_backend return "asyncio"'
         ) from None
+
+
+@contextmanager
+def _no_real_database() -> Iterator[None]:
+    """Let a SqlProducer refuse: what it wrote elsewhere would reach no handler of the test."""
+    sync_producer.tests.count += 1
+    try:
+        yield
+    finally:
+        sync_producer.tests.count -= 1
 
 
 def _connect_producer(broker: Any) -> None:

@@ -23,6 +23,7 @@ from faststream_sqlbroker import (
     SqlBrokerResponse,
     SqlProducer,
     StoreError,
+    TestSqlBroker,
     TransientStoreError,
 )
 from tests.accounts import account
@@ -270,3 +271,21 @@ async def test_only_a_synchronous_database_will_do(engine: AsyncEngine) -> None:
         SqlProducer("sqlite:///x.db", max_payload=0)
     with pytest.raises(SetupError, match="MaxDepth"):
         SqlProducer("sqlite:///x.db", max_depth={"q": 0})
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_it_refuses_in_tests_without_a_database(
+    producer: SqlProducer, broker: SqlBroker, look: Look
+) -> None:
+    """What it wrote elsewhere would reach no handler of the test."""
+
+    @broker.subscriber("q")
+    async def handle(_body: Any) -> None: ...
+
+    async with TestSqlBroker(broker):
+        with pytest.raises(PublishError, match="TestSqlBroker has none"):
+            producer.publish("x", "q")
+        with pytest.raises(PublishError, match="give TestSqlBroker with_real=True"):
+            producer.publish_batch("x", queue="q")
+    assert await look.rows() == []
+    assert producer.publish("y", "q") is not None
