@@ -15,11 +15,8 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.adapter.messages import CodecProto
 
 
-class PlainOptions(TypedDict, total=False):
-    """Keyword arguments of a publish, without those that may keep the message from being stored.
-
-    None is the same as leaving an argument out.
-    """
+class MessageOptions(TypedDict, total=False):
+    """Keyword arguments of every publish. None is the same as leaving an argument out."""
 
     headers: dict[str, Any] | None
     """JSON values by name."""
@@ -43,11 +40,6 @@ class PlainOptions(TypedDict, total=False):
     destination: str | None
     """Queue that the message is meant for, stored as a header: a subscriber of `queue` with
     forward_to=DESTINATION moves the message there."""
-
-
-class MessageOptions(PlainOptions, total=False):
-    """Keyword arguments of every publish."""
-
     dedup_id: str | None
     """1 to 255 characters. While the queue has a message with it, a second one is not stored."""
 
@@ -59,10 +51,6 @@ class TransactionOptions(TypedDict, total=False):
     """Publish in the transaction of this connection."""
     session: "AsyncSession | None"
     """Publish in the transaction of this session."""
-
-
-class PlainPublishOptions(PlainOptions, TransactionOptions, total=False):
-    """Keyword arguments with which `publish` returns an id."""
 
 
 class PublishOptions(MessageOptions, TransactionOptions, total=False):

@@ -1,6 +1,6 @@
 """`publish`, `publish_batch`, `publish_sync` and `request` of the broker."""
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from faststream.response import Response
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -16,8 +16,6 @@ from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_l
 from faststream_sqlbroker.response import (
     OTHERS,
     MessageOptions,
-    PlainOptions,
-    PlainPublishOptions,
     PublishOptions,
     RequestOptions,
     SqlBrokerPublishCommand,
@@ -36,16 +34,6 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     """`publish`, `publish_batch`, `publish_sync` and `request`."""
 
     _plain: PlainPublish
-
-    @overload
-    async def publish(
-        self, message: Any = None, queue: str = "", **options: Unpack[PlainPublishOptions]
-    ) -> int: ...
-
-    @overload
-    async def publish(
-        self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
-    ) -> int | None: ...
 
     @override
     async def publish(
@@ -131,28 +119,6 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         await self.connect()
         producer: Any = self.config.producer
         await producer.wait_for_room(queue)
-
-    @overload
-    def publish_sync(
-        self,
-        message: Any = None,
-        queue: str = "",
-        *,
-        connection: "Connection | None" = None,
-        session: "Session | None" = None,
-        **options: Unpack[PlainOptions],
-    ) -> int: ...
-
-    @overload
-    def publish_sync(
-        self,
-        message: Any = None,
-        queue: str = "",
-        *,
-        connection: "Connection | None" = None,
-        session: "Session | None" = None,
-        **options: Unpack[MessageOptions],
-    ) -> int | None: ...
 
     def publish_sync(
         self,

@@ -1,7 +1,7 @@
 """A publisher bound to a queue: called directly, or stacked on a subscriber."""
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 from faststream.response import PublishCommand
 from typing_extensions import Unpack, override
@@ -15,7 +15,6 @@ from faststream_sqlbroker.publisher.config import QueuePublisherConfig
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
 from faststream_sqlbroker.response import (
-    PlainPublishOptions,
     PublishOptions,
     RequestOptions,
     SqlBrokerPublishCommand,
@@ -56,16 +55,6 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     def queue(self) -> str:
         """The queue, with the routers' prefix; "" when each call names one."""
         return f"{self._outer_config.prefix}{self.config.queue}" if self.config.queue else ""
-
-    @overload
-    async def publish(
-        self, message: Any = None, queue: str = "", **options: Unpack[PlainPublishOptions]
-    ) -> int: ...
-
-    @overload
-    async def publish(
-        self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
-    ) -> int | None: ...
 
     @override
     async def publish(
