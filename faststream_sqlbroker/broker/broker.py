@@ -221,7 +221,6 @@ class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlB
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
         publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock))
-        self._publisher = publisher
         self._requests = Requests(store, publisher, self._wakeups, self._rights, self._log_of_loops)
         super().__init__(
             config=SqlBrokerConfig(

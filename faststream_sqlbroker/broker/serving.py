@@ -9,7 +9,6 @@ from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
-from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.pull_jobs import PullJobs
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
@@ -29,7 +28,8 @@ class SqlBrokerServing:
     """Serves HTTP; its packages are imported only where it does."""
 
     _store: Store
-    _publisher: Publisher
+    config: Any
+    _under_test: Any
     _wakeups: Wakeups
     _recorder: Recorder | None
     _log_of_loops: Callable[..., None]
@@ -112,18 +112,33 @@ class SqlBrokerServing:
             exposition=self._exposition,
         )
 
-    def _pull_jobs(self, channels: Channels) -> PullJobs:
-        jobs = PullJobs(
-            self._store,
-            self._publisher,
-            self._wakeups,
-            channels,
-            log=self._log_of_loops,
-            recorder=self._recorder,
-            subscribed=self._subscribed_queues,
-        )
-        self._jobs_of_channels.append(jobs)
-        return jobs
+    def _pull_jobs(self, channels: Channels) -> Callable[[], PullJobs]:
+        """The jobs of the store that the broker has: a test puts its own in its place.
+
+        Raises:
+            SetupError: the channels do not fit the broker.
+        """
+        made: dict[Store, PullJobs] = {}
+
+        def current() -> PullJobs:
+            if self._store not in made:
+                jobs = PullJobs(
+                    self._store,
+                    self.config.producer.write,
+                    self._wakeups,
+                    channels,
+                    log=self._log_of_loops,
+                    recorder=self._recorder,
+                    subscribed=self._subscribed_queues,
+                    # A test moves its time, and asks for what it wants to see.
+                    looks=self._under_test is None,
+                )
+                made[self._store] = jobs
+                self._jobs_of_channels.append(jobs)
+            return made[self._store]
+
+        current()
+        return current
 
     def _subscribed_queues(self) -> dict[str, str]:
         return {q: str(each) for each in self.subscribers for q in getattr(each, "queues", ())}

@@ -57,6 +57,8 @@ class Held:
     """Seconds since it was claimed."""
     due: bool = True
     """Whether a queued job may be taken."""
+    died: Settlement | None = None
+    """Its end, if its time was over just now, once too often."""
 
 
 # Which jobs there are.
@@ -222,8 +224,9 @@ def _live(connection: Connection, dialect: Dialect, row: Any, max_retries: int) 
         age = (dialect.now(connection) - row.acquired_at).total_seconds()
         return Held(row.id, row.queue, state, row.lease_token, max(0.0, age))
     if row.deliveries_count > max_retries:
-        settle(connection, dialect, _killed(row.id, row.lease_token))
-        return Held(row.id, row.queue, JobState.DEAD)
+        died = _killed(row.id, row.lease_token)
+        settle(connection, dialect, died)
+        return Held(row.id, row.queue, JobState.DEAD, died=died)
     _requeue(connection, dialect, row.id, row.attempts_count)
     return Held(row.id, row.queue, JobState.QUEUED)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -21,7 +21,6 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
-from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store.channels import Changed, ChangeRequest
 
@@ -42,15 +41,17 @@ class PullJobs:
     def __init__(
         self,
         store: "Store",
-        publisher: Publisher,
+        write: Callable[[Sequence[NewMessage]], Awaitable[None]],
         wakeups: Wakeups,
         options: Channels,
         *,
         log: Log,
         recorder: Recorder | None,
         subscribed: Callable[[], Mapping[str, str]],
+        looks: bool = True,
     ) -> None:
-        """`subscribed` tells the queues of this process's subscribers, each with its worker's name.
+        """Publish by `write`; `subscribed` tells the queues of this process's subscribers, each
+        with its worker's name. Without `looks` there is no loop: a request finds what is over.
 
         Raises:
             SetupError: nothing finished is kept, or a subscriber has the queue of a pull consumer.
@@ -61,7 +62,8 @@ class PullJobs:
                 "message_archive_table_name in SqlBrokerSchemaConfig"
             )
         self._store = store
-        self._publisher = publisher
+        self._write = write
+        self._looks = looks
         self._wakeups = wakeups
         self._options = options
         self._subscribed = subscribed
@@ -81,7 +83,7 @@ class PullJobs:
         Raises:
             SetupError: a subscriber has the queue of a pull consumer.
         """
-        if not self._runs or self._loop.orphaned:
+        if self._looks and (not self._runs or self._loop.orphaned):
             self._runs = True
             self._loop.start(self._wakeups.outages)
         async with self._turn:
@@ -184,7 +186,7 @@ class PullJobs:
             NewMessage(queue_of(channel, each.id), payload, json.dumps(headers), priority)
             for each in await self._store.channels.consumers(channel)
         ]
-        await self._publisher.publish(rows, droppable=False)
+        await self._write(rows)
         return message, len(rows)
 
     async def queued(
@@ -223,8 +225,9 @@ class PullJobs:
         )
         if changed.started is not None:
             self._metrics.taken([changed.started], [])
-        if changed.ended is not None:
-            self._metrics.settled(changed.ended, queue)
+        for end in (changed.died, changed.ended):
+            if end is not None:
+                self._metrics.settled(end, queue)
         if changed.verdict == "lost":
             self._metrics.lost(queue, unknown=False)
         return changed

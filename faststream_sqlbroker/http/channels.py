@@ -61,12 +61,18 @@ Guard = Callable[
 class ChannelRoutes:
     """Answers requests about channels."""
 
-    def __init__(self, jobs: PullJobs, gate: Gate, limits: BodyLimits, guard: Guard) -> None:
+    def __init__(
+        self, jobs: Callable[[], PullJobs], gate: Gate, limits: BodyLimits, guard: Guard
+    ) -> None:
         """Administrators pass by `guard`; consumers by both tokens."""
-        self._jobs = jobs
+        self._current = jobs
         self._gate = gate
         self._limits = limits
         self._guard = guard
+
+    @property
+    def _jobs(self) -> PullJobs:
+        return self._current()
 
     def routes(self) -> list[Route]:
         """All paths."""

@@ -21,7 +21,7 @@ class Service:
     """Whether the broker runs, or has nothing to run."""
     log: Callable[..., None]
     """Called with a level and a text."""
-    jobs: PullJobs | None = None
+    jobs: Callable[[], PullJobs] | None = None
     """The channels; None: there are none."""
     exposition: Callable[[], tuple[bytes, str]] | None = None
     """What /metrics shows, and its content type; None: there are no metrics."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -58,6 +58,8 @@ class Changed:
     """Of a job that was started."""
     started: ClaimedMessage | None = None
     ended: Settlement | None = None
+    died: Settlement | None = None
+    """The end of a job whose time was over before, once too often."""
 
 
 class ChannelStore:
@@ -186,10 +188,15 @@ class ChannelStore:
             return await self._transactions.run(work, self._places)
 
     def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> Changed:
-        dialect = self._dialect
         held = self._hold(connection, request)
         if held is None:
             return Changed("not_found")
+        changed = self._lead(connection, request, held, token)
+        return changed if held.died is None else replace(changed, died=held.died)
+
+    def _lead(
+        self, connection: Connection, request: ChangeRequest, held: pull_jobs.Held, token: UUID
+    ) -> Changed:
         state = held.state
         step = step_to(state, request.wanted, with_timeout=request.with_timeout)
         if _has_lost(request, held, step):
@@ -204,7 +211,7 @@ class ChannelStore:
         if ended is None:
             return Changed("done", state)
         settlement = ended(held)
-        pull_jobs.settle(connection, dialect, settlement)
+        pull_jobs.settle(connection, self._dialect, settlement)
         return Changed("done", state, ended=settlement)
 
     def _hold(self, connection: Connection, request: ChangeRequest) -> pull_jobs.Held | None:

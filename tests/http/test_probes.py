@@ -140,9 +140,8 @@ async def test_a_worker_serves_probes_on_a_port_of_its_own(
             assert (await client.get("/csrf-token")).status_code == 404
             assert (await client.post("/health/live")).status_code == 405
         await worker.stop()
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("127.0.0.1", port))
+        tasks = {task.get_name() for task in asyncio.all_tasks()}
+        assert "sqlbroker-probes" not in tasks
 
 
 async def started(worker: SqlBroker) -> int:
