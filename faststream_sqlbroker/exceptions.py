@@ -3,6 +3,7 @@
 SqlBrokerError
 ├── SetupError                  wrong options or wrong use; nothing was written (also FastStream's)
 │   ├── MissingExtraError       an optional package is not installed
+│   ├── ConfigError             a file of YAML has mistakes; the text has the place of each
 │   ├── SchemaError             the tables are not those that this version needs
 │   └── RightsError             the database user lacks rights that this process needs
 ├── PublishError                the message cannot be stored as given (also a ValueError)
@@ -24,6 +25,9 @@ SqlBrokerError
         └── UnknownOutcomeError the answer to a COMMIT was lost; it may have been committed
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 # The one import of FastStream below its shell. `except faststream.exceptions.SetupError` needs real
 # base classes, and FastStream is there whenever this package is: its `__init__` imports the broker.
 from faststream.exceptions import FastStreamException, FeatureNotSupportedException
@@ -40,6 +44,20 @@ class SetupError(SqlBrokerError, FastStreamSetupError):
 
 class MissingExtraError(SetupError, ImportError):
     """An optional package is missing; the message names the extra that installs it."""
+
+
+class ConfigError(SetupError):
+    """A file of YAML has mistakes.
+
+    Attributes:
+        mistakes: All that were found, each with `line`, `column`, `where` (the keys that lead to
+            it) and `text`.
+    """
+
+    def __init__(self, path: object, mistakes: Sequence[Any]) -> None:
+        head = f"{path} has {len(mistakes)} mistake{'s' if len(mistakes) > 1 else ''}:"
+        super().__init__("\n".join((head, *(f"  {mistake}" for mistake in mistakes))))
+        self.mistakes = tuple(mistakes)
 
 
 class SchemaError(SetupError):

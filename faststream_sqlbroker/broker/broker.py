@@ -19,6 +19,7 @@ from faststream_sqlbroker.adapter.broker import FastDependsConfig
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
+from faststream_sqlbroker.broker.configured import SqlBrokerConfigured
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
 from faststream_sqlbroker.broker.logging import make_queue_logger_state
 from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_dead_letters
@@ -78,7 +79,13 @@ if TYPE_CHECKING:
     )
 
 
-class SqlBroker(SqlBrokerRegistrator, SqlBrokerReserving, SqlBrokerServing, SqlBrokerUnderTest):
+class SqlBroker(
+    SqlBrokerRegistrator,
+    SqlBrokerReserving,
+    SqlBrokerServing,
+    SqlBrokerConfigured,
+    SqlBrokerUnderTest,
+):
     """A message broker that lives in a relational database."""
 
     def __init__(

@@ -9,6 +9,7 @@ from faststream_sqlbroker.cli.archive import app as archive
 from faststream_sqlbroker.cli.bulk import audit, dead, redrive
 from faststream_sqlbroker.cli.bulk import replay as replay_here
 from faststream_sqlbroker.cli.check import check
+from faststream_sqlbroker.cli.config import app as config
 from faststream_sqlbroker.cli.follow import tail, top
 from faststream_sqlbroker.cli.jobs import app as jobs
 from faststream_sqlbroker.cli.listing import locks, schedules, unknown
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.add_typer(archive, name="archive")
 app.add_typer(spark, name="spark")
 app.add_typer(jobs, name="jobs")
+app.add_typer(config, name="config")
 LOOK = (
     queues,
     messages,

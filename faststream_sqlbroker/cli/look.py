@@ -15,7 +15,8 @@ from faststream_sqlbroker.cli.shown import (
     print_table,
     row_of,
 )
-from faststream_sqlbroker.cli.target import imported, run
+from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
 
 RedactBy = Annotated[

@@ -6,23 +6,26 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.listening import listening, tls_options
+from faststream_sqlbroker.cli.service import refuse_more_options, run_service
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.cli.shown import print_line
-from faststream_sqlbroker.cli.target import imported, run
+from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.channels import Channels
+from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
-HEADERS_TIMEOUT = 5
-"""Seconds for which uvicorn keeps a connection without a request."""
-MOST_CONNECTIONS = 500
-"""Connections at a time; more are refused with 503."""
 FIELDS = 3
 """Words in a line of a file of users."""
 
 
 def serve(
     context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A service in a file of YAML; it says all that options would say."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0)] = 8080,
     users: Annotated[
@@ -46,11 +49,17 @@ def serve(
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Its private key, as PEM.")] = None,
 ) -> None:
-    """Serve the broker over HTTP until it is interrupted; no message is handled here.
+    """Serve the broker over HTTP until it is interrupted; no message is handled here, unless a file
+    of YAML says so.
 
-    One of --users, --auth and --insecure is needed. Make hashes with `sqlbroker hash-password`.
+    One of --config, --users, --auth and --insecure is needed. Make hashes with `sqlbroker
+    hash-password`.
     """
-    tls = _tls(certificate, key)
+    if config is not None:
+        refuse_more_options(context)
+        run_service(config)
+        return
+    tls = tls_options(certificate, key)
     with database_errors():
         known = _known(users, auth, insecure=insecure, host=host)
 
@@ -95,8 +104,8 @@ def _known(users: Path | None, auth: str | None, *, insecure: bool, host: str) -
 
     if [users is not None, auth is not None, insecure].count(True) != 1:
         raise SetupError(
-            "serve needs authentication: give one of --users FILE, --auth module:name, or "
-            "--insecure for yourself on this machine"
+            "serve needs authentication: give one of --config FILE, --users FILE, "
+            "--auth module:name, or --insecure for yourself on this machine"
         )
     if insecure:
         if not is_loopback(host):
@@ -140,42 +149,8 @@ def _logins(path: Path) -> list[Any]:
     return found
 
 
-def _tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
-    """Uvicorn's options.
-
-    Raises:
-        SetupError: a file is missing, or only one of the two is given.
-    """
-    if certificate is None and key is None:
-        return {}
-    if certificate is None or key is None:
-        raise SetupError("TLS needs both --certificate and --key")
-    for path in (certificate, key):
-        if not path.is_file():
-            raise SetupError(f"{path} is no file")
-    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
-
-
 async def _serve(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
-    from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
-    from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
-
-    listener = bound(host, port, "--port")
-    # The peer's address must be the true one: it decides whether a header is trusted.
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        proxy_headers=False,
-        server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_keep_alive=HEADERS_TIMEOUT,
-        **tls,
-    )
-    kind = "https" if tls else "http"
-    shown = f"[{host}]" if ":" in host else host
-    print_line(f"serving {kind}://{shown}:{listener.getsockname()[1]}")
-    if not tls and not is_loopback(host):
-        print_line("warning: without TLS, passwords can be read on their way: give --certificate")
+    config, listener = listening(app, host, port, tls)
     await uvicorn.Server(config).serve(sockets=[listener])

@@ -1,17 +1,15 @@
 """Which broker a command works on, and how it is reached."""
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import typer
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.cli.session import database_errors
+from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
 
 T = TypeVar("T")
@@ -76,27 +74,6 @@ def run(context: typer.Context, work: Callable[[SqlBroker], Awaitable[T]]) -> T:
 
     with database_errors():
         return asyncio.run(working())
-
-
-def imported(path: str, *, what: str) -> Any:
-    """What `module:name` leads to; modules of the current folder are found, too.
-
-    Raises:
-        SetupError: there is no such thing.
-    """
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise SetupError(f"{what} must be module:name, got {path!r}")
-    # As `python -m` and `faststream run` do; a script's own folder would be that of the command.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise SetupError(f"{what} {path!r} cannot be imported: {error}") from error
-    return found
 
 
 def _broker_of(path: str) -> SqlBroker:

@@ -16,8 +16,8 @@ BACKLOG = 128
 """Connections that wait for an accept."""
 
 
-class _InnerServer(uvicorn.Server):
-    """Leaves signals to the application that it is a part of."""
+class InnerServer(uvicorn.Server):
+    """Leaves signals to the program that it is a part of."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,7 +32,7 @@ class ProbeServer:
         self._app = app
         self._host = host
         self._port = port
-        self._running: tuple[_InnerServer, asyncio.Task[None]] | None = None
+        self._running: tuple[InnerServer, asyncio.Task[None]] | None = None
 
     async def start(self) -> int:
         """Listen; the port, which the system chooses for 0.
@@ -51,7 +51,7 @@ class ProbeServer:
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
-        server = _InnerServer(config)
+        server = InnerServer(config)
         task = asyncio.create_task(server.serve(sockets=[listener]), name="sqlbroker-probes")
         self._running = (server, task)
         port: int = listener.getsockname()[1]

@@ -12,7 +12,12 @@ from tests.helpers import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCK = re.compile(r'```(\w+)(?: title="([^"]+)")?\n(.*?)```', re.DOTALL)
-MODULES = {"alembic", "faststream"}
+PROGRAMS: dict[str, list[str]] = {
+    "python": [],
+    "sqlbroker": ["-c", "from faststream_sqlbroker.cli import main; main()"],
+    **{name: ["-m", name] for name in ("alembic", "faststream")},
+}
+"""Arguments of Python that make it the program."""
 
 
 class Reader:
@@ -27,8 +32,8 @@ class Reader:
         blocks = BLOCK.findall(page)
         assert len(blocks) == page.count("```") / 2
         for number, (kind, title, content) in enumerate(blocks):
-            if kind == "python":
-                assert title, "a program of the tutorial needs the name of its file"
+            if kind in {"python", "yaml"}:
+                assert title, "a file of a page needs its name"
                 (self.folder / title).write_text(content)
             elif kind == "sh":
                 commands = content.splitlines()
@@ -41,14 +46,18 @@ class Reader:
                 assert kind == "text"
 
     async def run(self, command: str, output: str | None) -> None:
-        """Run `command`; it succeeds, and prints `output` if the page shows one."""
+        """Run `command`; it succeeds, and prints `output` if the page shows one. A command after
+        "!" fails.
+        """
         words = shlex.split(command)
+        fails = words[0] == "!"
+        words = words[fails:]
         if words[:2] == ["faststream", "run"]:
             assert output, "a worker without its output proves nothing"
             await self.work(words, output)
         else:
-            assert words[0] in {"python", *MODULES}, command
-            program = ["-m", words[0]] if words[0] in MODULES else []
+            assert words[0] in PROGRAMS, command
+            program = PROGRAMS[words[0]]
             done = subprocess.run(
                 [sys.executable, *program, *words[1:]],
                 cwd=self.folder,
@@ -58,7 +67,7 @@ class Reader:
                 timeout=90,
                 check=False,
             )
-            assert done.returncode == 0, done.stdout + done.stderr
+            assert done.returncode == fails, done.stdout + done.stderr
             assert output in {None, done.stdout}, done.stderr
 
     async def work(self, words: list[str], output: str) -> None:

@@ -1,0 +1,67 @@
+"""The server of `sqlbroker serve`: its address, its limits and TLS."""
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.cli.shown import print_line
+from faststream_sqlbroker.exceptions import SetupError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+HEADERS_TIMEOUT = 5
+"""Seconds for which uvicorn keeps a connection without a request."""
+MOST_CONNECTIONS = 500
+"""Connections at a time; more are refused with 503."""
+LAST_ANSWERS = 5
+"""Seconds for which a stop waits for answers that are under way."""
+
+
+def listening(
+    app: Any, host: str, port: int, tls: dict[str, Any]
+) -> "tuple[uvicorn.Config, socket.socket]":
+    """Uvicorn's configuration, and a socket that listens; its address is printed.
+
+    Raises:
+        SetupError: the port cannot be taken.
+    """
+    import uvicorn  # noqa: PLC0415 - an extra
+
+    from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
+    from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
+
+    listener = bound(host, port, "port")
+    # The peer's address must be the true one: it decides whether a header is trusted.
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=HEADERS_TIMEOUT,
+        timeout_graceful_shutdown=LAST_ANSWERS,
+        **tls,
+    )
+    kind = "https" if tls else "http"
+    shown = f"[{host}]" if ":" in host else host
+    print_line(f"serving {kind}://{shown}:{listener.getsockname()[1]}")
+    if not tls and not is_loopback(host):
+        print_line("warning: without TLS, passwords can be read on their way: give a certificate")
+    return config, listener
+
+
+def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
+    """Uvicorn's options.
+
+    Raises:
+        SetupError: a file is missing, or only one of the two is given.
+    """
+    if certificate is None and key is None:
+        return {}
+    if certificate is None or key is None:
+        raise SetupError("TLS needs both a certificate and its key")
+    for path in (certificate, key):
+        if not path.is_file():
+            raise SetupError(f"{path} is no file")
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}

@@ -1,0 +1,118 @@
+"""What is declared in Python already: names, types and meanings of options."""
+
+import ast
+import inspect
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from itertools import pairwise
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+from faststream import AckPolicy
+
+FOR_TYPE_CHECKERS = {"AckPolicy": AckPolicy}
+"""What annotations name that their modules import for type checkers only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option."""
+
+    name: str
+    hint: Any
+    needed: bool
+    meaning: str | None
+
+
+def options_of_dict(declared: type) -> list[Option]:
+    """Those of a TypedDict, none of which is needed."""
+    meanings = _attribute_docs(declared)
+    hints = get_type_hints(declared)
+    return [Option(name, hint, False, meanings.get(name)) for name, hint in hints.items()]
+
+
+def options_of_call(
+    function: Callable[..., Any],
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    doc: str | None = None,
+) -> list[Option]:
+    """The arguments of a function, without `self`.
+
+    Args:
+        function: It.
+        only: These names; None: all that can be given by name.
+        without: Not these names.
+        doc: The text that has a section "Args"; default the docstring.
+    """
+    target: Any = inspect.unwrap(function)
+    chosen = {
+        parameter.name: parameter
+        for parameter in inspect.signature(target).parameters.values()
+        if parameter.kind in {parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+        and parameter.name != "self"
+        and parameter.name not in without
+        and (only is None or parameter.name in only)
+    }
+    # Only of the chosen ones: others may name types that are there for type checkers only.
+    annotated: Any = SimpleNamespace(
+        __annotations__={name: parameter.annotation for name, parameter in chosen.items()}
+    )
+    hints = get_type_hints(annotated, globalns=target.__globals__, localns=FOR_TYPE_CHECKERS)
+    meanings = _argument_docs(doc or inspect.getdoc(target) or "")
+    return [
+        Option(name, hints[name], parameter.default is parameter.empty, meanings.get(name))
+        for name, parameter in chosen.items()
+    ]
+
+
+def options_of_class(declared: type) -> list[Option]:
+    """The arguments that a class is made of."""
+    init: Any = vars(declared).get("__init__")
+    own = inspect.getdoc(init) or ""
+    doc = own if "Args:" in own else inspect.getdoc(declared)
+    return options_of_call(init, doc=doc, without=_private(init))
+
+
+def _private(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name.startswith("_")]
+
+
+def _attribute_docs(declared: type) -> dict[str, str]:
+    """The docstring below each attribute; none where the source is not there."""
+    try:
+        tree = ast.parse(dedent(inspect.getsource(declared)))
+    except (OSError, SyntaxError):
+        return {}
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    found: dict[str, str] = {}
+    for node, following in pairwise(body):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            found[ast.unparse(node.target)] = " ".join(str(following.value.value).split())
+    return found
+
+
+_ARGUMENT = re.compile(r"    (\w+): (.*)")
+
+
+def _argument_docs(doc: str) -> dict[str, str]:
+    """What the section "Args" says of each argument."""
+    found: dict[str, str] = {}
+    name = ""
+    section = doc.partition("Args:\n")[2]
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            break
+        if match := _ARGUMENT.fullmatch(line):
+            name = match[1]
+            found[name] = match[2]
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return found

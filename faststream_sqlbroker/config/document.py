@@ -1,0 +1,280 @@
+"""A YAML file as values, each with its line and column.
+
+Of YAML 1.1 it takes what YAML 1.2 has kept: only `true` and `false` are booleans, `22:00` and dates
+are text, and a number does not begin with 0. A key may be there once.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import yaml
+
+from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.exceptions import ConfigError
+
+Path = tuple[str | int, ...]
+"""The keys and the positions in lists that lead to a value."""
+
+MOST_NODES = 20_000
+"""Values of a file, each alias counted with all that it stands for: a few lines of aliases could
+otherwise fill the memory."""
+DEEPEST = 50
+"""Levels of a file."""
+SHORTEST_HIDDEN = 4
+"""Characters from which on the value of a variable is also hidden within longer text."""
+
+_VARIABLE = re.compile(r"\$(?P<escaped>\$)?\{(?P<inside>[^}]*)(?P<end>\}?)")
+_INSIDE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(:-(?P<default>.*))?", re.DOTALL)
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Resolves what the core schema of YAML 1.2 resolves."""
+
+    yaml_implicit_resolvers: ClassVar[Any] = {}
+
+
+_TAG = "tag:yaml.org,2002:"
+for _kind, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+):
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake in a file of YAML.
+
+    Args:
+        line: Its line, from 1 on.
+        column: Its column in characters, from 1 on.
+        where: The keys that lead to it, such as "queues.mails.forward_to"; "" for the file.
+        text: What is wrong, and what to do; without values of environment variables.
+    """
+
+    line: int
+    column: int
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        """In one line."""
+        where = f"{self.where}: " if self.where else ""
+        return f"line {self.line}, column {self.column}: {where}{self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line and a column, from 1 on."""
+
+    line: int
+    column: int
+
+
+START = Place(1, 1)
+
+
+@dataclass(slots=True, repr=False)
+class Document:
+    """What was read; its text is not shown, as it may have passwords."""
+
+    path: object
+    """Of the file, for errors."""
+    value: Any = None
+    values: dict[Path, Place] = field(default_factory=dict)
+    """Where each value begins."""
+    keys: dict[Path, Place] = field(default_factory=dict)
+    """Where the key of a value of a mapping begins."""
+    mistakes: list[Mistake] = field(default_factory=list)
+    hidden: dict[str, str] = field(default_factory=dict)
+    """What a variable has put in, and how it was written."""
+
+    def note(self, path: Path, text: str, *, at_key: bool = False) -> None:
+        """Note a mistake at a value, or at its key; values of variables are hidden."""
+        known = self.known(path)
+        place = self.keys.get(known) if at_key else None
+        self.note_at(place or self.values.get(known, START), known, text)
+
+    def note_at(self, place: Place, path: Path, text: str) -> None:
+        """Note a mistake at a place."""
+        mistake = Mistake(place.line, place.column, written(path), self.masked(text))
+        if mistake not in self.mistakes:
+            self.mistakes.append(mistake)
+
+    def known(self, path: Path) -> Path:
+        """`path` without the steps that the file does not have."""
+        found: Path = ()
+        for step in path:
+            if (*found, step) in self.values:
+                found = (*found, step)
+        return found
+
+    def masked(self, text: str) -> str:
+        """`text` with the names of variables in place of their values."""
+        for value in sorted(self.hidden, key=len, reverse=True):
+            name = self.hidden[value]
+            text = text.replace(repr(value), name)
+            if len(value) >= SHORTEST_HIDDEN:
+                text = text.replace(value, name)
+                # Errors cut what is long: the beginning of a secret must not stay.
+                for length in range(len(value), SHORTEST_HIDDEN - 1, -1):
+                    text = text.replace(f"{value[:length]}...", f"{name}...")
+        return text
+
+    def check(self) -> None:
+        """Go on only without mistakes.
+
+        Raises:
+            ConfigError: there are some; they are sorted by their places.
+        """
+        if self.mistakes:
+            order = sorted(self.mistakes, key=lambda mistake: (mistake.line, mistake.column))
+            raise ConfigError(self.path, order)
+
+
+def written(path: Path) -> str:
+    """A path as people write it: "queues.mails.policies[0]"."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{visible(step)}"
+    return text.removeprefix(".")
+
+
+def read_document(text: str, path: object, variables: Mapping[str, str]) -> Document:
+    """The values of a YAML file.
+
+    Args:
+        text: The file's.
+        path: Of the file, for errors.
+        variables: What `${NAME}` is replaced by.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    document = Document(path)
+    root: Any = None
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = START if mark is None else Place(mark.line + 1, mark.column + 1)
+        reason = getattr(error, "problem", None) or getattr(error, "reason", None) or "no YAML"
+        document.note_at(place, (), f"this is no YAML: {reason}")
+    # Outside of the handler: the text of YAML's error quotes a line, which may have a password.
+    document.check()
+    if root is not None:
+        document.value = _Reading(document, loader, variables).value(root, ())
+    return document
+
+
+class _Reading:
+    """Makes values of nodes."""
+
+    def __init__(self, document: Document, loader: Any, variables: Mapping[str, str]) -> None:
+        self._document = document
+        self._loader = loader
+        self._variables = variables
+        self._nodes = 0
+
+    def value(self, node: Any, path: Path) -> Any:
+        """The value of a node; None after a mistake, which is noted.
+
+        Raises:
+            ConfigError: there are too many.
+        """
+        place = _place(node)
+        self._document.values[path] = place
+        self._nodes += 1
+        if self._nodes > MOST_NODES or len(path) > DEEPEST:
+            self._document.note_at(
+                place, path, f"more than {MOST_NODES} values or {DEEPEST} levels: is it an alias?"
+            )
+            self._document.check()
+        kind = str(node.tag).removeprefix(_TAG)
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            return [self.value(item, (*path, n)) for n, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path, kind)
+        return self._unknown_tag(node, path)
+
+    def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            place = _place(key_node)
+            if key_node.tag != f"{_TAG}str":
+                self._document.note_at(place, path, "a key is text: put it in quotes")
+            elif key in lines:
+                self._document.note_at(
+                    place, (*path, key), f"the key is there twice, first in line {lines[key]}"
+                )
+            else:
+                lines[key] = place.line
+                self._document.keys[*path, key] = place
+                found[key] = self.value(value_node, (*path, key))
+        return found
+
+    def _scalar(self, node: Any, path: Path, kind: str) -> Any:
+        text = str(node.value)
+        if "${" in text:
+            text = _VARIABLE.sub(lambda match: self._replaced(match, path), text)
+            if node.style is None:
+                # Not in quotes: a number or a boolean in a variable is one.
+                kind = self._loader.resolve(yaml.ScalarNode, text, (True, False))
+                kind = kind.removeprefix(_TAG)
+        made: dict[str, Any] = {
+            "str": str,
+            "int": int,
+            "float": float,
+            "bool": _boolean,
+            "null": _nothing,
+        }
+        if kind not in made:
+            return self._unknown_tag(node, path)
+        try:
+            return made[kind](text)
+        except ValueError:
+            self._document.note(path, f"this is no {kind}")
+            return None
+
+    def _replaced(self, match: re.Match[str], path: Path) -> str:
+        if match["escaped"]:
+            return match[0][1:]
+        inside = _INSIDE.fullmatch(match["inside"])
+        if inside is None or not match["end"]:
+            self._document.note(
+                path, "a variable is written ${NAME} or ${NAME:-default}, and $${ is ${ itself"
+            )
+            return ""
+        value = self._variables.get(inside["name"], inside["default"])
+        if value is None:
+            self._document.note(path, f"the environment variable {inside['name']} is not set")
+            return ""
+        if value and inside["name"] in self._variables:
+            self._document.hidden[value] = f"${{{inside['name']}}}"
+        return value
+
+    def _unknown_tag(self, node: Any, path: Path) -> None:
+        self._document.note(path, f"the tag {node.tag!r} is not known: leave it out")
+
+
+def _place(node: Any) -> Place:
+    return Place(node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _nothing(_text: str) -> None:
+    return None

@@ -1,0 +1,150 @@
+"""YAML as values with their places; variables; what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from faststream_sqlbroker.config.document import Document, read_document
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import ConfigError
+from tests.config.conftest import told
+
+
+def read(text: str, **variables: str) -> Document:
+    return read_document(text, Path("service.yaml"), variables)
+
+
+def mistakes(text: str, **variables: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(text, **variables).check()
+    # A traceback must not quote the file.
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    return told(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("5m", "5m"),
+        ("22:00", "22:00"),
+        ("2026-01-01", "2026-01-01"),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("true", True),
+        ("FALSE", False),
+        ("12", 12),
+        ("-3", -3),
+        ("010", "010"),
+        ("1_000", "1_000"),
+        ("1.5", 1.5),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ('"12"', "12"),
+        ("'true'", "true"),
+        ("!!str 5", "5"),
+        ("[1, a]", [1, "a"]),
+        ("{on: 1}", {"on": 1}),
+    ],
+)
+def test_values_are_those_of_yaml_1_2(written: str, value: object) -> None:
+    found = read(f"key: {written}").value["key"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_an_empty_file_has_no_value() -> None:
+    assert read("").value is None
+    assert read("# nothing\n").value is None
+
+
+def test_each_value_has_its_place() -> None:
+    document = read("a:\n  - x\n  - {b: y}\n")
+    places = {path: (place.line, place.column) for path, place in document.values.items()}
+    assert places == {
+        (): (1, 1),
+        ("a",): (2, 3),
+        ("a", 0): (2, 5),
+        ("a", 1): (3, 5),
+        ("a", 1, "b"): (3, 9),
+    }
+    assert document.keys["a", 1, "b"].column == 6
+
+
+def test_variables_are_replaced() -> None:
+    found = read(
+        'a: ${A}\nb: "${A}"\nc: x${B:-y}z\nd: $${A}\ne: ${EMPTY}\nf: ${NO:-}', A="5", EMPTY=""
+    )
+    assert found.value == {"a": 5, "b": "5", "c": "xyz", "d": "${A}", "e": None, "f": None}
+    found.check()
+
+
+def test_a_variable_cannot_add_anything() -> None:
+    """Its text is one value, whatever it is."""
+    assert read("a: ${A}", A="x\nb: [1]\n# {").value == {"a": "x\nb: [1]\n# {"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a: ${NONE}", ["1:4 a: the environment variable NONE is not set"]),
+        ("b: 1\na: x${A", ["2:4 a: a variable is written"]),
+        ("a: ${A-B}", ["1:4 a: a variable is written"]),
+        ("a: 1\nb: 2\na: 3", ["3:1 a: the key is there twice, first in line 1"]),
+        ("a: {b: 1, b: 2}", ["1:11 a.b: the key is there twice, first in line 1"]),
+        ("1: x", ["1:1 : a key is text: put it in quotes"]),
+        ("a: {[1]: 2}", ["1:5 a: a key is text"]),
+        ("a: !secret x", ["1:4 a: the tag '!secret' is not known"]),
+        ("a: !!binary eA==", ["1:4 a: the tag 'tag:yaml.org,2002:binary' is not known"]),
+        ("a: !!int x", ["1:4 a: this is no int"]),
+        ("a: !!bool x", ["1:4 a: this is no bool"]),
+        ("a: [1", ["1:6 : this is no YAML"]),
+        ("a:\n\tb: 1", ["2:1 : this is no YAML"]),
+        ("a: *x", ["1:4 : this is no YAML: found undefined alias"]),
+        ("a: 1\n---\nb: 2", ["2:1 : this is no YAML: but found another document"]),
+        ("a: \x01", ["1:1 : this is no YAML: special characters are not allowed"]),
+    ],
+)
+def test_mistakes_have_their_places(text: str, found: list[str]) -> None:
+    for said, wanted in zip(mistakes(text), found, strict=True):
+        assert said.startswith(wanted)
+
+
+def test_all_mistakes_are_told_in_their_order() -> None:
+    assert [each.partition(" ")[0] for each in mistakes("a: ${X}\nb: 1\nb: 2\nc: !x y")] == [
+        "1:4",
+        "3:1",
+        "4:4",
+    ]
+
+
+def test_aliases_work_and_cannot_fill_the_memory() -> None:
+    assert read("a: &x [1]\nb: *x").value == {"a": [1], "b": [1]}
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    [said] = mistakes("\n".join(lines))
+    assert "is it an alias?" in said
+    [said] = mistakes("a: &a [*a]")
+    assert "is it an alias?" in said
+
+
+def test_values_of_variables_are_not_shown() -> None:
+    document = read("a: ${PASSWORD}", PASSWORD="s3cret-word")
+    document.note(("a",), "it is 's3cret-word', or s3cret-word")
+    with pytest.raises(ConfigError) as caught:
+        document.check()
+    assert told(caught.value) == ["1:4 a: it is ${PASSWORD}, or ${PASSWORD}"]
+    assert "s3cret" not in repr(document)
+
+
+def test_the_beginning_of_a_long_secret_is_not_shown() -> None:
+    """Errors cut a long value."""
+    secret = "s3cret" * 30
+    document = read("a: user:${PASSWORD}@host", PASSWORD=secret)
+    assert "s3cr" not in document.masked(f"it is {short(document.value['a'])}")
+    assert "s3cr" not in document.masked(f"it is {short(secret)}")
+
+
+def test_a_default_is_no_secret() -> None:
+    assert read("a: ${A:-text}").masked("it is 'text'") == "it is 'text'"
