@@ -135,7 +135,11 @@ class PublishCoalescer:
 
     async def close(self) -> None:
         """Give the connection back now; what waits is written first."""
-        self._unpark()
+        # While a publisher sends on the connection, the pool would lend it to another one: it is
+        # given back when that publisher parks it.
+        self._until = 0.0
+        if self._idle is not None:
+            self._unpark()
         if self._pump is not None:
             await asyncio.wait((self._pump,), timeout=self._timeout)
 

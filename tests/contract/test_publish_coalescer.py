@@ -224,6 +224,43 @@ class TestShortcut:
         await store.close()
         await engine.dispose()
 
+    async def test_a_close_lends_no_connection_on_which_a_publisher_sends(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("LINGER", "MOST_CONNECTION_TIME"):
+            monkeypatch.setattr(publish_coalescer, name, 60.0)
+        engine = create_async_engine(bench.store.engine.url, pool_size=1, max_overflow=0)
+        store = Store(engine, bench.store.tables)
+        for _ in range(2):
+            await store.insert([NewMessage("q", b"1")])
+        shared = store._inserts._shared
+        assert shared is not None
+
+        async def is_alone() -> bool:
+            return shared._idle is not None
+
+        async def ask() -> Any:
+            async with engine.connect() as connection:
+                return (await connection.execute(text("SELECT 1"))).scalar_one()
+
+        await eventually(is_alone)
+        async with bench.store.engine.connect() as holder:
+            await holder.execute(text("LOCK TABLE message IN EXCLUSIVE MODE"))
+            publishing = asyncio.create_task(store.insert([NewMessage("q", b"2")]))
+            await asyncio.sleep(0)
+            assert shared._idle is None
+            closing = asyncio.create_task(store.close())
+            asking = asyncio.create_task(ask())
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert not closing.done()
+            assert not asking.done()
+            await holder.rollback()
+        assert len(await publishing) == 1
+        await closing
+        assert await asking == 1
+        await engine.dispose()
+
     async def test_a_refused_statement_in_the_callers_transaction_raises(
         self, bench: Bench
     ) -> None:
