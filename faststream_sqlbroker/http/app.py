@@ -31,7 +31,7 @@ from faststream_sqlbroker.http.mounting import (
 from faststream_sqlbroker.http.probes import Probes
 from faststream_sqlbroker.http.proxies import networks
 from faststream_sqlbroker.http.service import Service
-from faststream_sqlbroker.http.shield import HANDLERS, Shield
+from faststream_sqlbroker.http.shield import Shield, handlers
 from faststream_sqlbroker.http.users import Authentication, ByCallable, FirstOf, Role, User
 
 SHORTEST_SECRET = 16
@@ -95,7 +95,7 @@ class HttpApp:
         if service.jobs is not None:
             channels = ChannelRoutes(service.jobs, self._gate, options.limits, self._for)
             routes += channels.routes()
-        starlette = Starlette(routes=routes, exception_handlers=dict(HANDLERS))
+        starlette = Starlette(routes=routes, exception_handlers=handlers(service.log))
         # A redirect would lead to whatever Host says.
         starlette.router.redirect_slashes = False
         self._app: App = Shield(starlette, local_only=isinstance(auth, LocalOnly))
@@ -145,7 +145,7 @@ def probe_routes(service: Service, guard: Callable[..., Endpoint] | None = None)
 
 def probe_app(service: Service) -> App:
     """The probes alone, without authentication: for a port that only the cluster reaches."""
-    starlette = Starlette(routes=probe_routes(service), exception_handlers=dict(HANDLERS))
+    starlette = Starlette(routes=probe_routes(service), exception_handlers=handlers(service.log))
     starlette.router.redirect_slashes = False
     return Shield(starlette, local_only=False)
 

@@ -53,7 +53,10 @@ def _is_of_another_site(connection: HTTPConnection) -> bool:
         return True
     origin = headers.get("origin")
     host = headers.get("host", "").lower()
-    return origin is not None and urlsplit(origin).netloc.lower() != host
+    try:
+        return origin is not None and urlsplit(origin).netloc.lower() != host
+    except ValueError:
+        return True  # It is no URL, so it is not this site's.
 
 
 def _may_be_a_browser(connection: HTTPConnection, method: str) -> bool:

@@ -1,17 +1,18 @@
 """Who may pass: users with a role, and not too many failures."""
 
 import logging
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv6Address, ip_network
 from time import monotonic
 
 from starlette.requests import HTTPConnection, Request
 
 from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.failures import Failures
-from faststream_sqlbroker.http.proxies import Network, is_of, peer
+from faststream_sqlbroker.http.proxies import Network, is_of, parsed_address, peer
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.users import Authentication, Role, User
 
@@ -54,7 +55,7 @@ class Gate:
         name = "" if given is None else given[0]
         with_secret = given is not None
         self.check(request, name)
-        user = await self._auth.user(request)
+        user = await self._user(request)
         if user is None:
             if with_secret:
                 self.failed(request, name)
@@ -63,6 +64,14 @@ class Gate:
             raise Problem(403, f"this needs the role {role.name.lower()}")
         self._csrf.check(request, request.method, user.name)
         return user
+
+    async def _user(self, request: Request) -> User | None:
+        try:
+            return await self._auth.user(request)
+        except SetupError as error:
+            # The application's function is wrong, and the caller is not known yet.
+            self.log(f"HTTP: a user cannot be authenticated: {error}")
+            raise Problem(500, "an error of the server: see its log") from None
 
     def check(self, connection: HTTPConnection, name: str) -> None:
         """Refuse an address that has failed too often, with this name or with any.
@@ -93,13 +102,10 @@ class Gate:
     def _address(self, connection: HTTPConnection) -> str:
         """Whose failures are counted together."""
         found = client_address(connection, self._proxies)
-        try:
-            parsed = ip_address(found)
-        except ValueError:
-            return found
+        parsed = parsed_address(found)
         if isinstance(parsed, IPv6Address):
             return str(ip_network((parsed, OF_ONE_HOUSE), strict=False))
-        return found
+        return found if parsed is None else str(parsed)
 
 
 def client_address(connection: HTTPConnection, proxies: list[Network]) -> str:

@@ -1,7 +1,14 @@
 """Users whom a proxy has authenticated, and the addresses of clients behind it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import (
+    IPv4Address,
+    IPv4Network,
+    IPv6Address,
+    IPv6Network,
+    ip_address,
+    ip_network,
+)
 
 from starlette.requests import HTTPConnection
 
@@ -88,8 +95,15 @@ def peer(connection: HTTPConnection) -> str:
 
 def is_of(address: str, known: Iterable[Network]) -> bool:
     """Whether `address` is in one of the networks."""
+    parsed = parsed_address(address)
+    return parsed is not None and any(parsed in network for network in known)
+
+
+def parsed_address(address: str) -> IPv4Address | IPv6Address | None:
+    """None: it is no address. A socket of IPv6 shows a peer of IPv4 as ::ffff:192.0.2.1."""
     try:
         parsed = ip_address(address)
     except ValueError:
-        return False
-    return any(parsed in network for network in known)
+        return None
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return mapped or parsed

@@ -1,9 +1,15 @@
 """What all answers have in common, whatever they are: headers for browsers, errors as JSON."""
 
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
+from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import (
     PublishError,
     QueueFullError,
@@ -86,6 +92,19 @@ async def broker_error(_request: Request, error: Exception) -> Response:
     return JSONResponse({"error": "the database refused: see the server's log"}, 500)
 
 
+def handlers(log: Callable[..., None]) -> dict[Any, Any]:
+    """`HANDLERS` of an application whose `log` is told what a caller is not."""
+
+    async def told(request: Request, error: Exception) -> Response:
+        answer = await broker_error(request, error)
+        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            path = visible(request.url.path[:LONGEST_PATH])
+            log(logging.WARNING, f"HTTP: {request.method} {path}: {error}")
+        return answer
+
+    return {**HANDLERS, SqlBrokerError: told}
+
+
 async def failure(_request: Request, _error: Exception) -> Response:
     """The answer to a defect; the server logs its traceback."""
     return JSONResponse({"error": "an error of the server: see its log"}, 500)
@@ -98,3 +117,5 @@ HANDLERS = {
     Exception: failure,
 }
 """By the class of what was raised."""
+LONGEST_PATH = 200
+"""Characters of a path in the log."""

@@ -97,7 +97,9 @@ class ByCallable:
         if isinstance(found, Awaitable):
             found = await found
         if found is not None and not isinstance(found, User):
-            raise SetupError(f"auth must return a User or None, it returned {short(found)}")
+            # Only the type is shown: the value may hold what a user is known by.
+            kind = type(found).__name__
+            raise SetupError(f"auth must return a User or None, it returned a {kind}")
         return found
 
 

@@ -201,6 +201,7 @@ JSON = {"content-type": "application/json"}
         ("PUT", {"origin": "http://evil.test", "x-csrf-token": GOOD}, False),
         ("PUT", {"origin": "null", "x-csrf-token": GOOD}, False),
         ("PUT", {"origin": "http://broker.test.evil.test", "x-csrf-token": GOOD}, False),
+        ("PUT", {"origin": "http://[broker.test", "x-csrf-token": GOOD}, False),
         ("PUT", {"sec-fetch-site": "cross-site", "x-csrf-token": GOOD}, False),
         ("PUT", {"sec-fetch-site": "same-site", "x-csrf-token": GOOD}, False),
         # Forged tokens.

@@ -14,6 +14,7 @@ from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.http import HttpApp, User
 from faststream_sqlbroker.http.local import LocalOnly
 from faststream_sqlbroker.http.mounting import Below
+from tests.faststream.conftest import Heard
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 
 pytestmark = pytest.mark.capability("HTTP: mounted in AsgiFastStream, FastAPI, Starlette; probes")
@@ -65,6 +66,21 @@ async def test_several_ways_and_a_function(broker: SqlBroker) -> None:
         found = await client.get("/csrf-token", headers={"x-test-user": "eve"})
         assert found.status_code == 200
         assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
+
+
+@on_sqlite
+async def test_what_a_function_returns_wrongly_is_not_shown(
+    broker: SqlBroker, heard: Heard
+) -> None:
+    def found(_connection: Any) -> Any:
+        return {"name": "ann", "password": "a-secret"}
+
+    async with client_of(broker.asgi(found)) as client:
+        answer = await client.get("/csrf-token")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    [told] = heard.texts("auth must return a User or None")
+    assert "it returned a dict" in told
 
 
 @on_sqlite

@@ -205,6 +205,12 @@ async def test_an_address_is_told_by_listed_proxies_only(broker: SqlBroker) -> N
     assert await status("2001:db8::1", "") == 401
     assert await status("2001:db8::2", "") == 429
     assert await status("2001:db8:0:1::1", "") == 401
+    # A socket of IPv6 shows addresses of IPv4 in this form.
+    assert await status("::ffff:192.0.2.7", "") == 401
+    assert await status("192.0.2.7", "") == 429
+    assert await status("::ffff:192.0.2.8", "") == 401
+    assert await status("::ffff:10.0.0.1", "198.51.100.9") == 401
+    assert await status("10.0.0.1", "198.51.100.9") == 429
 
 
 def test_failures_are_forgotten_and_bounded() -> None:
