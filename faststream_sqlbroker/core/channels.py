@@ -72,13 +72,18 @@ def step_to(state: JobState, wanted: JobState, *, with_timeout: bool) -> Step | 
     return None if with_timeout and step not in STARTS else step
 
 
+def is_id(value: str) -> bool:
+    """Whether it can be the id of a channel or of a consumer."""
+    return _ID.fullmatch(value) is not None
+
+
 def channel_id(value: object) -> str:
     """`value`, if it can be the id of a channel or of a consumer.
 
     Raises:
         SetupError: it cannot.
     """
-    if not isinstance(value, str) or not _ID.fullmatch(value):
+    if not isinstance(value, str) or not is_id(value):
         raise SetupError(
             "an id has 1 to 100 letters, digits, dots, tildes, dashes and underscores, and begins "
             f"with a letter or digit, got {short(value)}"

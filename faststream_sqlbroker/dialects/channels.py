@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Table, select, update
+from sqlalchemy import Connection, Table, func, select, update
 
 from faststream_sqlbroker.core.channels import Registered, hashed_token, new_token
 from faststream_sqlbroker.dialects.policy_state import insert_new
+from faststream_sqlbroker.exceptions import SetupError
 
 CHANNEL = "channel"
 """Scope of channels; the key is the id."""
@@ -37,6 +38,9 @@ def put(
 
     A new one gets `token`, or a random one; with `rotate`, so does one that is there. A token that
     is given replaces the one that is there.
+
+    Raises:
+        SetupError: a channel has too many consumers.
     """
     c = table.c
     made = token or new_token()
@@ -45,6 +49,7 @@ def put(
     info = connection.execute(locking).scalar_one_or_none()
     created = False
     if info is None:
+        _refuse_too_many(connection, table, scope)
         new = {"token": hashed_token(made), **changes}
         # The race: another process may make it at the same time. Then its row stays, and this
         # one's token is none.
@@ -61,6 +66,19 @@ def put(
     told = made if token is None and replaced else None
     changed = created or wanted != info
     return Registered(found.id, found.token_hash, found.type, told, created, changed)
+
+
+def _refuse_too_many(connection: Connection, table: Table, scope: str) -> None:
+    """Refuse a consumer that no broadcast would reach.
+
+    Raises:
+        SetupError: its channel has as many as it can have.
+    """
+    if scope == CHANNEL:
+        return
+    count = select(func.count()).select_from(table).where(table.c.scope == scope)
+    if connection.execute(count).scalar_one() >= MOST_CONSUMERS:
+        raise SetupError(f"a channel has at most {MOST_CONSUMERS} consumers: make another channel")
 
 
 def consumers(connection: Connection, table: Table, channel: str) -> list[Registered]:

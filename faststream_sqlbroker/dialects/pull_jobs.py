@@ -30,6 +30,8 @@ from faststream_sqlbroker.schema.types import MYSQL, clock
 
 PAGE_BYTES = 8 * 1024 * 1024
 """Bytes of the bodies of one page; a page of large jobs is shorter, but never empty."""
+LARGEST_ID = 2**63 - 1
+"""Of a job; drivers refuse larger numbers."""
 SWEPT = 100
 """Expired leases that one transaction ends; bounds its length."""
 _STATES = {
@@ -146,6 +148,8 @@ def _position(cursor: str) -> tuple[int, Any, int]:
             base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         )
         if any(type(each) is not int for each in (priority, due, last)):
+            raise NotACursorError
+        if not 0 <= last <= LARGEST_ID:
             raise NotACursorError
         return priority, from_microseconds(due), last
     except (ValueError, TypeError, OverflowError, RecursionError) as error:

@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.channels import (
     Registered,
     channel_id,
     consumer_type,
+    is_id,
     queue_of,
 )
 from faststream_sqlbroker.core.metrics import Recorder
@@ -156,13 +157,15 @@ class PullJobs:
             )
 
     async def find(self, channel: str) -> Registered | None:
-        """The channel."""
-        return await self._store.channels.find(channel)
+        """The channel; None for what cannot be an id, which the database may refuse to look up."""
+        return await self._store.channels.find(channel) if is_id(channel) else None
 
     async def both(
         self, channel: str, consumer: str
     ) -> tuple[Registered | None, Registered | None]:
-        """The channel and the consumer."""
+        """The channel and the consumer; None as `find`."""
+        if not (is_id(channel) and is_id(consumer)):
+            return None, None
         of_channel, of_consumer = await self._store.channels.both(channel, consumer)
         return of_channel, of_consumer
 
@@ -235,7 +238,10 @@ class PullJobs:
     async def extend(self, queue: str, job_id: int, token: UUID, *, longer: int = 0) -> bool:
         """Let the lease end after one more timeout and `longer` seconds; false if it is gone."""
         request = self._request(queue, job_id, JobState.INFLIGHT, longer, token)
-        return await self._store.channels.extend(request)
+        changed = await self._store.channels.extend(request)
+        if changed.died is not None:
+            self._metrics.settled(changed.died, queue)
+        return changed.verdict == "done"
 
     def _request(
         self, queue: str, job_id: int, wanted: JobState, longer: int | None, token: UUID | None

@@ -36,6 +36,8 @@ CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
 CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above
 LEASE = "X-Broker-Lease"
 PRIORITY = "X-Broker-Message-Priority"
+BASE64 = ";base64"
+"""The end of the content type of a payload that is base64."""
 DEFAULT_LIMIT = 25
 """Jobs of a page."""
 HIGHEST_LIMIT = 100
@@ -277,8 +279,13 @@ def _shown(job: PullJob) -> dict[str, Any]:
     try:
         payload = job.payload.decode()
     except UnicodeDecodeError:
+        encoded = True
+    else:
+        # A producer may have given a type that ends like that: then it must be true.
+        encoded = content_type.endswith(BASE64)
+    if encoded:
         payload = base64.b64encode(job.payload).decode()
-        content_type += ";base64"
+        content_type += BASE64
     message = {"MessageID": job.message_id, "Payload": payload, "ContentType": content_type}
     return {"ID": str(job.id), "Priority": job.priority, "Message": message}
 

@@ -198,6 +198,9 @@ class ChannelStore:
         self, connection: Connection, request: ChangeRequest, held: pull_jobs.Held, token: UUID
     ) -> Changed:
         state = held.state
+        if held.token == token:
+            # This request has taken it already, and the answer to that COMMIT was lost.
+            return Changed("done", state, lease=token)
         step = step_to(state, request.wanted, with_timeout=request.with_timeout)
         if _has_lost(request, held, step):
             return Changed("lost", state)
@@ -205,8 +208,6 @@ class ChannelStore:
             return Changed("refused", state)
         if step in STARTS:
             return self._start(connection, request, held, token)
-        if step is Step.NOTHING and held.token == token:
-            return Changed("done", state, lease=token)
         ended = {Step.DELIVER: pull_jobs.delivered, Step.KILL: pull_jobs.killed}.get(step)
         if ended is None:
             return Changed("done", state)
@@ -236,17 +237,18 @@ class ChannelStore:
             return Changed("refused", held.state)
         return Changed("done", held.state, token, started)
 
-    async def extend(self, request: ChangeRequest) -> bool:
-        """Let the lease end `request.lease` seconds from now, never sooner than it does; false if
+    async def extend(self, request: ChangeRequest) -> Changed:
+        """Let the lease end `request.lease` seconds from now, never sooner than it does; "lost" if
         it is gone.
         """
 
-        def work(connection: Connection) -> bool:
-            dialect = self._dialect
+        def work(connection: Connection) -> Changed:
             held = self._hold(connection, request)
             if held is None or held.token is None or held.token != request.token:
-                return False
-            return held.id in dialect.renew(connection, [(held.id, held.token)], request.lease)
+                return Changed("lost", died=None if held is None else held.died)
+            lease = [(held.id, held.token)]
+            renewed = held.id in self._dialect.renew(connection, lease, request.lease)
+            return Changed("done" if renewed else "lost", held.state)
 
         return await self._transactions.run(work, self._places)
 

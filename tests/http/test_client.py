@@ -70,6 +70,15 @@ async def test_jobs_are_taken_and_ended(broker: SqlBroker) -> None:
         assert await pulling.state(kept.id) == ("DELIVERED", 0)
 
 
+async def test_a_type_that_ends_like_that_of_base64(broker: SqlBroker) -> None:
+    """A producer cannot make the client read text as base64."""
+    pulling = Pulling(broker)
+    async with consuming(pulling) as consumer:
+        await pulling.broadcast(b"hello", "text/plain;base64")
+        [job] = [job async for job in consumer.jobs()]
+        assert (job.payload, job.content_type) == (b"hello", "text/plain;base64")
+
+
 async def test_a_lease_that_is_lost(broker: SqlBroker, look: Look) -> None:
     """Promise 3."""
     pulling = Pulling(broker)

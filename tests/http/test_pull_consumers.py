@@ -19,12 +19,13 @@ from faststream_sqlbroker import (
     Throttle,
 )
 from faststream_sqlbroker.core.channels import TRANSITIONS, JobState
+from faststream_sqlbroker.dialects import channels as channel_rows
 from faststream_sqlbroker.dialects import pull_jobs
-from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.http import Channel, Channels, Consumer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
 from faststream_sqlbroker.store.channels import Changed
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tests.http.conftest import client_of, logins, on_sqlite
 from tests.http.pulling import CHANNEL, JOBS, LEASE, QUEUE, TOKENS, Pulling, channels
@@ -200,6 +201,8 @@ async def test_w2_the_limit_of_a_page(broker: SqlBroker, pulling: Pulling) -> No
         "WzEsMiwiMyJd",
         "!!",
         "WzEsOTk5OTk5OTk5OTk5OTk5OTk5OTksM10",
+        "WzAsMSwxMDAwMDAwMDAwMDAwMDAwMDAwMDBd",
+        "WzAsMSwtMV0",
     ):
         assert (await pulling.page(f"?after={cursor}")).status_code == 400
 
@@ -534,6 +537,9 @@ async def test_w6_both_tokens_are_verified(pulling: Pulling) -> None:
         for path in (
             "/channel/none/consumer/x/queued-jobs",
             "/channel/orders/consumer/x/queued-jobs",
+            # PostgreSQL refuses to look up a NUL character.
+            "/channel/a%00/consumer/x/queued-jobs",
+            "/channel/orders/consumer/x%00/queued-jobs",
         ):
             found = await client.get(path, headers=good)
             answers.add((found.status_code, found.text))
@@ -602,6 +608,20 @@ async def test_w7_each_consumer_has_its_own_jobs(broker: SqlBroker, look: Look) 
         # A job is its consumer's alone.
         assert (await others[1].post(jobs[2]["ID"], "INFLIGHT")).status_code == 404
         assert (await others[1].post(jobs[0]["ID"], "INFLIGHT")).status_code == 404
+
+
+@on_sqlite
+async def test_w7_a_consumer_that_no_message_would_reach_is_refused(
+    pulling: Pulling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pulling.queued()
+    monkeypatch.setattr(channel_rows, "MOST_CONSUMERS", 2)
+    assert (await pulling.put("/channel/orders/consumer/second")).status_code == 201
+    refused = await pulling.put("/channel/orders/consumer/third")
+    assert refused.status_code == 400
+    assert "at most 2 consumers" in refused.json()["error"]
+    # Those that are there can be changed.
+    assert (await pulling.put("/channel/orders/consumer/second")).status_code == 200
 
 
 @on_sqlite
@@ -679,8 +699,9 @@ async def test_a_queue_with_a_subscriber_cannot_be_pulled(
         assert QUEUE not in refused.text
 
 
+@pytest.mark.parametrize("fields", [{}, {"IncrementalTimeout": 600}], ids=["", "longer"])
 async def test_an_answer_to_a_commit_that_was_lost(
-    broker: SqlBroker, pulling: Pulling, monkeypatch: pytest.MonkeyPatch
+    broker: SqlBroker, pulling: Pulling, monkeypatch: pytest.MonkeyPatch, fields: dict[str, int]
 ) -> None:
     """The consumer gets its lease nevertheless, and its end is written once."""
     await pulling.broadcast()
@@ -698,7 +719,7 @@ async def test_an_answer_to_a_commit_that_was_lost(
         return found
 
     monkeypatch.setattr(transactions, "run", run)
-    lease = await pulling.start(job["ID"])
+    lease = await pulling.start(job["ID"], **fields)
     assert (await pulling.post(job["ID"], "DELIVERED", lease=lease)).status_code == 202
     assert lost == 2
     assert await pulling.state(job["ID"]) == ("DELIVERED", 0)
@@ -781,16 +802,42 @@ async def test_jobs_are_counted(engine: AsyncEngine, look: Look) -> None:
         # The request finds that its time is over; or the loop has found it just before.
         assert (await pulling.post(job["ID"], "DELIVERED", lease=lease)).status_code == 409
         assert await pulling.queued() == []
+        # So does a heartbeat.
+        await pulling.broadcast()
+        for _ in range(2):
+            [job] = await pulling.queued()
+            lease = await pulling.start(job["ID"])
+            await over(look)
+        late = await pulling.http.post(
+            f"{JOBS}/job/{job['ID']}/heartbeat", json={}, headers={**TOKENS, LEASE: lease}
+        )
+        assert late.status_code == 409
+        assert await pulling.state(job["ID"]) == ("DEAD", 1)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"sqlbroker_{name}_total", {"queue": QUEUE, **labels})
 
-    assert value("claimed_messages") == 4
+    assert value("claimed_messages") == 6
     assert value("settled_messages", outcome="acked", reason="") == 1
     assert value("settled_messages", outcome="failed", reason="rejected") == 1
-    assert value("settled_messages", outcome="failed", reason="max_deliveries") == 1
+    assert value("settled_messages", outcome="failed", reason="max_deliveries") == 2
     assert value("lost_messages", outcome="lost") == 1
     await broker.stop()
+
+
+@on_sqlite
+async def test_what_a_caller_is_not_told_is_in_the_log(
+    broker: SqlBroker, pulling: Pulling, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any) -> None:
+        raise StoreError("no right on the table message")
+
+    monkeypatch.setattr(broker._store.channels, "both", refuse)
+    refused = await pulling.page()
+    assert refused.status_code == 500
+    assert "table" not in refused.text
+    [told] = heard.texts("no right on the table message")
+    assert f"GET {JOBS}/queued-jobs" in told
 
 
 @on_sqlite
