@@ -174,7 +174,7 @@ class KeySlots:
             if at is not None:
                 info["next"] = at
             last = log.last or self._first
-            states[key] = info, max(forget_after(self._policy, last), at or 0)
+            states[key] = info, max(forget_after(self._policy, log, last), at or 0)
             due[key] = at
         self._intake.rows.keep(self._intake.connection, self.scope, states, due)
 

@@ -84,6 +84,22 @@ def test_a_raised_rate_holds_when_the_others_have_stopped(
     assert started(world, high) == LOW
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_slots_are_known_for_the_longest_period(world: World, kind: dict[str, str]) -> None:
+    """The one with the short period has written them; its own would be over."""
+    quick, slow = Throttle(HIGH, "1s", **kind), Throttle(LOW, "1h", **kind)  # type: ignore[arg-type]
+    for _ in range(HIGH):
+        world.put("a")
+    tell(world, {"quick": quick, "slow": slow})
+    assert started(world, quick) == LOW
+    world.advance(60_000_000)
+    world.run(world.store.policies.forget_expired(100))
+    tell(world, {"quick": quick, "slow": slow})
+    for _ in range(HIGH):
+        world.put("a")
+    assert started(world, quick) == 0
+
+
 def test_of_a_subscriber_that_tells_seldom_its_slots_count(world: World) -> None:
     """It may have ended long ago, so its rate holds no longer than without signs of life."""
     high, low = Throttle(HIGH, "1h"), Throttle(LOW, "1h")

@@ -190,6 +190,10 @@ class Throttle:
         """How many of the last slots this and the other processes need."""
         return max(_kept(limit) for limit in self._limits(log, log.last))
 
+    def longest_period(self, log: SlotLog) -> int:
+        """For how long a slot counts for this or another process (microseconds)."""
+        return max(per for _, per, _ in self._limits(log, log.last))
+
 
 def _kept(limit: Limit) -> int:
     rate, _, burst = limit
@@ -240,15 +244,17 @@ def kept_slots(
 ) -> dict[str, tuple[dict[str, Any], int]]:
     """What is stored of each key's slots, and when it may be forgotten."""
     return {
-        key: (dump_slots(policy, log), forget_after(policy, log.last))
+        key: (dump_slots(policy, log), forget_after(policy, log, log.last))
         for key, log in logs.items()
         if len(log)
     }
 
 
-def forget_after(policy: Throttle, last: int) -> int:
-    """When slots of which one was the `last` decide about no other any more."""
-    return last + policy.per + MICROSECONDS
+def forget_after(policy: Throttle, log: SlotLog, last: int) -> int:
+    """When slots of which one was the `last` decide about no other any more: the periods of other
+    processes may be longer.
+    """
+    return last + policy.longest_period(log) + MICROSECONDS
 
 
 def next_known(info: Any) -> int | None:
