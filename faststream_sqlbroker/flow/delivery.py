@@ -184,6 +184,8 @@ class Deliveries:
         except BaseException as error:
             if not here.end_cancel(error):
                 raise
+            if self._policies is not None:
+                self._policies.keep_keys(rows)
             settle_cancelled(rows)
         finally:
             if here.asked:

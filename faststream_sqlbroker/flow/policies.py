@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import (
+    Abandon,
     Defer,
     Discard,
     Nack,
@@ -135,6 +136,14 @@ class PolicyStarts:
         """
         with self._busy():
             await self._shielded.run(self._give_back(self._keyed(rows)))
+
+    def keep_keys(self, rows: Rows) -> None:
+        """The handler of `rows` was cancelled for an operator: what it did for the others of the
+        batch is not known, so it does not run for their keys again.
+        """
+        for row in self._keyed(rows):
+            if row.cancelled is None:
+                row.settle_as(Abandon())
 
     def _keyed(self, rows: Rows) -> Rows:
         """Those that may run once."""

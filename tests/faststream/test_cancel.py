@@ -11,7 +11,7 @@ from faststream import AckPolicy
 from faststream.exceptions import NackMessage
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker import SqlBroker, SqlBrokerMessage, SqlConnection
+from faststream_sqlbroker import Once, SqlBroker, SqlBrokerMessage, SqlConnection
 from faststream_sqlbroker.testing import TestSqlBroker
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -200,6 +200,21 @@ async def test_the_others_of_a_batch_come_again(broker: SqlBroker, look: Look) -
     assert [row["state"] for row in rows] == ["COMPLETED", "DISCARDED", "COMPLETED"]
     assert [row["deliveries_count"] for row in rows] == [1, 1, 1]
     assert [row["attempts_count"] for row in rows] == [1, 1, 1]
+
+
+async def test_under_once_the_others_of_a_batch_do_not_run_again(
+    broker: SqlBroker, look: Look
+) -> None:
+    handler = Handler()
+    options: Any = {**QUICK, "batch": True, "fetch_batch_size": 2, "max_not_processed_factor": 1.0}
+    broker.subscriber("q", **options, policies=[Once("1h")])(handler.__call__)
+    ids = [await broker.publish(body, "q", key=body) for body in ("a", "b")]
+    await broker.start()
+    assert await handler.has_begun() == ["a", "b"]
+    assert (await broker.admin.cancel(ids[0] or 0)).requested
+    rows = await look.archived(2)
+    assert [row["reason"] for row in rows] == ["cancelled", "unknown_outcome"]
+    assert handler.began.empty()
 
 
 async def test_a_synchronous_handler_ends_with_its_lease(broker: SqlBroker, look: Look) -> None:
