@@ -20,14 +20,15 @@ WITH held AS MATERIALIZED (
   ORDER BY m.id FOR UPDATE OF m
 )
 INSERT INTO {policy_state} (scope, {key}, lease_token, info, created_at, expires_at)
-SELECT DISTINCT ON (h.scope, h.key) h.scope, h.key, h.delivery, h.info::jsonb,
-  statement_timestamp(), statement_timestamp() + :kept * interval '1 second'
-FROM held h ORDER BY h.scope, h.key, h.id
+SELECT DISTINCT ON (h.scope COLLATE "C", h.key COLLATE "C") h.scope, h.key, h.delivery,
+  h.info::jsonb, statement_timestamp(), statement_timestamp() + :kept * interval '1 second'
+FROM held h ORDER BY h.scope COLLATE "C", h.key COLLATE "C", h.id
 ON CONFLICT (scope, {key}) DO NOTHING
 RETURNING (info->>'message')::bigint
 """
 """Messages first, then keys in sorted order, as `dialects.once` locks them: so the two cannot
-deadlock. A key that is there, or is inserted by another at this moment, is left to that."""
+deadlock; "C" is Python's order, whatever the database's is. A key that is there, or is inserted by
+another at this moment, is left to that."""
 
 
 def free_key_types() -> Sequence[BindParameter[Any]]:

@@ -6,8 +6,8 @@ WITH held AS MATERIALIZED (
   ORDER BY m.id FOR UPDATE OF m
 )
 INSERT INTO message_policy_state (scope, key, lease_token, info, created_at, expires_at)
-SELECT DISTINCT ON (h.scope, h.key) h.scope, h.key, h.delivery, h.info::jsonb,
-  statement_timestamp(), statement_timestamp() + :kept * interval '1 second'
-FROM held h ORDER BY h.scope, h.key, h.id
+SELECT DISTINCT ON (h.scope COLLATE "C", h.key COLLATE "C") h.scope, h.key, h.delivery,
+  h.info::jsonb, statement_timestamp(), statement_timestamp() + :kept * interval '1 second'
+FROM held h ORDER BY h.scope COLLATE "C", h.key COLLATE "C", h.id
 ON CONFLICT (scope, key) DO NOTHING
 RETURNING (info->>'message')::bigint
