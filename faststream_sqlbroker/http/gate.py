@@ -1,6 +1,7 @@
 """Who may pass: users with a role, and not too many failures."""
 
 import logging
+import re
 from ipaddress import IPv6Address, ip_network
 from time import monotonic
 
@@ -23,6 +24,7 @@ LONGEST_NAME = 80
 """Characters of a name by which failures are counted and told: callers choose them."""
 OF_ONE_HOUSE = 64
 """Bits of an IPv6 address that its owner cannot choose freely."""
+_WITH_PORT = re.compile(r"(?:(?P<four>[0-9.]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])(?::[0-9]+)?", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
 
 
@@ -119,7 +121,13 @@ def client_address(connection: HTTPConnection, proxies: list[Network]) -> str:
         return found
     listed = ",".join(connection.headers.getlist("x-forwarded-for"))
     for each in reversed([part.strip() for part in listed.split(",") if part.strip()]):
-        found = each
-        if not is_of(each, proxies):
+        found = without_port(each)
+        if not is_of(found, proxies):
             break
     return found
+
+
+def without_port(address: str) -> str:
+    """`address` as some proxies write it, with the client's port, which differs each time."""
+    found = _WITH_PORT.fullmatch(address)
+    return address if found is None else found["four"] or found["six"]

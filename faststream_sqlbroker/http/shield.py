@@ -16,6 +16,7 @@ from faststream_sqlbroker.exceptions import (
     SetupError,
     SqlBrokerError,
     TransientStoreError,
+    UnknownOutcomeError,
 )
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.local import check_local
@@ -85,6 +86,9 @@ async def broker_error(_request: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 429, {"Retry-After": "1"})
     if isinstance(error, SetupError | PublishError):
         return JSONResponse({"error": str(error)}, 400)
+    if isinstance(error, UnknownOutcomeError):
+        text = "the answer of the database was lost: what was asked for may be done"
+        return JSONResponse({"error": text}, 503)
     if isinstance(error, TransientStoreError):
         text = "the database cannot be reached, or is busy: try again"
         return JSONResponse({"error": text}, 503, {"Retry-After": "1"})

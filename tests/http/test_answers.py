@@ -15,6 +15,7 @@ from faststream_sqlbroker.exceptions import (
     QueueFullError,
     StoreError,
     TransientStoreError,
+    UnknownOutcomeError,
 )
 from faststream_sqlbroker.http import HttpApp
 from faststream_sqlbroker.http.answers import (
@@ -83,6 +84,11 @@ async def test_paths_lead_nowhere_else(app: HttpApp, path: str) -> None:
         (PublishError("no such queue"), 400, "no such queue"),
         (QueueFullError("q", "q is full"), 429, "q is full"),
         (TransientStoreError(SECRET), 503, "the database cannot be reached, or is busy: try again"),
+        (
+            UnknownOutcomeError(SECRET),
+            503,
+            "the answer of the database was lost: what was asked for may be done",
+        ),
         (StoreError(SECRET), 500, "the database refused: see the server's log"),
         (ValueError(SECRET), 500, "an error of the server: see its log"),
         (Problem(418, "tea"), 418, "tea"),

@@ -199,6 +199,12 @@ async def test_an_address_is_told_by_listed_proxies_only(broker: SqlBroker) -> N
     assert await status("10.0.0.1", "203.0.113.6, 198.51.100.7") == 429
     assert await status("10.0.0.1", "198.51.100.7, 10.0.0.9") == 429
     assert await status("10.0.0.1", "198.51.100.8") == 401
+    # Some proxies write the client's port, too.
+    assert await status("10.0.0.1", "198.51.100.8:4711") == 429
+    assert await status("10.0.0.1", "198.51.100.6:4711, 10.0.0.9:80") == 401
+    assert await status("10.0.0.1", "198.51.100.6:4712") == 429
+    assert await status("10.0.0.1", "[2001:db8:0:2::1]:4711") == 401
+    assert await status("10.0.0.1", "2001:db8:0:2::2") == 429
     assert await status("192.0.2.1", "203.0.113.5") == 401
     assert await status("192.0.2.1", "203.0.113.6") == 429
     # The owner of an IPv6 network has 2 ** 64 addresses.
