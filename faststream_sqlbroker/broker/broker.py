@@ -364,7 +364,8 @@ class SqlBroker(
             SchemaError: the tables differ from those needed; the text names every difference and
                 how to remove it. Or a subscriber has max_fetch_interval=None without triggers.
             SetupError: a setting of the server does not work with the broker, two schedules have
-                the same name, or dead letters would go in a circle for ever.
+                the same name, dead letters would go in a circle for ever, or a subscriber has the
+                queue of a pull consumer.
             StoreError: the database cannot be reached.
         """
         refuse_endless_dead_letters(self.subscribers)
@@ -374,6 +375,7 @@ class SqlBroker(
         if self._validate_schema:
             await self._check_schema()
         await self._check_trigger()
+        await self._refuse_pull_queues()
         for level, text in startup_warnings(self._store, self.subscribers):
             self._log_of_loops(level, text)
         self._scheduler.plan(self.schedules)

@@ -4,12 +4,12 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.channels import Channels
+from faststream_sqlbroker.core.channels import Channels, ids_of
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
-from faststream_sqlbroker.flow.pull_jobs import PullJobs
+from faststream_sqlbroker.flow.pull_jobs import PullJobs, refuse_subscriber
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
 
@@ -142,6 +142,20 @@ class SqlBrokerServing:
 
     def _subscribed_queues(self) -> dict[str, str]:
         return {q: str(each) for each in self.subscribers for q in getattr(each, "queues", ())}
+
+    async def _refuse_pull_queues(self) -> None:
+        """Called at the start, for consumers that were made before.
+
+        Raises:
+            SetupError: a subscriber has the queue of a pull consumer.
+        """
+        subscribed = self._subscribed_queues()
+        for queue in subscribed:
+            # Most names cannot be such a queue, so mostly nothing is asked.
+            if (ids := ids_of(queue)) is not None:
+                consumer = await self._store.channels.find(*ids)
+                if consumer is not None and consumer.type == "pull":
+                    refuse_subscriber(queue, subscribed)
 
     async def _differences(self) -> list[str]:
         # Of the store that is there then: a test may have put another one in its place.

@@ -106,6 +106,12 @@ def queue_of(channel: str, consumer: str) -> str:
     return f"{channel}/{consumer}"
 
 
+def ids_of(queue: str) -> tuple[str, str] | None:
+    """The channel and the consumer whose jobs are in `queue`; None: it cannot be such a queue."""
+    channel, slash, consumer = queue.partition("/")
+    return (channel, consumer) if slash and is_id(channel) and is_id(consumer) else None
+
+
 def new_token() -> str:
     """A random token of 256 bits."""
     return secrets.token_urlsafe(32)

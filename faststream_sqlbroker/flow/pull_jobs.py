@@ -76,7 +76,7 @@ class PullJobs:
         for channel, of_channel in options.channels.items():
             for name, consumer in of_channel.consumers.items():
                 if consumer_type(consumer.type) == "pull":
-                    self._check_free(queue_of(channel, name), subscribed())
+                    refuse_subscriber(queue_of(channel, name), subscribed())
 
     async def begin(self) -> None:
         """Make what the configuration names, and start the loop; without effect the second time.
@@ -140,21 +140,12 @@ class PullJobs:
         wanted = consumer_type(kind)
         queue = queue_of(channel_id(channel), channel_id(consumer))
         if wanted == "pull":
-            self._check_free(queue, self._subscribed())
+            refuse_subscriber(queue, self._subscribed())
             living = await self._store.live_subscribers.subscribers()
-            self._check_free(queue, {q: each.worker for each in living for q in each.queues})
+            refuse_subscriber(queue, {q: each.worker for each in living for q in each.queues})
         return await self._store.channels.put(
             channel, consumer, by=by, kind=wanted, rotate=rotate, token=token
         )
-
-    def _check_free(self, queue: str, subscribed: Mapping[str, str]) -> None:
-        """Refuse a subscriber, with its policies, dead letters and limits, on a pull queue."""
-        if queue in subscribed:
-            raise SetupError(
-                f"the queue {queue!r} has the subscriber {subscribed[queue]}: jobs of a pull "
-                "consumer are taken over HTTP only, without policies and dead_letter_queue. Use "
-                "the type push, or end the subscriber"
-            )
 
     async def find(self, channel: str) -> Registered | None:
         """The channel; None for what cannot be an id, which the database may refuse to look up."""
@@ -271,3 +262,17 @@ class PullJobs:
     async def _sweep(self, queue: str) -> None:
         for end in await self._store.channels.sweep(queue, self._options.max_retries):
             self._metrics.settled(end, queue)
+
+
+def refuse_subscriber(queue: str, subscribed: Mapping[str, str]) -> None:
+    """Refuse a subscriber, with its policies, dead letters and limits, on a pull queue.
+
+    Raises:
+        SetupError: `queue` is among `subscribed`, each with its subscriber.
+    """
+    if queue in subscribed:
+        raise SetupError(
+            f"the queue {queue!r} has the subscriber {subscribed[queue]}: jobs of a pull "
+            "consumer are taken over HTTP only, without policies and dead_letter_queue. Use "
+            "the type push, or end the subscriber"
+        )

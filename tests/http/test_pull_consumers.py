@@ -680,6 +680,26 @@ async def test_w8_a_long_job_extends_its_lease(broker: SqlBroker, look: Look) ->
 # What a pull consumer cannot be.
 
 
+async def test_a_queue_that_is_pulled_gets_no_subscriber(
+    broker: SqlBroker, pulling: Pulling, engine: AsyncEngine
+) -> None:
+    """The consumer was made first, by this process or another one."""
+    await pulling.broadcast()
+    other = SqlBroker(engine, logger=None)
+
+    @other.subscriber(QUEUE, "plain", "a/b/c", **QUICK)
+    async def handle() -> None:
+        pass
+
+    with pytest.raises(SetupError, match=f"{QUEUE!r} has the subscriber"):
+        await other.start()
+    await other.stop()
+    assert len(await pulling.queued()) == 1
+    assert (await pulling.put(JOBS, {"type": "push"})).status_code == 200
+    await other.start()
+    await other.stop()
+
+
 async def test_a_queue_with_a_subscriber_cannot_be_pulled(
     engine: AsyncEngine, broker: SqlBroker
 ) -> None:
