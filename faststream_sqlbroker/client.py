@@ -7,7 +7,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
-from faststream_sqlbroker.exceptions import HttpError, LeaseLostError, MissingExtraError
+from faststream_sqlbroker.exceptions import HttpError, LeaseLostError, MissingExtraError, SetupError
 
 try:
     import httpx
@@ -111,9 +111,15 @@ class PullConsumer:
         Args:
             job: One of `jobs`.
             longer: Seconds to add to the timeout that the server gives.
+
+        Raises:
+            SetupError: `longer` is no whole number, or less than 0.
         """
         body: dict[str, Any] = {"NextState": "INFLIGHT"}
         if longer is not None:
+            # The server's 400 would look like that of a job which is not free.
+            if type(longer) is not int or longer < 0:
+                raise SetupError(f"longer is a whole number of seconds, 0 or more, got {longer!r}")
             body["IncrementalTimeout"] = longer
         answer = await self.send("POST", f"/job/{job.id}", body=body)
         lease = answer.headers.get(_LEASE)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from faststream_sqlbroker import HttpError, LeaseLostError, SqlBroker
+from faststream_sqlbroker import HttpError, LeaseLostError, SetupError, SqlBroker
 from faststream_sqlbroker.client import PullConsumer, QueuedJob
 from faststream_sqlbroker.http.server import ProbeServer
 from tests.faststream.conftest import Look
@@ -77,6 +77,16 @@ async def test_a_type_that_ends_like_that_of_base64(broker: SqlBroker) -> None:
         await pulling.broadcast(b"hello", "text/plain;base64")
         [job] = [job async for job in consumer.jobs()]
         assert (job.payload, job.content_type) == (b"hello", "text/plain;base64")
+
+
+@pytest.mark.parametrize("longer", [-1, 1.5, "60", True])
+async def test_a_time_that_is_not_valid_is_no_job_that_is_taken(longer: Any) -> None:
+    async with PullConsumer(
+        BASE, channel=CHANNEL, consumer=CONSUMER, channel_token="", consumer_token=""
+    ) as consumer:
+        job = QueuedJob("1", 0, "1", b"", "text/plain")
+        with pytest.raises(SetupError, match="whole number of seconds"):
+            await consumer.take(job, longer=longer)
 
 
 async def test_a_lease_that_is_lost(broker: SqlBroker, look: Look) -> None:
