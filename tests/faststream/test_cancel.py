@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -181,6 +182,36 @@ async def test_a_handler_that_resists_is_not_tried_again(
     began.clear()
     await broker.publish("x", "q")
     await asyncio.wait_for(began.wait(), 30)  # its worker lives
+
+
+@pytest.mark.parametrize("limit", [None, 60.0], ids=["plain", "with a time limit"])
+async def test_the_worker_lives_though_a_handler_was_cancelled_before(
+    broker: SqlBroker, look: Look, limit: float | None
+) -> None:
+    """As by a timeout that cancels the task, and does not uncancel it."""
+    handler = Handler()
+
+    @broker.subscriber("q", **QUICK, max_workers=1, handler_timeout=limit)
+    async def handle(body: str) -> None:
+        if body == "timeout":
+            task = asyncio.current_task()
+            assert task is not None
+            task.get_loop().call_soon(task.cancel)
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        else:
+            await handler(body)
+
+    await broker.publish("timeout", "q")
+    message_id = await broker.publish("x", "q") or 0
+    await broker.start()
+    assert await handler.has_begun() == "x"
+    assert (await broker.admin.cancel(message_id)).requested
+    rows = await look.archived(2)
+    assert [row["state"] for row in rows] == ["COMPLETED", "DISCARDED"]
+    handler.end.set()
+    await broker.publish("y", "q")
+    assert await handler.has_begun() == "y"
 
 
 async def test_the_others_of_a_batch_come_again(broker: SqlBroker, look: Look) -> None:
