@@ -41,10 +41,15 @@ class CurrentDelivery:
         )
         if ours and row.no_chain is not ENDED and not self.asked and self.task is not None:
             self.asked = True
-            # Timeouts of anyio 3 and of old async_timeout cancel a task, and leave its count as it
-            # is then.
             self._cancelled_before = self.task.cancelling()
             self.task.cancel()
+
+    def forget_cancels(self) -> None:
+        """Between two deliveries: timeouts of anyio 3 and of old async_timeout have cancelled the
+        task in a handler, and left its count as it was then.
+        """
+        while self.task is not None and self.task.cancelling():
+            self.task.uncancel()
 
     def end_cancel(self, error: BaseException | None = None) -> bool:
         """The handler has ended: the cancel must not end the worker, too. Whether `error` is that

@@ -138,6 +138,8 @@ class Worker:
                 return
             now = await step(row, here)
             if now >= turn_ends:
+                if not self._stopping():
+                    here.forget_cancels()
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN
 

@@ -184,6 +184,30 @@ async def test_a_handler_that_resists_is_not_tried_again(
     await asyncio.wait_for(began.wait(), 30)  # its worker lives
 
 
+async def test_a_cancel_that_a_handler_left_behind_ends_no_worker(broker: SqlBroker) -> None:
+    """A later handler fails, as it has awaited a task that was cancelled."""
+    handled: asyncio.Queue[str] = asyncio.Queue()
+
+    @broker.subscriber("q", **QUICK, max_workers=1)
+    async def handle(body: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handled.put_nowait(body)
+        if body == "timeout":
+            task.get_loop().call_later(0.01, task.cancel)
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        elif body == "fails":
+            raise asyncio.CancelledError
+
+    await broker.start()
+    for body in ("timeout", "fails", "x"):
+        await broker.publish(body, "q")
+        while await asyncio.wait_for(handled.get(), 30) != body:
+            pass
+    assert await broker.ping(5)
+
+
 @pytest.mark.parametrize("limit", [None, 60.0], ids=["plain", "with a time limit"])
 async def test_the_worker_lives_though_a_handler_was_cancelled_before(
     broker: SqlBroker, look: Look, limit: float | None
