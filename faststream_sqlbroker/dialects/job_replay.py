@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
+    and_,
     bindparam,
     case,
     delete,
@@ -59,21 +60,25 @@ def replay(
         table.c.key.in_([str(i) for i in copies]),
         table.c.lease_token == token,
     )
-    fresh = [copies[int(key)] for key in connection.execute(ours).scalars()]
-    if not fresh:
-        return 0
-    published = _publish(connection, dialect, job, fresh)
-    # A prune may have removed rows since they were read. A lake may still have them: without their
-    # marks, a replay by Spark under this name publishes them.
-    gone = {each.origin for each in fresh}.difference(published)
+    marked = [int(key) for key in connection.execute(ours).scalars()]
+    kept = _lock(connection, dialect, marked)
+    gone = [str(i) for i in marked if i not in kept]
     if gone:
-        unpublished = table.c.key.in_([str(i) for i in gone])
-        connection.execute(
-            delete(table).where(
-                table.c.scope == scope_of(job), unpublished, table.c.lease_token == token
-            )
-        )
-    return len(published)
+        # A prune has removed them since they were read. A lake may still have them: without their
+        # marks, a replay by Spark under this name publishes them.
+        unmarked = and_(table.c.key.in_(gone), table.c.lease_token == token)
+        connection.execute(delete(table).where(table.c.scope == scope_of(job), unmarked))
+    if kept:
+        _publish(connection, dialect, job, [copies[i] for i in marked if i in kept])
+    return len(kept)
+
+
+def _lock(connection: Connection, dialect: Operations, ids: Sequence[int]) -> set[int]:
+    """Those of the archived messages that are still there, and stay until the commit."""
+    archive = dialect.tables.archive
+    assert archive is not None  # noqa: S101 - the store has looked
+    found = select(archive.c.id).where(archive.c.id.in_(ids)).order_by(archive.c.id)
+    return set(connection.execute(found.with_for_update()).scalars())
 
 
 def _copies(rows: Sequence[Any], job: Job) -> dict[int, Copy]:
@@ -100,10 +105,7 @@ def _mark(copy: Copy, job: Job, token: uuid.UUID, now: datetime) -> dict[str, An
     }
 
 
-def _publish(
-    connection: Connection, dialect: Operations, job: Job, copies: Sequence[Copy]
-) -> set[int]:
-    """Publish those whose archived rows are still there; their origins."""
+def _publish(connection: Connection, dialect: Operations, job: Job, copies: Sequence[Copy]) -> None:
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -120,9 +122,7 @@ def _publish(
             for each in copies
         ],
     )
-    published = _published(connection, dialect, job, copies, last)
-    _note_ids(connection, dialect, job, published)
-    return {row.origin_id for row in published}
+    _note_ids(connection, dialect, job, _published(connection, dialect, job, copies, last))
 
 
 def _published(

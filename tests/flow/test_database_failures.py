@@ -581,7 +581,7 @@ async def test_a_commit_that_the_database_undid_is_repeated(rig: Rig) -> None:
 
 async def test_an_autocommit_engine_still_gives_transactions(rig: Rig) -> None:
     engine = create_async_engine(rig.store.engine.url, isolation_level="AUTOCOMMIT")
-    with pytest.raises(SetupError, match="give the broker the engine that it was made from"):
+    with pytest.raises(SetupError, match="give the engine that it was made from"):
         Store(rig.store.engine.execution_options(isolation_level="AUTOCOMMIT"), rig.store.tables)
     store = Store(engine, rig.store.tables)
 

@@ -185,6 +185,7 @@ SETTLED: dict[str, dict[str, Any]] = {
     "update": {
         "delays": 1.5,
         "queues": None,
+        "new_keys": None,
         "payloads": None,
         "headers": None,
         "published": 0,

@@ -20,9 +20,15 @@ pytestmark = [
 
 async def test_each_message_is_handled_exactly_once_when_nothing_fails(fleet: Fleet) -> None:
     """F11."""
-    await fleet.publish(MANY)
     for _ in range(WORKERS):
         fleet.start()
+
+    async def all_live() -> bool:
+        return len(await fleet.store.live_subscribers.subscribers()) == WORKERS
+
+    # Else the first one may have handled all of it before the second one runs.
+    await eventually(all_live, timeout=60, step=0.05)
+    await fleet.publish(MANY)
     await fleet.settled(MANY)
     await fleet.stop()
     assert fleet.total() == dict.fromkeys(range(MANY), 1)

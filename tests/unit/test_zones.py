@@ -16,8 +16,10 @@ from faststream_sqlbroker.flow.cron import Cron
 @pytest.fixture
 def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a slim image without the package tzdata."""
-    monkeypatch.setitem(sys.modules, "tzdata", None)
-    monkeypatch.setitem(sys.modules, "tzdata.zoneinfo", None)
+    # Also its folders, such as tzdata.zoneinfo.Europe, that other tests have imported.
+    loaded = [name for name in sys.modules if name.startswith("tzdata.")]
+    for name in {"tzdata", "tzdata.zoneinfo", *loaded}:
+        monkeypatch.setitem(sys.modules, name, None)
     zoneinfo.reset_tzpath([])
     ZoneInfo.clear_cache()
     yield
