@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class CurrentDelivery:
     """Where one worker works: its store, its task, and the delivery it handles now."""
 
-    __slots__ = ("__weakref__", "_cancelled_before", "asked", "delivery", "store", "task")
+    __slots__ = ("__weakref__", "asked", "delivery", "store", "task")
 
     def __init__(self, store: "Store") -> None:
         """Nothing is handled yet; made in the worker's own task."""
@@ -29,7 +29,6 @@ class CurrentDelivery:
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
         self.asked = False
         """Whether its handler was cancelled for an operator, and has not ended yet."""
-        self._cancelled_before = 0
 
     def cancel(self, row: ClaimedMessage) -> None:
         """Cancel the handler if it runs on `row`; called by no task, so that the worker's own is
@@ -41,7 +40,6 @@ class CurrentDelivery:
         )
         if ours and row.no_chain is not ENDED and not self.asked and self.task is not None:
             self.asked = True
-            self._cancelled_before = self.task.cancelling()
             self.task.cancel()
 
     def forget_cancels(self) -> None:
@@ -58,8 +56,8 @@ class CurrentDelivery:
         if not self.asked or self.task is None:
             return False
         self.asked = False
-        others = self.task.uncancel() - self._cancelled_before
-        return isinstance(error, asyncio.CancelledError) and others <= 0
+        others = self.task.uncancel()
+        return isinstance(error, asyncio.CancelledError) and not others
 
 
 current_delivery: ContextVar[CurrentDelivery | None] = ContextVar("sqlbroker_post", default=None)
