@@ -4,17 +4,15 @@ The processes agree on that one by a lock, as for metrics. A process that has lo
 knowing removes at most what another one would: every row that goes is old by the database's clock.
 """
 
-import asyncio
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.loop import Log, Loop
+from faststream_sqlbroker.flow.fleet_loop import FleetLoop
+from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.store.pruner import Pruner
 
@@ -27,9 +25,6 @@ INTERVAL = 60.0
 """Seconds between two passes over the archive."""
 LEASE = 300.0
 """Seconds for which the lock is taken at each step, so that it outlives the longest of them."""
-STOP_LIMIT = 2.0
-"""Most seconds for a step that runs when the broker stops, and to give the lock back; then its
-lease runs out."""
 
 
 class RetentionLoop:
@@ -37,43 +32,32 @@ class RetentionLoop:
 
     def __init__(self, store: "Store", retention: Retention, log: Log, clock: Clock) -> None:
         """Nothing runs before `start`."""
-        self._store = store
         self._retention = retention
         self._pruner = Pruner(store.retention, retention, clock)
         self._log = log
-        self._clock = clock
-        self._token = uuid4()
-        self._loop: Loop | None = None
+        self._loop = FleetLoop(store, LOCK, "retention", self.tick, log, clock)
 
     @property
     def healthy(self) -> bool:
         """Whether the last pass succeeded."""
-        return self._loop is None or self._loop.healthy
+        return self._loop.healthy
 
     def start(self, outages: Outages) -> None:
         """Start pruning; without effect if it does."""
-        if self._loop is None or self._loop.orphaned:
-            self._loop = Loop("retention", self.tick, self._log, self._clock)
-            self._loop.start(outages)
+        self._loop.start(outages)
 
     async def stop(self) -> None:
         """Stop pruning, and let another process do it."""
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        await loop.stop(STOP_LIMIT)
-        with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(STOP_LIMIT):
-                await self._store.locks.release(LOCK, self._token)
+        await self._loop.stop()
 
     async def _keep(self) -> bool:
         """Whether this process is still the one to prune."""
-        return await self._store.locks.extend(LOCK, self._token, LEASE)
+        return await self._loop.extend(LEASE)
 
     async def tick(self) -> float:
         """Prune once, if this process is the one to do it; seconds until the next time."""
         # Another process has it, or had it a moment ago and has died: its lease runs out.
-        if await self._store.locks.acquire(LOCK, self._token, LEASE) is None:
+        if not await self._loop.acquire(LEASE):
             return INTERVAL
         pruned = await self._pruner.prune(keep=self._keep)
         if pruned.rows:

@@ -8,12 +8,9 @@ the lock, so all that a process which does not know yet that it lost it can do i
 gauges once more.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.metrics import (
@@ -34,7 +31,8 @@ from faststream_sqlbroker.core.metrics import (
     Recorder,
 )
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.loop import Log, Loop, is_told
+from faststream_sqlbroker.flow.fleet_loop import FleetLoop
+from faststream_sqlbroker.flow.loop import Log, is_told
 from faststream_sqlbroker.flow.metrics import subscriber_name
 from faststream_sqlbroker.flow.outage import Outages
 
@@ -49,10 +47,6 @@ LEASE_INTERVALS = 3
 SLOW_SHARE = 20
 """A look at the queues is followed by this many times its length without one: counting must not
 become the load that it measures."""
-STOP_LIMIT = 2.0
-"""Most seconds for a look that runs when the broker stops, and to give the lock back; then its
-lease runs out."""
-
 LONGEST_PAUSE = 300.0
 """Seconds; then there is a look, however slow."""
 
@@ -77,29 +71,22 @@ class Sampler:
         self._log = log
         self._clock = clock
         self._consumers = consumers
-        self._token = uuid4()
         self._failures = 0
         self._pause = 0.0
         self._look_at = float("-inf")
-        self._loop: Loop | None = None
+        self._loop = FleetLoop(store, LOCK, "metrics", self.tick, log, clock)
 
     def start(self, outages: Outages) -> None:
         """Start looking; without effect if it does."""
-        if self._loop is None or self._loop.orphaned:
-            self._loop = Loop("metrics", self.tick, self._log, self._clock)
-            self._loop.start(outages)
+        self._loop.start(outages)
 
     async def stop(self) -> None:
         """Stop looking, let another process have the lock, and forget all gauges."""
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        await loop.stop(STOP_LIMIT)
+        await self._loop.stop(self._forget)
+
+    def _forget(self) -> None:
         for metric in (*OF_PROCESS, *OF_FLEET):
             self._recorder.gauge(metric, {})
-        with suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(STOP_LIMIT):
-                await self._store.locks.release(LOCK, self._token)
 
     async def tick(self) -> float:
         """Look once; seconds until the next time."""
@@ -131,8 +118,8 @@ class Sampler:
         lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
         began = self._clock.monotonic()
         try:
-            fence = await self._store.locks.acquire(LOCK, self._token, lease)
-            states = [] if fence is None else await self._store.queue_states.read()
+            is_ours = await self._loop.acquire(lease)
+            states = await self._store.queue_states.read() if is_ours else []
         except StoreError as error:
             # A value that is missing says more than an old one.
             self._failures += 1
@@ -142,7 +129,7 @@ class Sampler:
             return ()
         self._failures = 0
         now = self._clock.monotonic()
-        self._pause = 0.0 if fence is None else min(SLOW_SHARE * (now - began), LONGEST_PAUSE)
+        self._pause = min(SLOW_SHARE * (now - began), LONGEST_PAUSE) if is_ours else 0.0
         self._look_at = now + self._pause
         return states
 
