@@ -1,7 +1,8 @@
 """A broker over an empty database, quick to look and quick to stop."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from tests.quick_tables import TABLES
 
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 """Subscriber options for tests that wait for what happens."""
+Make = Callable[..., SqlBroker]
+"""Makes brokers with options of their own, which are stopped at the end."""
 
 
 class Look:
@@ -98,6 +101,18 @@ async def broker(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[S
     await broker.create_tables()
     yield broker
     await broker.stop()
+
+
+@pytest.fixture
+async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Make]:
+    async with AsyncExitStack() as stack:
+
+        def make(**options: Any) -> SqlBroker:
+            made = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
+            stack.push_async_callback(made.stop)
+            return made
+
+        yield make
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -23,13 +21,11 @@ from faststream_sqlbroker import (
     TestSqlBroker,
 )
 from faststream_sqlbroker.core.metrics import FULL_WAIT, REFUSED
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.helpers import eventually
 from tests.plans.conftest import SYNC_DRIVERS
 
 pytestmark = pytest.mark.capability("`max_depth`, `max_payload`: publishers are held back")
-
-Make = Callable[..., SqlBroker]
 
 
 class Counts:
@@ -54,17 +50,10 @@ class Counts:
 
 
 @pytest.fixture
-async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Make]:
-    """Makes brokers with limits, over tables that are there."""
-    async with AsyncExitStack() as stack:
-
-        def make(**options: Any) -> SqlBroker:
-            broker = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
-            stack.push_async_callback(broker.stop)
-            return broker
-
-        await make().create_tables()
-        yield make
+async def make(make: Make) -> Make:
+    """Over tables that are there."""
+    await make().create_tables()
+    return make
 
 
 async def test_a_full_queue_raises_and_the_others_do_not(make: Make, look: Look) -> None:

@@ -1,9 +1,7 @@
 """Old messages are removed from the archive, on every database, if that is asked for."""
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +16,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import later
 from faststream_sqlbroker.store import pruner
 from tests.accounts import account
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_operating_cli import Shell
 from tests.faststream.test_rights import start_with_what_it_asks_for
 from tests.helpers import eventually
@@ -26,7 +24,6 @@ from tests.helpers import eventually
 pytestmark = pytest.mark.capability("retention: old messages leave the archive, `sqlbroker prune`")
 
 HOUR = 3_600
-Make = Callable[..., SqlBroker]
 
 
 class Archive:
@@ -57,18 +54,6 @@ class Archive:
 @pytest.fixture
 def archive(broker: SqlBroker, look: Look) -> Archive:
     return Archive(look)
-
-
-@pytest.fixture
-async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Make]:
-    async with AsyncExitStack() as stack:
-
-        def make(**options: Any) -> SqlBroker:
-            made = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
-            stack.push_async_callback(made.stop)
-            return made
-
-        yield make
 
 
 async def test_each_state_has_an_age_of_its_own(broker: SqlBroker, archive: Archive) -> None:

@@ -1,8 +1,5 @@
 """Old messages leave the archive only if a lake has them, on every database; without Spark."""
 
-import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -10,13 +7,12 @@ from unittest.mock import patch
 
 import pytest
 from sqlalchemy import insert, update
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Pruned, Retention, SetupError, SqlBroker
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
 from faststream_sqlbroker.dialects import loaded_windows as statements
 from faststream_sqlbroker.flow import retention as loop
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_operating_cli import Shell
 from tests.helpers import eventually
 
@@ -27,7 +23,6 @@ pytestmark = pytest.mark.capability(
 DAY = timedelta(days=1)
 FIRST = datetime(2026, 3, 1, tzinfo=timezone.utc)
 BY_LAKE = Retention(completed="1d", discarded="1d", unless_loaded_by="shop")
-Make = Callable[..., SqlBroker]
 
 
 class Archive:
@@ -73,18 +68,6 @@ class Archive:
 @pytest.fixture
 def archive(broker: SqlBroker, look: Look) -> Archive:
     return Archive(look)
-
-
-@pytest.fixture
-async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Make]:
-    async with AsyncExitStack() as stack:
-
-        def make(**options: Any) -> SqlBroker:
-            made = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
-            stack.push_async_callback(made.stop)
-            return made
-
-        yield make
 
 
 @pytest.fixture(autouse=True)

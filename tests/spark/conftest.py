@@ -113,6 +113,22 @@ class Archive:
             )
         )
 
+    def add_days(self, days: int) -> None:
+        """Five rows a day: ids 1 to 5, 11 to 15, …"""
+        self.add(
+            *(
+                {"id": day * 10 + n, "archived_at": START + timedelta(days=day, hours=n)}
+                for day in range(days)
+                for n in range(1, 6)
+            )
+        )
+
+    def ids(self) -> list[int]:
+        """Those that the archive still has."""
+        with self.engine.connect() as connection:
+            found = select(self.archive.c.id).order_by(self.archive.c.id)
+            return list(connection.execute(found).scalars())
+
     def count(self) -> int:
         """Rows of the archive."""
         with self.engine.connect() as connection:

@@ -21,7 +21,6 @@ from faststream_sqlbroker.spark import describe_export, export_archive, read_exp
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
 from tests.spark.test_export import of_lake, of_table
-from tests.spark.test_prune import fill
 
 OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 MAIN = "from faststream_sqlbroker.cli import main; main()"
@@ -102,7 +101,7 @@ def test_an_empty_archive(spark: SparkSession, archive: Archive, tmp_path: Path)
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
     """Proves D4 and M5 as an operator sees them; no password is printed."""
-    fill(archive)
+    archive.add_days(4)
     path = str(tmp_path / "lake")
     named = ["--source", "the shop"]
     days = ["--since", "2026-03-01", "--to", "2026-03-04"]
@@ -143,7 +142,7 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
 
 @OF_SQLITE
 def test_by_age_and_what_is_refused(archive: Archive, tmp_path: Path) -> None:
-    fill(archive)
+    archive.add_days(4)
     gone = run("prune", "--url", archive.url, "--older-than", "30d")
     assert (gone.exit_code, archive.count()) == (0, 0)
     assert "20 rows removed; 0 windows were refused" in gone.output
@@ -182,7 +181,7 @@ async def test_an_export_that_was_killed_is_ended_by_the_next(
 ) -> None:
     """Proves D5: kill -9 of the whole process while it writes a window; the lake is then as if
     nothing was."""
-    fill(archive, 8)
+    archive.add_days(8)
     path = tmp_path / "lake"
     process = subprocess.Popen(
         [

@@ -33,31 +33,12 @@ OF_POSTGRESQL = pytest.mark.parametrize("database", ["postgresql"], indirect=Tru
 OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 
-def fill(archive: Archive, days: int = 4) -> None:
-    """Five rows a day: ids 1 to 5, 11 to 15, …"""
-    archive.add(
-        *(
-            {"id": day * 10 + n, "archived_at": START + DAY * day + timedelta(hours=n)}
-            for day in range(days)
-            for n in range(1, 6)
-        )
-    )
-
-
-def ids(archive: Archive) -> list[int]:
-    """Those that the database still has."""
-    with archive.engine.connect() as connection:
-        return list(
-            connection.execute(text("SELECT id FROM message_archive ORDER BY id")).scalars()
-        )
-
-
 def test_only_what_a_verified_export_has_is_removed(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves M5: later windows, and windows with a row that the export lacks, stay; a dry run
     removes nothing."""
-    fill(archive)
+    archive.add_days(4)
     monkeypatch.setattr("faststream_sqlbroker.spark.lake.removal.CHUNK", 2)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-04")
@@ -65,24 +46,24 @@ def test_only_what_a_verified_export_has_is_removed(
     archive.execute("DELETE FROM message_archive WHERE id = 21")  # retried by hand
     expected = [("2026-03-01", 5, False), ("2026-03-02", 6, True), ("2026-03-03", 4, False)]
     for dry_run in (True, False):
-        assert len(ids(archive)) == 20
+        assert len(archive.ids()) == 20
         result = prune_archive(archive.url, exported=path, spark=spark, dry_run=dry_run)
         assert [(one.name, one.rows, one.refused is not None) for one in result.windows] == expected
         assert result.windows[1].refused == "1 of its rows are not in the export: export again"
         assert (result.rows, result.partitions, result.dry_run) == (9, (), dry_run)
-    assert ids(archive) == [11, 12, 13, 14, 15, 31, 32, 33, 34, 35, 99]
+    assert archive.ids() == [11, 12, 13, 14, 15, 31, 32, 33, 34, 35, 99]
     # Exported again it may go; the lake has every row that ever was.
     export_archive(spark, archive.url, path, since="2026-03-02", until="2026-03-04")
     assert prune_archive(archive.url, exported=path, spark=spark).rows == 6
     assert prune_archive(archive.url, exported=path, spark=spark).windows == ()
-    assert ids(archive) == [31, 32, 33, 34, 35]
+    assert archive.ids() == [31, 32, 33, 34, 35]
     assert read_export(spark, path).count() == 16
 
 
 def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Proves M5: expiry by age, by the database's clock, without Spark."""
     monkeypatch.setattr(module, "CHUNK", 3)
-    fill(archive)
+    archive.add_days(4)
     with archive.engine.begin() as connection:
         connection.execute(
             archive.archive.insert().from_select(
@@ -97,10 +78,10 @@ def test_by_age_alone(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None
         )
     age = timedelta(hours=1)
     dry = prune_archive(archive.url, older_than=age, dry_run=True)
-    assert (dry.rows, dry.dry_run, len(ids(archive))) == (20, True, 21)
+    assert (dry.rows, dry.dry_run, len(archive.ids())) == (20, True, 21)
     assert prune_archive(archive.url, older_than=age, queues=["nobody's"]).rows == 0
     assert prune_archive(archive.url, older_than=age).rows == 20
-    assert ids(archive) == [1001]
+    assert archive.ids() == [1001]
 
 
 def test_rows_are_listed_by_pages(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +114,7 @@ def test_rows_that_others_lack_are_counted() -> None:
 def test_rows_that_come_while_it_deletes_stay(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(archive)
+    archive.add_days(4)
     path = str(tmp_path / "lake")
     delete = module.delete_rows
     export_archive(spark, archive.url, path, until="2026-03-02")
@@ -144,14 +125,14 @@ def test_rows_that_come_while_it_deletes_stay(
 
     monkeypatch.setattr(module, "delete_rows", late)
     assert prune_archive(archive.url, exported=path, spark=spark).rows == 5
-    assert 99 in ids(archive)
+    assert 99 in archive.ids()
 
 
 @OF_SQLITE
 def test_an_export_that_lost_a_file_age_and_wrong_options(
     spark: SparkSession, archive: Archive, new_database: Any, tmp_path: Path
 ) -> None:
-    fill(archive)
+    archive.add_days(4)
     path = tmp_path / "lake"
     export_archive(spark, archive.url, str(path), until="2026-03-03")
     young = prune_archive(archive.url, exported=str(path), spark=spark, older_than="1000000h")
@@ -163,7 +144,7 @@ def test_an_export_that_lost_a_file_age_and_wrong_options(
         ("2026-03-01", "its files are missing or are not those that were verified"),
         ("2026-03-02", None),
     ]
-    assert ids(archive)[:6] == [1, 2, 3, 4, 5, 21]
+    assert archive.ids()[:6] == [1, 2, 3, 4, 5, 21]
     with pytest.raises(SetupError, match=r"exported=.*older_than="):
         prune_archive(archive.url)
     with pytest.raises(SetupError, match="give spark="):
@@ -232,7 +213,7 @@ def test_partitions_go_as_a_whole(
             "CREATE TABLE archive_half PARTITION OF message_archive FOR VALUES FROM "
             f"('{START + DAY * 2 + timedelta(hours=3)}') TO ('{START + DAY * 3}')"
         )
-    fill(archive)
+    archive.add_days(4)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-04")
     archive.add({"id": 99, "archived_at": START + DAY})
@@ -247,7 +228,7 @@ def test_partitions_go_as_a_whole(
         ("2026-03-02", 6, True),
         ("2026-03-03", 5, False),
     ]
-    assert ids(archive) == [11, 12, 13, 14, 15, 31, 32, 33, 34, 35, 99]
+    assert archive.ids() == [11, 12, 13, 14, 15, 31, 32, 33, 34, 35, 99]
     assert not set(going) & set(partitions(archive))
 
 
@@ -257,7 +238,7 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
 ) -> None:
     """Proves M5: and what a prune that died has detached is ended by the next."""
     partition(archive, 0, 1)
-    fill(archive, 2)
+    archive.add_days(2)
     path = str(tmp_path / "lake")
     drop = Partitions.drop
     export_archive(spark, archive.url, path, until="2026-03-03")
@@ -275,14 +256,14 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
         "1 of its rows are not in the export: export again",
         None,
     ]
-    assert ids(archive) == [1, 2, 3, 4, 5, 99]
+    assert archive.ids() == [1, 2, 3, 4, 5, 99]
     assert partitions(archive) == ["archive_2026_03_01"]
     export_archive(spark, archive.url, path, since="2026-03-01", until="2026-03-02")
     with monkeypatch.context() as patched:
         patched.setattr(Partitions, "_figures", die)
         with pytest.raises(KeyboardInterrupt):
             prune_archive(archive.url, exported=path, spark=spark)
-    assert (partitions(archive), ids(archive)) == ([], [])
+    assert (partitions(archive), archive.ids()) == ([], [])
     prune_archive(archive.url, exported=path, spark=spark)
     assert (
         archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'")
@@ -295,7 +276,7 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition(archive, 0, default=True)
-    fill(archive, 1)
+    archive.add_days(1)
     path = str(tmp_path / "lake")
     drop = Partitions.drop
     export_archive(spark, archive.url, path, until="2026-03-02")
@@ -317,7 +298,7 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
             ),
         )
     ]
-    assert ids(archive) == [99]
+    assert archive.ids() == [99]
 
 
 @OF_POSTGRESQL
@@ -327,7 +308,7 @@ def test_a_detachment_that_was_cut_short_is_ended(
     """A transaction holds it up until the server's patience ends: the partition is neither in nor
     out."""
     partition(archive, 0)
-    fill(archive, 1)
+    archive.add_days(1)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-02")
     database = database_of(parse_address(archive.url))
@@ -343,7 +324,7 @@ def test_a_detachment_that_was_cut_short_is_ended(
         archive, "SELECT inhdetachpending FROM pg_inherits WHERE inhdetachpending"
     ) == [True]
     prune_archive(archive.url, exported=path, spark=spark)
-    assert (partitions(archive), ids(archive)) == ([], [])
+    assert (partitions(archive), archive.ids()) == ([], [])
     assert (
         archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'")
         == []
@@ -372,7 +353,7 @@ def test_a_partition_that_could_not_be_detached_may_be_kept(
 ) -> None:
     """Detached by hand, it is not taken for one that a prune has detached."""
     partition(archive, 0, default=default)
-    fill(archive, 1)
+    archive.add_days(1)
     database = database_of(parse_address(archive.url))
     if killed:
         monkeypatch.setattr(Partitions, "_take_back", lambda *_: None)
@@ -392,7 +373,7 @@ def test_a_partition_that_could_not_be_detached_may_be_kept(
         archive.execute("ALTER TABLE message_archive DETACH PARTITION archive_2026_03_01")
         pruning.resume()
     assert archive_rows(archive, "SELECT count(*) FROM archive_2026_03_01") == [5]
-    assert ids(archive) == []
+    assert archive.ids() == []
 
 
 @OF_POSTGRESQL
@@ -402,7 +383,7 @@ def test_a_detached_partition_goes_back_to_its_own_archive(
     """Not to one of the same name in another schema; nor is it dropped by checksums that were
     not compared."""
     partition(archive, 0)
-    fill(archive, 1)
+    archive.add_days(1)
     database = database_of(parse_address(archive.url))
     with database.connect() as connection:
         pruning = Partitions(database, connection, select_rows(ARCHIVE))
@@ -412,7 +393,7 @@ def test_a_detached_partition_goes_back_to_its_own_archive(
             patched.setattr(Partitions, "_figures", die)
             with pytest.raises(KeyboardInterrupt):
                 pruning.drop(part, figures)
-        assert (ids(archive), len(notes(archive))) == ([], 1)
+        assert (archive.ids(), len(notes(archive))) == ([], 1)
         connection.exec_driver_sql("CREATE SCHEMA other")
         connection.exec_driver_sql("SET search_path = other")
         connection.exec_driver_sql(
@@ -423,7 +404,7 @@ def test_a_detached_partition_goes_back_to_its_own_archive(
         assert connection.exec_driver_sql("SELECT count(*) FROM message_archive").scalar() == 0
         connection.exec_driver_sql("SET search_path = public")
         pruning.resume()
-    assert (ids(archive), notes(archive)) == ([1, 2, 3, 4, 5], [])
+    assert (archive.ids(), notes(archive)) == ([1, 2, 3, 4, 5], [])
 
 
 @OF_POSTGRESQL
@@ -431,7 +412,7 @@ def test_a_partition_whose_place_was_taken_is_named(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition(archive, 0, default=True)
-    fill(archive, 1)
+    archive.add_days(1)
     database = database_of(parse_address(archive.url))
     with database.connect() as connection:
         pruning = Partitions(database, connection, select_rows(ARCHIVE))
@@ -446,7 +427,7 @@ def test_a_partition_whose_place_was_taken_is_named(
             pruning.resume()
         archive.execute("COMMENT ON TABLE archive_2026_03_01 IS NULL")
         pruning.resume()
-    assert ids(archive) == [99]
+    assert archive.ids() == [99]
 
 
 @OF_POSTGRESQL
@@ -454,7 +435,7 @@ def test_a_partition_that_another_prune_attaches_is_not_dropped(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partition(archive, 0)
-    fill(archive, 1)
+    archive.add_days(1)
     database = database_of(parse_address(archive.url))
     detach = Partitions._detach
 
@@ -468,7 +449,7 @@ def test_a_partition_that_another_prune_attaches_is_not_dropped(
         pruning = Partitions(database, connection, select_rows(ARCHIVE))
         figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
         assert not pruning.drop(pruning.find()[0], figures)
-    assert (ids(archive), notes(archive)) == ([1, 2, 3, 4, 5], [])
+    assert (archive.ids(), notes(archive)) == ([1, 2, 3, 4, 5], [])
 
 
 @OF_POSTGRESQL

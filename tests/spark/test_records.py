@@ -26,24 +26,6 @@ ASYNC = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}
 OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 
-def fill(archive: Archive, days: int = 3) -> None:
-    """Five rows a day: ids 1 to 5, 11 to 15, …"""
-    archive.add(
-        *(
-            {"id": day * 10 + n, "archived_at": START + DAY * day + timedelta(hours=n)}
-            for day in range(days)
-            for n in range(1, 6)
-        )
-    )
-
-
-def ids(archive: Archive) -> list[int]:
-    with archive.engine.connect() as connection:
-        return list(
-            connection.execute(text("SELECT id FROM message_archive ORDER BY id")).scalars()
-        )
-
-
 def scopes(archive: Archive) -> dict[str, str]:
     with archive.engine.connect() as connection:
         rows = connection.execute(text("SELECT * FROM message_policy_state")).mappings()
@@ -74,12 +56,12 @@ def test_what_an_export_has_recorded_goes(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
     """Two exports record the same; the third day is not exported, and stays."""
-    fill(archive)
+    archive.add_days(3)
     for _ in range(2):
         export(spark, archive, tmp_path / "lake")
         assert scopes(archive) == {"2026-03-01": "lake:shop", "2026-03-02": "lake:shop"}
     assert prune(archive) == Pruned(completed=10)
-    assert ids(archive) == [21, 22, 23, 24, 25]
+    assert archive.ids() == [21, 22, 23, 24, 25]
     # After everything has gone an export finds nothing to do, and keeps what the lake has.
     result = export(spark, archive, tmp_path / "lake")
     assert [one.action for one in result.windows] == []
@@ -89,7 +71,7 @@ def test_what_an_export_has_recorded_goes(
 def test_late_and_brought_back_rows_stay_until_an_export_has_looked_again(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    fill(archive)
+    archive.add_days(3)
     export(spark, archive, tmp_path / "lake")
     archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})  # late, in the first day
     archive.execute("DELETE FROM message_archive WHERE id = 11")  # brought back
@@ -100,7 +82,7 @@ def test_late_and_brought_back_rows_stay_until_an_export_has_looked_again(
     assert [one.action for one in result.windows] == ["again", "left"]
     assert set(scopes(archive).values()) == {"lake:shop"}
     assert prune(archive) == Pruned(completed=10)
-    assert ids(archive) == [21, 22, 23, 24, 25]
+    assert archive.ids() == [21, 22, 23, 24, 25]
     assert read_export(spark, str(tmp_path / "lake")).count() == 11
 
 
@@ -108,7 +90,7 @@ def test_late_and_brought_back_rows_stay_until_an_export_has_looked_again(
 def test_an_export_that_dies_before_its_record_lets_nothing_go(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(archive)
+    archive.add_days(3)
 
     def die(*_given: Any) -> None:
         raise KeyboardInterrupt
@@ -128,21 +110,21 @@ def test_an_export_that_dies_before_its_record_lets_nothing_go(
 def test_a_lake_that_was_exported_without_a_name_is_recorded_later(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    fill(archive)
+    archive.add_days(3)
     export(spark, archive, tmp_path / "lake", record_as=None)
     assert prune(archive) == Pruned()
     export(spark, archive, tmp_path / "lake", recheck=0)
     # What Spark's own prune removes is no longer there: the window differs, and nothing is lost.
     archive.add({"id": 98, "archived_at": START + DAY * 2 - timedelta(hours=1)})
     prune_archive(archive.url, exported=str(tmp_path / "lake"), spark=spark)
-    assert ids(archive) == [11, 12, 13, 14, 15, 21, 22, 23, 24, 25, 98]
+    assert archive.ids() == [11, 12, 13, 14, 15, 21, 22, 23, 24, 25, 98]
     found = prune(archive)
     assert (found.rows, len(found.differing)) == (0, 1)
 
 
 @OF_SQLITE
 def test_names_are_of_one_lake(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
-    fill(archive)
+    archive.add_days(3)
     export(spark, archive, tmp_path / "lake")
     with pytest.raises(SetupError, match="the name of another lake, which has recorded window"):
         export(spark, archive, tmp_path / "another")
@@ -159,7 +141,7 @@ def test_a_record_that_was_lowered_during_the_export_is_left(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The export has counted, and before it records rows are removed."""
-    fill(archive)
+    archive.add_days(3)
     export(spark, archive, tmp_path / "lake")
     archive.add({"id": 99, "archived_at": START + timedelta(hours=2)})
     write = Records.write
@@ -172,14 +154,14 @@ def test_a_record_that_was_lowered_during_the_export_is_left(
         patched.setattr(Records, "write", late)
         export(spark, archive, tmp_path / "lake", since="2026-03-01")
     assert prune(archive).rows == 5
-    assert ids(archive) == [1, 2, 3, 4, 5, 21, 22, 23, 24, 25, 99]
+    assert archive.ids() == [1, 2, 3, 4, 5, 21, 22, 23, 24, 25, 99]
 
 
 @OF_SQLITE
 def test_a_record_that_cannot_be_written_is_told(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(archive)
+    archive.add_days(3)
 
     def fail(*_given: Any) -> None:
         raise OperationalError("INSERT", {}, Exception("read-only"))
