@@ -165,8 +165,9 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
     built concurrently, and then takes the place of the primary key. Only that exchange locks the
     archive, for some milliseconds; it gives up after 2 seconds of waiting. Call it again then, and
     if it was cut off: it goes on. Until it has ended nothing must be archived after that end, so
-    do not leave it half done for long. Rights, and the owner, stay as they were; indexes of your
-    own stay on the first partition.
+    do not leave it half done for long. Rights, and the owner, stay as they were. Indexes,
+    triggers, row security, publications and views of your own stay with the first partition: make
+    them anew on the archive, or views show no later rows.
 
     Args:
         connection: In autocommit, of the archive's owner, with `isolation_level="AUTOCOMMIT"`; in
