@@ -41,8 +41,8 @@ DEAD_LETTER = "dead-letter"
 LONGEST_ERROR = 1024
 """Bytes of the error's text in that header. Each claim reads the headers, so they stay short; the
 column last_error has the whole text."""
-_FINAL = Ack | Reject | Relocate | Discard
-"""Outcomes after which a message does not come back to its queue."""
+_FINAL = Ack | Reject | Discard
+"""Outcomes after which a message is not live any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,8 @@ def settle(
 def _unless_cancelled(row: ClaimedMessage, outcome: Outcome | None) -> Outcome | None:
     """`outcome`, but nothing that brings a message back which an operator has cancelled."""
     if row.cancelled is None or isinstance(outcome, _FINAL):
+        return outcome
+    if isinstance(outcome, Relocate) and outcome.queue != row.queue:
         return outcome
     return Discard(CANCELLED, text=row.cancelled)
 

@@ -72,6 +72,7 @@ def test_an_outcome_that_waits_to_be_written_wins() -> None:
         (Ack(), MessageState.COMPLETED),
         (Reject(), MessageState.FAILED),
         (Relocate("other"), MessageState.PENDING),
+        (Relocate("q"), MessageState.DISCARDED),
         (Nack(), MessageState.DISCARDED),
         (Abandon(), MessageState.DISCARDED),
         (Release(), MessageState.DISCARDED),
