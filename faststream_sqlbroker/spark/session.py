@@ -19,6 +19,7 @@ from faststream_sqlbroker.spark.drivers import (
     paths_of,
     wanted_kinds,
 )
+from pyspark_sqlbroker import DefaultSource
 
 UTC = "-Duser.timezone=UTC"
 _LISTS = {
@@ -71,6 +72,7 @@ def build_session(
     checked = wanted if databases is not None else []
     if running is not None:
         _need_drivers(running, checked)
+        register_format(running)
         return running
     need_java()
     paths, coordinates = _resolve(
@@ -87,7 +89,22 @@ def build_session(
     session: SparkSession = builder.getOrCreate()
     # Java outlives a stopped session, and cannot load jars that are added later.
     _need_drivers(session, checked)
+    register_format(session)
     return session
+
+
+def register_format(spark: SparkSession) -> None:
+    """Let the session know the format "sqlbroker".
+
+    Spark finds it by itself where the environment variable PYSPARK_PYTHON of its Java names a
+    Python that has this package. spark-submit's `spark.pyspark.python` does not count.
+    """
+    java = java_of(spark)
+    if java is None or getattr(java, "java.lang.System").getenv("PYSPARK_PYTHON"):
+        return
+    known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001 - no public way
+    if not known.dataSourceExists(DefaultSource.name()):
+        spark.dataSource.register(DefaultSource)
 
 
 def _running() -> SparkSession | None:

@@ -1,0 +1,99 @@
+"""A standalone cluster of one worker on this machine, from pyspark's own classes."""
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import pyspark
+
+from tests.helpers import eventually
+
+SPARK_HOME = Path(pyspark.__file__).parent
+START = 120.0
+"""Seconds that Java may need on a busy machine."""
+RUN = 900.0
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+class Cluster:
+    """A master and a worker with two cores, in processes of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Logs and the executors' folders are in `folder`."""
+        self.folder = folder
+        self.master = f"spark://127.0.0.1:{free_port()}"
+        self.env = os.environ | {
+            "SPARK_HOME": str(SPARK_HOME),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_PUBLIC_DNS": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+        }
+        # The executors' Python is said by each job; that of these tests has all that there is.
+        self.env.pop("PYSPARK_PYTHON", None)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        port = self.master.rpartition(":")[2]
+        self._start("master.Master", "--port", port, "--webui-port", str(free_port()))
+        options = ("--cores", "2", "--memory", "2g", "--work-dir", str(self.folder / "work"))
+        self._start("worker.Worker", *options, "--webui-port", str(free_port()), self.master)
+        try:
+            asyncio.run(eventually(self._registered, START, 0.1))
+        except BaseException as error:
+            self._stack.close()
+            error.add_note(self.log("master.Master")[-2000:] + self.log("worker.Worker")[-2000:])
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def log(self, name: str) -> str:
+        """What the process has printed."""
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def _registered(self) -> bool:
+        return "Registering worker" in self.log("master.Master")
+
+    def submit(
+        self, job: Path, *options: str | Path, cwd: Path, env: Mapping[str, str]
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run `job` by spark-submit in client mode, in the folder `cwd`."""
+        ours = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false")
+        ours += ("--conf", "spark.log.level=ERROR", "--executor-memory", "1g")
+        command = [SPARK_HOME / "bin" / "spark-submit", "--master", self.master, *ours]
+        return subprocess.run(
+            [*command, *options, job],
+            cwd=cwd,
+            env=self.env | dict(env),
+            capture_output=True,
+            text=True,
+            timeout=RUN,
+            check=False,
+        )
+
+    def _start(self, name: str, *options: str) -> None:
+        command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}"]
+        with (self.folder / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", *options],
+                cwd=self.folder,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+            )
+        self._stack.callback(process.wait, 60)
+        self._stack.callback(process.kill)
