@@ -42,6 +42,11 @@ class MessageOptions(TypedDict, total=False):
     forward_to=DESTINATION moves the message there."""
     dedup_id: str | None
     """1 to 255 characters. While the queue has a message with it, a second one is not stored."""
+    lookup: str | None
+    """1 to 255 characters by which `broker.admin.mirrored` finds the message until it leaves."""
+    info: str | None
+    """Text of at most 1,000 characters about a message with a lookup value; `broker.admin.set_info`
+    changes it."""
 
 
 class TransactionOptions(TypedDict, total=False):
@@ -83,9 +88,9 @@ class RequestOptions(TypedDict, total=False):
 class SqlBrokerPublishCommand(BatchPublishCommand):
     """One publish on its way through the middlewares; `make_row` checks its values afterwards.
 
-    `options` holds those of priority, key, dedup_id, delay, next_attempt_at, expires_in and
-    destination that were given. `connection` is the caller's AsyncConnection or AsyncSession, or
-    None.
+    `options` holds those of priority, key, dedup_id, delay, next_attempt_at, expires_in,
+    destination, lookup and info that were given. `connection` is the caller's AsyncConnection or
+    AsyncSession, or None.
     """
 
     timeout: float | None = None
@@ -108,6 +113,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         next_attempt_at: datetime | float | timedelta | str | None = None,
         expires_in: Duration | None = None,
         destination: str | None = None,
+        lookup: str | None = None,
+        info: str | None = None,
         connection: "AsyncConnection | AsyncSession | None" = None,
         session: "AsyncSession | None" = None,
         with_ack: bool = False,
@@ -131,7 +138,15 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             reply_to=reply_to,
         )
         self.options = _given(
-            priority, key, dedup_id, delay, next_attempt_at, expires_in, destination
+            priority,
+            key,
+            dedup_id,
+            delay,
+            next_attempt_at,
+            expires_in,
+            destination,
+            lookup,
+            info,
         )
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
@@ -194,6 +209,8 @@ class SqlBrokerResponse(Response):
         dedup_id: str | None = None,
         expires_in: Duration | None = None,
         destination: str | None = None,
+        lookup: str | None = None,
+        info: str | None = None,
     ) -> None:
         """The arguments are those of `broker.publish`.
 
@@ -208,7 +225,15 @@ class SqlBrokerResponse(Response):
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
         self.options = _given(
-            priority, key, dedup_id, delay, next_attempt_at, expires_in, destination
+            priority,
+            key,
+            dedup_id,
+            delay,
+            next_attempt_at,
+            expires_in,
+            destination,
+            lookup,
+            info,
         )
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
@@ -265,12 +290,24 @@ _NOT_OF_REQUESTS = {
     "delay": _AT_ONCE,
     "next_attempt_at": _AT_ONCE,
     "dedup_id": "a message that is not stored gets no reply; leave it out",
+    "lookup": "its caller waits for it: leave it out, or publish with reply_to=",
+    "info": "it belongs to a lookup value, which a request has not: leave it out",
     "reply_to": "the reply goes to its caller; to send it to a queue, publish with reply_to=",
 }
 """Options of `publish` only, and why."""
 
 
-_OPTIONS = "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in", "destination"
+_OPTIONS = (
+    "priority",
+    "key",
+    "dedup_id",
+    "delay",
+    "next_attempt_at",
+    "expires_in",
+    "destination",
+    "lookup",
+    "info",
+)
 """In the order in which `_given` takes their values."""
 _NONE = (None,) * len(_OPTIONS)
 

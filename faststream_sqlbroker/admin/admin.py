@@ -5,6 +5,7 @@ from faststream_sqlbroker.admin.health import HealthReport
 from faststream_sqlbroker.admin.jobs import Jobs
 from faststream_sqlbroker.admin.locks import Locks
 from faststream_sqlbroker.admin.messages import Messages
+from faststream_sqlbroker.admin.mirror import Mirror
 from faststream_sqlbroker.admin.partitions import ArchivePartitioning
 from faststream_sqlbroker.admin.pauses import Pauses
 from faststream_sqlbroker.admin.policies import Policies
@@ -28,6 +29,7 @@ class Admin(
     Schedules,
     Unknown,
     Locks,
+    Mirror,
     HealthReport,
     ArchivePruning,
     ArchivePartitioning,

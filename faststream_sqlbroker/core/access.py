@@ -9,6 +9,7 @@ class Activity(Enum):
     """Something a process does, and with it the rights that it needs; the value says what for."""
 
     PUBLISH = "to publish"
+    MIRROR = "to publish with a lookup value"
     COUNT = "to keep to max_depth"
     CONSUME = "to claim messages and to write their outcomes"
     TAKE = "to pop and reserve"

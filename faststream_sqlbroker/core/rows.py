@@ -32,6 +32,9 @@ class NewMessage:
     delay: float | None = None
     next_attempt_at: datetime | None = None
     expires_in: float | None = None
+    lookup: str | None = None
+    """By which it is mirrored; None: it is not."""
+    info: str | None = None
 
 
 Moment = datetime | bytes

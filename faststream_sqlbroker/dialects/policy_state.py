@@ -1,6 +1,6 @@
 """The small table of what outlives a message's row, by (scope, key); the same on every database."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -215,12 +215,20 @@ def has_expired(connection: Connection, table: Table) -> bool:
     return connection.execute(over).first() is not None
 
 
-def forget_expired(connection: Connection, table: Table, limit: int) -> int:
-    """Remove up to `limit` rows that may be forgotten by now; how many."""
+def forget_expired(
+    connection: Connection,
+    table: Table,
+    limit: int,
+    forgotten: Callable[[Sequence[Any]], Sequence[Any]] = lambda rows: rows,
+) -> int:
+    """Look at up to `limit` rows that may be forgotten by now, and remove those that `forgotten`
+    returns; at how many it has looked.
+    """
     over = table.c.expires_at <= clock()
-    rows = connection.execute(select(table.c.scope, table.c.key).where(over).limit(limit)).all()
-    if rows:
-        binds = [{"of_scope": row.scope, "of_key": row.key} for row in rows]
+    columns = table.c.scope, table.c.key, table.c.counter, table.c.created_at
+    rows = connection.execute(select(*columns).where(over).limit(limit)).all()
+    if removed := forgotten(rows):
+        binds = [{"of_scope": row.scope, "of_key": row.key} for row in removed]
         connection.execute(delete(table).where(_one(table), over), binds)
     return len(rows)
 

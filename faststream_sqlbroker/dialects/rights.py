@@ -120,6 +120,10 @@ def _publish(tables: Tables, dialect: Any) -> Iterator[Need]:
         yield message, "SELECT", ("id", "queue", "dedup_id"), False
 
 
+def _mirror(tables: Tables, _dialect: Any) -> Iterator[Need]:
+    yield tables.policy_state, "INSERT", ("scope", "key", "info", "expires_at", "counter"), False
+
+
 def _count(tables: Tables, dialect: Any) -> Iterator[Need]:
     claimable = ("claimable",) if dialect.name in MYSQL else ()
     columns = ("queue", "priority", "state", "next_attempt_at", "id", *claimable)
@@ -212,6 +216,7 @@ def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
 
 _NEEDS = {
     Activity.PUBLISH: _publish,
+    Activity.MIRROR: _mirror,
     Activity.COUNT: _count,
     Activity.CONSUME: _consume,
     Activity.TAKE: _take,

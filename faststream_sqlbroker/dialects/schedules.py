@@ -29,6 +29,7 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import Schedule, ScheduleState, load_state
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
+from faststream_sqlbroker.dialects.mirror import insert_mirrored
 from faststream_sqlbroker.dialects.policy_state import upsert
 from faststream_sqlbroker.schema.types import clock, later
 
@@ -139,7 +140,7 @@ def publish(
     if row is None or row.lease_token != token:
         return False
     if rows:
-        dialect.insert(connection, rows)
+        insert_mirrored(dialect, connection, rows)
     if lease is None:
         _write(connection, table, name, state, None, null())
     else:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult, Unit
+from faststream_sqlbroker.dialects.mirror import insert_mirrored
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.exceptions import StoreError
 
@@ -53,7 +54,7 @@ def settle_units(
         result.lost |= lost
         if messages := _on_ack(units, result.settled):
             dialect.wait_for_dedup_ids(connection, messages)
-            dialect.insert(connection, messages)
+            insert_mirrored(dialect, connection, messages)
     return result
 
 

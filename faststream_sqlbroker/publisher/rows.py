@@ -11,6 +11,7 @@ from typing import Any
 from faststream.message import gen_cor_id
 
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
+from faststream_sqlbroker.core.mirror import checked_info
 from faststream_sqlbroker.core.routing import DESTINATION_HEADER, PUBLISH_AFTER_HEADER, unix_time
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.text import short
@@ -76,8 +77,8 @@ def make_row(
         queue: Its full name.
         payload: The encoded body.
         content_type: The codec's; a header of that name overrides it.
-        options: priority, key, dedup_id, delay, next_attempt_at, expires_in, destination; any may
-            be missing.
+        options: priority, key, dedup_id, delay, next_attempt_at, expires_in, destination, lookup,
+            info; any may be missing.
         headers: JSON values by name.
         correlation_id: Stored as a header if not empty.
         reply_to: Stored as a header if not empty.
@@ -95,6 +96,10 @@ def make_row(
     if not options:  # most messages have none
         return NewMessage(str(queue), payload, _all_headers(headers, *own))
     delay, next_attempt_at = _due(options)
+    lookup = _name("lookup", options.get("lookup"))
+    info = checked_info(options.get("info"))
+    if info is not None and lookup is None:
+        raise PublishError(f"info={short(info)} needs lookup=: a message is mirrored by that")
     return NewMessage(
         str(queue),
         payload,
@@ -105,6 +110,8 @@ def make_row(
         delay=delay,
         next_attempt_at=next_attempt_at,
         expires_in=_expiry(_number(options.get("expires_in"))),
+        lookup=lookup,
+        info=info,
     )
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.dialects.mirror import insert_mirrored
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
 from faststream_sqlbroker.store.caller import check_same_database
@@ -31,6 +32,7 @@ class Inserts:
         """Insert within the time limit of `transactions`."""
         transactions = transactions.doing(Activity.PUBLISH)
         self._transactions = transactions
+        self._mirroring = transactions.doing(Activity.PUBLISH, Activity.MIRROR)
         self._engine = transactions.engine
         self._dialect = transactions.dialect
         self._errors = transactions.errors
@@ -44,7 +46,13 @@ class Inserts:
             MessageTooLargeError: one of them exceeds the database's limit; nothing was sent.
         """
         shared = self._of_this_loop
-        if self._known_size(rows) > BYTES_TOGETHER:
+        size = self._known_size(rows)
+        for row in rows:
+            if row.lookup is not None:
+                return self._mirroring.run(
+                    lambda c: insert_mirrored(self._dialect, c, rows), shared.place
+                )
+        if size > BYTES_TOGETHER:
             return self._transactions.run(lambda c: self._dialect.insert(c, rows), shared.place)
         for row in rows:
             if row.dedup_id is not None:
@@ -108,11 +116,12 @@ class Inserts:
                 sync_connection is not None
                 and self._shortcut.may_be_inside(sync_connection)
                 and self._known_size(rows) <= BYTES_TOGETHER
+                and all(row.lookup is None for row in rows)
             ):
                 query: Any = self._dialect.inserting(rows)
                 with contextlib.suppress(BusyError):
                     return cast("Ids", await self._shortcut.fetch_in(connection, query))
-            return await connection.run_sync(lambda c: self._dialect.insert(c, rows))
+            return await connection.run_sync(lambda c: insert_mirrored(self._dialect, c, rows))
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error
 
@@ -126,6 +135,6 @@ class Inserts:
             if not isinstance(connection, Connection):
                 connection = connection.connection()
             check_same_database(connection, self._engine.sync_engine)
-            return self._dialect.insert(connection, rows)
+            return insert_mirrored(self._dialect, connection, rows)
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects import Dialect, once, policy_state
+from faststream_sqlbroker.dialects import Dialect, mirror, once, policy_state
 from faststream_sqlbroker.dialects.policy_holds import Hold
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.policies.claims import PolicyClaims
@@ -110,16 +110,21 @@ class PolicyStore:
         return set() if claiming is None else await self._transactions.run(claiming, self._places)
 
     async def forget_expired(self, limit: int) -> int:
-        """Remove up to `limit` states that have expired; how many."""
+        """Look at up to `limit` states that have expired, and remove those that nothing needs; at
+        how many.
+        """
         table = self._dialect.tables.policy_state
         # Mostly there are none, and a transaction that writes has statements of its own.
         if not await self._transactions.run(
             lambda c: policy_state.has_expired(c, table), self._places, write=False
         ):
             return 0
-        return await self._transactions.run(
-            lambda c: policy_state.forget_expired(c, table, limit), self._places
-        )
+
+        def work(connection: Connection) -> int:
+            living = partial(mirror.keep_living, connection, self._dialect)
+            return policy_state.forget_expired(connection, table, limit, living)
+
+        return await self._transactions.run(work, self._places)
 
     async def removed_policies(self, queues: Sequence[str]) -> list[Hold]:
         """What may have put messages of `queues` off, and no live subscriber has any more."""

@@ -55,6 +55,7 @@ from faststream_sqlbroker.store.listen import listening
 from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
 from faststream_sqlbroker.store.locks import LockStore
 from faststream_sqlbroker.store.messages import StoredMessages
+from faststream_sqlbroker.store.mirror import MirrorStore
 from faststream_sqlbroker.store.overviews import QueueOverviews
 from faststream_sqlbroker.store.partitions import ArchivePartitions
 from faststream_sqlbroker.store.policies import PolicyStore
@@ -148,6 +149,7 @@ class Store:
             self._transactions, self.dialect, self._places, self.partitions
         )
         self.channels = ChannelStore(self._transactions, self.dialect, self._places)
+        self.mirror = MirrorStore(self._transactions, self.dialect, self._places)
         self.depths = Depths(self._transactions, self.dialect, self._places)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)

@@ -49,7 +49,8 @@ def settling_on_ack(
     """The one statement that settles and publishes; None: it takes several.
 
     One is enough if no unit has several rows, all rows are acked, or all are removed without a
-    trace, and what is published is not large and waits for no other transaction's `dedup_id`.
+    trace, and what is published is not large, waits for no other transaction's `dedup_id` and has
+    no lookup value.
     """
     published = [
         (s.id, message) for s in settlements if s.unit is not None for message in s.unit.on_ack
@@ -79,5 +80,5 @@ def settling_on_ack(
 def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage]) -> bool:
     units = [s.unit for s in settlements if s.unit is not None]
     alone = len(set(units)) == len(units) and len({s.id for s in settlements}) == len(settlements)
-    waits = any(message.dedup_id is not None for message in messages)
-    return alone and not waits and bytes_of(messages) <= BYTES_TOGETHER
+    more = any(m.dedup_id is not None or m.lookup is not None for m in messages)
+    return alone and not more and bytes_of(messages) <= BYTES_TOGETHER

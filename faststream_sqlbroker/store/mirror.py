@@ -1,0 +1,43 @@
+"""Messages that were published with a lookup value; each operation is one transaction."""
+
+import asyncio
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.mirror import MirroredMessage
+from faststream_sqlbroker.dialects import Dialect, mirror
+from faststream_sqlbroker.store.transaction import Transactions
+
+
+class MirrorStore:
+    """Reads them, and writes their info.
+
+    Raises (from every operation):
+        TransientStoreError, StoreError: as `Store`.
+    """
+
+    def __init__(
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
+    ) -> None:
+        """Each operation takes one of the store's `places`."""
+        self._operating = transactions.doing(Activity.OPERATE)
+        self._inspecting = transactions.doing(Activity.OPERATE, Activity.INSPECT)
+        self._dialect = dialect
+        self._places = places
+
+    async def count(self, lookup: str | None, info: str | None) -> int:
+        """The live messages that match."""
+        return await self._operating.run(
+            lambda c: mirror.count(c, self._dialect, lookup, info), self._places, write=False
+        )
+
+    async def find(self, lookup: str | None, info: str | None, limit: int) -> list[MirroredMessage]:
+        """Up to `limit` of them, by id."""
+        return await self._inspecting.run(
+            lambda c: mirror.find(c, self._dialect, lookup, info, limit), self._places, write=False
+        )
+
+    async def set_info(self, lookup: str, message_id: int | None, info: str | None) -> int:
+        """Replace the info of all with this lookup value, or of one; how many."""
+        return await self._operating.run(
+            lambda c: mirror.set_info(c, self._dialect, lookup, message_id, info), self._places
+        )

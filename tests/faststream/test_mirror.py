@@ -1,0 +1,240 @@
+"""Messages with a lookup value, which are found until they leave the message table."""
+
+import asyncio
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, func, make_url, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
+from faststream_sqlbroker import (
+    DESTINATION,
+    PublishError,
+    SqlBroker,
+    SqlBrokerResponse,
+    SqlProducer,
+    TestSqlBroker,
+)
+from faststream_sqlbroker.dialects.mirror import MIRROR
+from faststream_sqlbroker.schema.types import clock
+from tests.faststream.conftest import QUICK, Look
+from tests.http.conftest import on_sqlite
+from tests.plans.conftest import SYNC_DRIVERS
+
+pytestmark = pytest.mark.capability("mirror: messages found by a lookup value until they leave")
+RECORD = {
+    "Name",
+    "DestinationTopic",
+    "EntryTime",
+    "Info",
+    "Lookup",
+    "Payload",
+    "Properties",
+    "PublishAfter",
+    "PublishCount",
+    "PublishTime",
+}
+
+
+async def stored_records(look: Look) -> int:
+    """Also those of messages that have left."""
+    table = look.tables.policy_state
+    ours = select(func.count()).where(table.c.scope.startswith(MIRROR))
+    async with look.engine.connect() as connection:
+        found: int = (await connection.execute(ours)).scalar_one()
+    return found
+
+
+async def test_p11_a_message_is_mirrored_until_it_leaves(broker: SqlBroker, look: Look) -> None:
+    """P11: through a front-door queue to its destination, while it runs, and no longer."""
+    admin = broker.admin
+    while_running: list[Any] = []
+
+    @broker.subscriber("mails", **QUICK)
+    async def handle(body: Any) -> None:
+        await admin.set_info("ann", "running")
+        while_running.extend(await admin.mirrored(lookup="ann"))
+
+    broker.subscriber("front", forward_to=DESTINATION, **QUICK)
+    before = datetime.now(timezone.utc) - timedelta(minutes=5)
+    message_id = await broker.publish(
+        {"to": "ann"},
+        "front",
+        destination="mails",
+        headers={"trace": "7"},
+        delay="1h",
+        lookup="ann",
+        info="waiting",
+    )
+    await broker.publish("other", "later", delay="1h", lookup="Ann")
+    [found] = await admin.mirrored(lookup="ann")
+    record = found.record
+    assert record.keys() == RECORD
+    assert record["Name"] == str(message_id)
+    assert record["DestinationTopic"] == "mails"
+    assert (record["Lookup"], record["Info"]) == ("ann", "waiting")
+    assert json.loads(record["Payload"]) == {"to": "ann"}
+    assert record["Properties"]["trace"] == "7"
+    assert record["PublishCount"] == 1
+    assert before < record["PublishTime"] <= record["EntryTime"]
+    waits = record["PublishAfter"] - record["PublishTime"]
+    assert abs(waits - timedelta(hours=1)) < timedelta(minutes=1)
+
+    assert message_id is not None
+    await admin.retry_now(message_id)
+    await broker.start()
+    async with asyncio.timeout(60):
+        await look_gone(look, message_id)
+    assert [(each.queue, each.info) for each in while_running] == [("mails", "running")]
+    assert await admin.mirrored(lookup="ann") == []
+    assert await admin.count_mirrored(lookup="ann") == 0
+    assert await admin.set_info("ann", "too late") == 0
+    [other] = await admin.mirrored()
+    assert (other.lookup, other.info, other.destination) == ("Ann", None, "later")
+
+
+async def look_gone(look: Look, message_id: int) -> None:
+    """Wait until the message has left the message table."""
+    while any(row["id"] == message_id for row in await look.rows()):
+        await asyncio.sleep(0.02)
+
+
+async def test_records_of_messages_that_have_left_are_removed(
+    broker: SqlBroker, look: Look
+) -> None:
+    ids = await broker.publish_batch("a", "b", queue="q", lookup="x")
+    await broker.publish("lives", "q", lookup="y")
+    for each in ids:
+        assert each is not None
+        await broker.admin.cancel(each)
+    assert await stored_records(look) == 3
+    table = look.tables.policy_state
+    ours = table.c.scope.startswith(MIRROR)
+    for _ in range(2):  # the one that lives is kept, and asked about again
+        async with look.engine.begin() as connection:
+            await connection.execute(update(table).where(ours).values(expires_at=clock()))
+        assert await broker.config.store.policies.forget_expired(1_000) > 0
+        assert await stored_records(look) == 1
+    assert await broker.admin.count_mirrored(lookup="y") == 1
+
+
+async def test_filters_are_exact_and_both_apply(broker: SqlBroker) -> None:
+    for lookup, info in (
+        ("a", "1"),
+        ("a", "2"),
+        ("b", "1"),
+        ("A", "1"),
+        ("a%", "é ü"),
+        ("a:b", ""),
+    ):
+        await broker.publish("body", "q", lookup=lookup, info=info)
+    await broker.publish("not mirrored", "q")
+    count = broker.admin.count_mirrored
+    assert await count() == 6
+    assert await count(lookup="a") == 2
+    assert await count(lookup="a", info="1") == 1
+    assert await count(info="1") == 3
+    assert await count(lookup="a%") == await count(info="é ü") == 1
+    assert await count(info="É ü") == 0
+    assert await count(info="") == 1
+    assert await count(lookup="A", info="2") == 0
+    first, second = await broker.admin.mirrored(lookup="a")
+    assert [first.info, second.info] == ["1", "2"]
+    assert await broker.admin.mirrored(lookup="a", limit=1) == [first]
+    assert await broker.admin.set_info("a", "3", id=second.id) == 1
+    assert await count(lookup="a", info="1") == await count(lookup="a", info="3") == 1
+    assert await broker.admin.set_info("a", None) == 2
+    assert [each.info for each in await broker.admin.mirrored(lookup="a")] == [None, None]
+
+
+async def test_each_way_to_publish_mirrors(
+    broker: SqlBroker, engine: AsyncEngine, look: Look, database_url: str
+) -> None:
+    """In the caller's transaction, in a batch with options of its own, as an answer, with an ack,
+    and from synchronous code."""
+
+    @broker.subscriber("in", **QUICK)
+    @broker.publisher("out")
+    async def handle(body: str) -> SqlBrokerResponse:
+        await broker.publish("ack", "out", lookup="ack", with_ack=True)
+        return SqlBrokerResponse("answer", lookup="answer", info="i")
+
+    async with AsyncSession(engine) as session:
+        await broker.publish("no", "out", session=session, lookup="rolled back")
+        await session.rollback()
+        await broker.publish("yes", "out", session=session, lookup="session")
+        await session.commit()
+    async with engine.begin() as connection:
+        await broker.publish("yes", "out", connection=connection, lookup="connection")
+    one = SqlBrokerResponse("1", lookup="one")
+    await broker.publish_batch(one, "2", queue="out", lookup="batch", info="of all")
+    first = await broker.publish("1", "out", dedup_id="d", lookup="dedup")
+    second = await broker.publish("2", "out", dedup_id="d", lookup="dedup")
+    assert first is not None
+    assert second is None
+    url = make_url(database_url)
+    name = url.get_backend_name()
+    sync = create_engine(url.set(drivername=SYNC_DRIVERS.get(name, name)))
+    await asyncio.to_thread(SqlProducer(sync).publish, "sync", "out", lookup="sync")
+    sync.dispose()
+    await broker.publish("go", "in")
+    await broker.start()
+    async with asyncio.timeout(60):
+        while [row for row in await look.rows() if row["queue"] == "in"]:
+            await asyncio.sleep(0.02)
+    found = {each.lookup: each.info for each in await broker.admin.mirrored()}
+    assert found == {
+        "session": None,
+        "connection": None,
+        "one": "of all",
+        "batch": "of all",
+        "dedup": None,
+        "sync": None,
+        "answer": "i",
+        "ack": None,
+    }
+    assert await broker.admin.count_mirrored() == 8
+
+
+@on_sqlite
+async def test_what_cannot_be_mirrored_is_refused(broker: SqlBroker) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"info": "x"}, "info='x' needs lookup="),
+        ({"lookup": ""}, "lookup cannot be ''"),
+        ({"lookup": "x" * 256}, "lookup cannot be"),
+        ({"lookup": 7}, "lookup cannot be 7"),
+        ({"lookup": "a", "info": "x" * 1_001}, "at most 1000 characters"),
+        ({"lookup": "a", "info": "\0"}, "without NUL characters"),
+        ({"lookup": "a", "info": "\ud800"}, "without NUL characters"),
+        ({"lookup": "a", "info": 7}, "info is text"),
+    ]
+    for options, told in wrong:
+        with pytest.raises(PublishError, match=told):
+            await broker.publish("body", "q", **options)
+    with pytest.raises(PublishError, match="request does not take lookup="):
+        await broker.request("body", "q", lookup="a")  # type: ignore[call-arg]
+    for look_up in (broker.admin.count_mirrored, broker.admin.mirrored):
+        with pytest.raises(ValueError, match="cannot be a lookup value"):
+            await look_up(lookup="")  # type: ignore[operator]
+        with pytest.raises(ValueError, match="info is text"):
+            await look_up(info="\0")  # type: ignore[operator]
+    with pytest.raises(ValueError, match="needs a lookup value"):
+        await broker.admin.set_info(None, "x")  # type: ignore[arg-type]
+    assert await broker.admin.count_mirrored() == 0
+
+
+@on_sqlite
+async def test_a_test_broker_mirrors(engine: AsyncEngine) -> None:
+    broker = SqlBroker(engine)
+
+    @broker.subscriber("q")
+    async def handle(body: str) -> int:
+        return await broker.admin.count_mirrored(lookup="a")
+
+    async with TestSqlBroker(broker):
+        await broker.publish("x", "q", lookup="a")
+        assert await broker.admin.count_mirrored(lookup="a") == 0
+        await broker.publish("x", "other", lookup="b", delay="1h")
+        assert await broker.admin.count_mirrored(lookup="b") == 1
