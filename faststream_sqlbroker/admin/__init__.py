@@ -2,6 +2,7 @@
 
 from faststream_sqlbroker.admin.admin import Admin
 from faststream_sqlbroker.core.dead_letters import DeadLetterGroup, DeadLetters
+from faststream_sqlbroker.core.diagnosis import Diagnosis, DiagnosisPart
 from faststream_sqlbroker.core.health import (
     DatabaseHealth,
     Health,
@@ -11,6 +12,7 @@ from faststream_sqlbroker.core.health import (
     TableHealth,
 )
 from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
 from faststream_sqlbroker.core.repairs import Repair
@@ -37,6 +39,8 @@ __all__ = (
     "DatabaseHealth",
     "DeadLetterGroup",
     "DeadLetters",
+    "Diagnosis",
+    "DiagnosisPart",
     "Event",
     "Explanation",
     "Health",
@@ -45,6 +49,7 @@ __all__ = (
     "LiveSubscriber",
     "MessageDetail",
     "MessagePage",
+    "MirroredMessage",
     "OpenTransaction",
     "PausedQueue",
     "PoliciedQueue",

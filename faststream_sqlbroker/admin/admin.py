@@ -1,6 +1,7 @@
 """`Admin`: all operations in one object."""
 
 from faststream_sqlbroker.admin.dead_letters import DeadLetterGroups
+from faststream_sqlbroker.admin.diagnosis import DiagnosisReport
 from faststream_sqlbroker.admin.health import HealthReport
 from faststream_sqlbroker.admin.jobs import Jobs
 from faststream_sqlbroker.admin.locks import Locks
@@ -31,6 +32,7 @@ class Admin(
     Locks,
     Mirror,
     HealthReport,
+    DiagnosisReport,
     ArchivePruning,
     ArchivePartitioning,
 ):

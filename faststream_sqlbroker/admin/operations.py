@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.core.diagnosis import Surroundings
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
@@ -25,6 +26,7 @@ class Operations:
         pipelines: Iterable[Any] = (),
         woken: Callable[[Iterable[str]], None] = lambda _queues: None,
         process: Callable[[], ProcessHealth] = ProcessHealth,
+        surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
         """Work on the tables of `store`.
 
@@ -38,6 +40,7 @@ class Operations:
             pipelines: Their names are shown in explanations.
             woken: Called with the queues that have a message which may be due now.
             process: Tells of this process.
+            surroundings: Tells of what is around it.
         """
         self._store = store
         self._channel = channel
@@ -47,3 +50,4 @@ class Operations:
         self._pipelines = pipelines
         self._woken = woken
         self._process = process
+        self._surroundings = surroundings

@@ -33,6 +33,7 @@ from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
+from faststream_sqlbroker.core.diagnosis import Surroundings
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retention import NO_ARCHIVE, Retention, checked_retention
@@ -338,6 +339,18 @@ class SqlBroker(
             pipelines=getattr(self, "pipelines", ()),
             woken=self._wakeups.published,
             process=self._process_health,
+            surroundings=self._surroundings,
+        )
+
+    def _surroundings(self) -> Surroundings:
+        relays: dict[str, bool] = {}
+        for each in self.subscribers:
+            relays |= getattr(each, "relays", {})
+        awaited = self._store.can_listen and self._wakeups.awaited
+        return Surroundings(
+            listening=self._wakeups.listening if awaited else None,
+            relays=relays,
+            is_running=self.running,
         )
 
     def _process_health(self) -> ProcessHealth:

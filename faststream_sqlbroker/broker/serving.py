@@ -36,6 +36,7 @@ class SqlBrokerServing:
     _process_health: Callable[[], ProcessHealth]
     running: bool
     subscribers: Any
+    admin: Any
     ping: Any
 
     def _serve_probes(self, health_port: "int | str | None", metrics: Any) -> None:
@@ -108,6 +109,7 @@ class SqlBrokerServing:
             process=self._process_health,
             is_started=lambda: alone or self.running or not self.subscribers,
             log=self._log_of_loops,
+            admin=lambda: self.admin,
             jobs=None if channels is None else self._pull_jobs(channels),
             exposition=self._exposition,
         )

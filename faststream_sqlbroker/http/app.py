@@ -17,8 +17,10 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import BodyLimits
 from faststream_sqlbroker.http.channels import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.diagnosis import DiagnosisRoutes
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.local import LocalOnly
+from faststream_sqlbroker.http.mirror import MirrorRoutes
 from faststream_sqlbroker.http.mounting import (
     App,
     Below,
@@ -92,6 +94,8 @@ class HttpApp:
             proxies=networks(options.proxies),
         )
         routes = [*probe_routes(service, self._for), self._csrf_route()]
+        routes += MirrorRoutes(service.admin, options.limits, self._for).routes()
+        routes += DiagnosisRoutes(service.admin, self._for).routes()
         if service.jobs is not None:
             channels = ChannelRoutes(service.jobs, self._gate, options.limits, self._for)
             routes += channels.routes()

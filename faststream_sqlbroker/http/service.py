@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.flow.pull_jobs import PullJobs
 
@@ -21,6 +22,8 @@ class Service:
     """Whether the broker runs, or has nothing to run."""
     log: Callable[..., None]
     """Called with a level and a text."""
+    admin: Callable[[], Admin]
+    """The operations of `broker.admin`."""
     jobs: Callable[[], PullJobs] | None = None
     """The channels; None: there are none."""
     exposition: Callable[[], tuple[bytes, str]] | None = None

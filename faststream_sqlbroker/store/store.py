@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
@@ -37,6 +37,7 @@ from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.triggers import has_notify_trigger
+from faststream_sqlbroker.schema.types import is_mariadb
 from faststream_sqlbroker.schema.validate import differences
 from faststream_sqlbroker.store import pool
 from faststream_sqlbroker.store.ack_first import AckFirstStarts
@@ -167,6 +168,11 @@ class Store:
     def dialect_name(self) -> str:
         """SQLAlchemy's name of the database: postgresql, mysql, mariadb or sqlite."""
         return self.dialect.name
+
+    @property
+    def database_name(self) -> str:
+        """The same, but mariadb is told from mysql by its server, once a connection was made."""
+        return "mariadb" if is_mariadb(self.engine.dialect) else self.dialect_name
 
     @property
     def driver(self) -> str:
@@ -405,6 +411,18 @@ class Store:
         return await self._transactions.run(
             lambda c: differences(c, self.tables), self._places, write=False
         )
+
+    async def schema_version(self) -> str | None:
+        """The newest migration that the tables note; None: another program migrates them."""
+        table = self.tables.version
+
+        def work(connection: Connection) -> str | None:
+            if not inspect(connection).has_table(table.name, schema=table.schema):
+                return None
+            found: str | None = connection.execute(select(table.c.version_num)).scalar()
+            return found
+
+        return await self._transactions.run(work, self._places, write=False)
 
     async def find_lacks(self, activities: Activities) -> Access:
         """Which rights and tables the database user lacks for `activities`; nothing is written."""

@@ -1,7 +1,7 @@
 """Handlers whose answers go to another broker, by stacking that broker's publisher."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream import BaseMiddleware
@@ -70,6 +70,19 @@ def unstarted_publishers(handler: Any) -> list[str]:
     seen.
     """
     return [_name(p) for p in handler._publishers if _unstarted(p)]  # noqa: SLF001 - FastStream's
+
+
+def relays(handlers: Iterable[Any]) -> dict[str, bool]:
+    """The stacked publishers of other brokers, by name, and whether each can publish, as far as can
+    be seen.
+    """
+    others = (
+        publisher
+        for handler in handlers
+        for publisher in handler._publishers  # noqa: SLF001 - FastStream's
+        if not isinstance(publisher, QueuePublisher)
+    )
+    return {_name(publisher): not _unstarted(publisher) for publisher in others}
 
 
 def _unstarted(publisher: Any) -> bool:

@@ -37,7 +37,7 @@ from faststream_sqlbroker.subscriber.pulling import (
     refuse_handlers,
     refuse_options,
 )
-from faststream_sqlbroker.subscriber.relay import ForwardHeaders, unstarted_publishers
+from faststream_sqlbroker.subscriber.relay import ForwardHeaders, relays, unstarted_publishers
 from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
@@ -148,6 +148,11 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def unstarted_publishers(self) -> list[str]:
         """Stacked publishers of other brokers that cannot publish yet, as far as can be seen."""
         return [name for call in self.calls for name in unstarted_publishers(call.handler)]
+
+    @property
+    def relays(self) -> dict[str, bool]:
+        """The publishers of other brokers that its answers go to, and whether each can publish."""
+        return relays(call.handler for call in self.calls)
 
     @property
     def healthy(self) -> bool:

@@ -65,7 +65,7 @@ async def serving(path: Path, log: Path, **env: str) -> AsyncIterator[str]:
         process.wait()
 
 
-async def test_five_and_one_minutes_by_a_clock_of_the_test(write: Write) -> None:
+async def test_p9_five_and_one_minutes_by_a_clock_of_the_test(write: Write) -> None:
     """P1, P2, P9."""
     clock = VirtualClock(START)
     broker = SqlBroker.from_yaml(write(delays()), logger=None)
@@ -90,7 +90,7 @@ async def test_five_and_one_minutes_by_a_clock_of_the_test(write: Write) -> None
         assert got[3:] == [("mails", "d", 300), ("orders", "b", 480)]
 
 
-async def test_the_service_runs_from_the_file(
+async def test_p9_the_service_runs_from_the_file(
     broker: SqlBroker, look: Look, database_url: str, write: Write, tmp_path: Path
 ) -> None:
     """P1, P2, P3, P9: in a process of its own, with short durations."""

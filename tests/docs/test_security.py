@@ -116,6 +116,26 @@ async def test_a_producer(user: Account, broker: SqlBroker) -> None:
 
 
 @servers_only
+async def test_a_producer_with_lookup_values(user: Account, owner: SqlBroker) -> None:
+    assert "`lookup=` needs\nINSERT (scope, key, info, expires_at, counter) on that" in PAGE
+    engine = user.engine()
+    broker = SqlBroker(engine, logger=None)
+    kind = _kind(user)
+    key = "key" if kind == "postgresql" else "`key`"
+    table = f"message_policy_state TO {user.who}"
+    try:
+        given(user, *(sql for step in grants("producer", kind).values() for sql in step))
+        with pytest.raises(AccessError, match="to publish with a lookup value"):
+            await broker.publish("x", "q", lookup="a")
+        user.execute(f"GRANT INSERT (scope, {key}, info, expires_at, counter) ON {table}")
+        assert await broker.publish("x", "q", lookup="a")
+        assert await owner.admin.count_mirrored(lookup="a") == 1
+    finally:
+        await broker.stop()
+        await engine.dispose()
+
+
+@servers_only
 async def test_a_producer_that_counts(user: Account) -> None:
     engine = user.engine()
     broker = SqlBroker(engine, logger=None, max_depth={"q": MaxDepth(1, "raise")})

@@ -90,7 +90,7 @@ def silent(heard: Heard) -> bool:
 @pytest.mark.parametrize(
     "act", [raising(lambda: Postpone("1h")), postpone], ids=["raised", "called"]
 )
-async def test_postponed_under_every_policy(
+async def test_p4_postponed_under_every_policy(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy, act: Act
 ) -> None:
     """P4: neither attempt nor delivery is charged."""
@@ -177,7 +177,7 @@ async def test_wrong_arguments_are_the_handlers_error(broker: SqlBroker, look: L
 # -- not ready -------------------------------------------------------------------------------------
 
 
-async def test_a_not_ready_message_is_retried_until_it_is_ready(
+async def test_p7_a_not_ready_message_is_retried_until_it_is_ready(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     """P7: "changed" came before "created"."""

@@ -36,7 +36,7 @@ async def put(broker: SqlBroker, headers: Any) -> int:
     return message_id
 
 
-async def test_messages_move_to_the_destination_in_their_headers(
+async def test_p2_messages_move_to_the_destination_in_their_headers(
     broker: SqlBroker, look: Look
 ) -> None:
     """P2."""
@@ -61,7 +61,7 @@ async def test_messages_move_to_the_destination_in_their_headers(
     "headers",
     [None, {}, {"destination": ""}, {"destination": 5}, {"destination": "front"}, ["x"], "x"],
 )
-async def test_without_a_destination_nothing_is_lost(
+async def test_p3_without_a_destination_nothing_is_lost(
     broker: SqlBroker, look: Look, heard: Heard, headers: Any
 ) -> None:
     """P3: archived as FAILED with its body, and an ERROR."""
@@ -85,7 +85,7 @@ async def test_bad_destinations_do_not_delay_other_messages(broker: SqlBroker, l
     assert len(await look.rows(archive=True)) == 20
 
 
-async def test_publish_after_is_kept(broker: SqlBroker, look: Look) -> None:
+async def test_p1_publish_after_is_kept(broker: SqlBroker, look: Look) -> None:
     """P1: never delivered earlier; Unix seconds, a date and time, or counted from when it was
     published."""
     broker.subscriber("front", **QUICK, forward_to=DESTINATION)

@@ -419,7 +419,7 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
 # -- pop and reserve -------------------------------------------------------------------------------
 
 
-async def test_pop_and_reserve_take_nothing_from_a_paused_queue(
+async def test_p5_pop_and_reserve_take_nothing_from_a_paused_queue(
     broker: SqlBroker, other: SqlBroker, look: Look
 ) -> None:
     """P5: for processes without subscribers, too; other queues go on."""

@@ -258,7 +258,7 @@ async def test_a_concurrency_is_never_exceeded(rig: Rig, per_key: bool) -> None:
     assert most <= 2
 
 
-async def test_outside_its_window_nothing_is_claimed(rig: Rig) -> None:
+async def test_p6_outside_its_window_nothing_is_claimed(rig: Rig) -> None:
     """P6: messages wait unclaimed."""
     now = await rig.store.now()
     hour = now.hour

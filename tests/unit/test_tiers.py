@@ -14,7 +14,7 @@ waits = st.floats(0.001, 1e9) | st.integers(0, 10**9)
 tiers = st.lists(st.floats(0.001, 1e6) | st.integers(1, 10**6), min_size=1, max_size=6)
 
 
-def test_eight_minutes_over_five_and_one() -> None:
+def test_p8_eight_minutes_over_five_and_one() -> None:
     """P8."""
     assert plan_hops("8m", ["1m", "5m"]) == [Hops(300.0, 1), Hops(60.0, 3)]
     assert plan_hops(timedelta(minutes=8), [300, 60]) == [(300.0, 1), (60.0, 3)]
