@@ -4,11 +4,11 @@ import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 from typing import Any
 
+from faststream_sqlbroker.admin.health import compare_clocks
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.diagnosis import Diagnosis, DiagnosisPart
@@ -100,11 +100,7 @@ class DiagnosisReport(Operations):
         return facts, [str(lack) for lack in access.lacks]
 
     async def _of_clock(self) -> Found:
-        before = datetime.now(timezone.utc)
-        now = await self._store.now()
-        half = (datetime.now(timezone.utc) - before) / 2
-        difference = (now - (before + half)).total_seconds()
-        doubt = half.total_seconds()
+        difference, doubt = await compare_clocks(self._store)
         found = replace(NOTHING_WRONG, clock_difference=difference, clock_doubt=doubt)
         facts = {"difference": round(difference, 3), "doubt": round(doubt, 3)}
         return facts, found.findings()["clock"]

@@ -1,12 +1,16 @@
 """Whether all is well: the database, its tables, and this process."""
 
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.health import OLD_TRANSACTION, Health
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import AccessError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.store import Store
 
 
 class HealthReport(Operations):
@@ -29,19 +33,14 @@ class HealthReport(Operations):
         """
         oldest = positive_seconds("old_transaction", old_transaction)
         process = self._process()
-        # The database reads its clock between the two, and nothing tells when: the middle is wrong
-        # by half of the time between them at most.
-        before = datetime.now(timezone.utc)
-        now = await self._store.now()
-        after = datetime.now(timezone.utc)
-        half = (after - before) / 2
+        difference, doubt = await compare_clocks(self._store)
         used, limit = self._store.pool_use
         access = await self._store.find_lacks(process.activities or frozenset({Activity.OPERATE}))
         schema = tuple(await self._store.differences())
         return Health(
             database=await self._store.database_health(),
-            clock_difference=(now - (before + half)).total_seconds(),
-            clock_doubt=half.total_seconds(),
+            clock_difference=difference,
+            clock_doubt=doubt,
             pool_used=used,
             pool_limit=limit,
             process=process,
@@ -58,3 +57,14 @@ class HealthReport(Operations):
         except AccessError:
             return ()  # A producer needs no right on the records.
         return tuple(f"window {window} of lake {lake!r}" for lake, window in found)
+
+
+async def compare_clocks(store: "Store") -> tuple[float, float]:
+    """The database's clock minus this machine's, and by how much that may be wrong (seconds)."""
+    # The database reads its clock between the two, and nothing tells when: the middle is wrong by
+    # half of the time between them at most.
+    before = datetime.now(timezone.utc)
+    now = await store.now()
+    after = datetime.now(timezone.utc)
+    half = (after - before) / 2
+    return (now - (before + half)).total_seconds(), half.total_seconds()
