@@ -11,7 +11,7 @@ from faststream_sqlbroker.core.health import (
     SubscriberHealth,
     TableHealth,
 )
-from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.jobs import Failure, Job
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
@@ -32,10 +32,12 @@ from faststream_sqlbroker.core.stored import (
     Progress,
     StoredMessage,
 )
+from faststream_sqlbroker.core.verification import Damage, Verification
 
 __all__ = (
     "Admin",
     "Count",
+    "Damage",
     "DatabaseHealth",
     "DeadLetterGroup",
     "DeadLetters",
@@ -43,6 +45,7 @@ __all__ = (
     "DiagnosisPart",
     "Event",
     "Explanation",
+    "Failure",
     "Health",
     "HeldLock",
     "Job",
@@ -64,4 +67,5 @@ __all__ = (
     "SubscriberHealth",
     "TableHealth",
     "UnknownOutcome",
+    "Verification",
 )

@@ -15,6 +15,7 @@ from faststream_sqlbroker.admin.repairs import Repairs
 from faststream_sqlbroker.admin.retention import ArchivePruning
 from faststream_sqlbroker.admin.schedules import Schedules
 from faststream_sqlbroker.admin.unknown import Unknown
+from faststream_sqlbroker.admin.verification import Verifying
 from faststream_sqlbroker.admin.workers import Workers
 
 
@@ -35,6 +36,7 @@ class Admin(
     DiagnosisReport,
     ArchivePruning,
     ArchivePartitioning,
+    Verifying,
 ):
     """The operations of `broker.admin`; they need the database, but no started broker.
 

@@ -95,7 +95,9 @@ class Jobs(Operations):
 
     A batch of messages, the job's position and its counts are one transaction. So a job survives
     its process: another one goes on with it, within about a minute, if it has a subscriber and the
-    rights. What is leased, locked or does not match any more is left, and counted as skipped.
+    rights. What is leased, locked or does not match any more is left, and counted as skipped. A
+    message that the database refuses to change, by a constraint of its own, for example, is counted
+    as failed, with its error in `failures`, and the job goes on.
 
     Options: `rate`, `dry_run`, `wait`, `by`. Filters: `queue`, `key`, `error`, `headers`, `since`
     and `until` as for `messages`, and for archived messages `reason` and `fingerprint`.

@@ -33,6 +33,7 @@ from faststream_sqlbroker.cli.schema import migrate, sql
 from faststream_sqlbroker.cli.serve import hash_password, serve
 from faststream_sqlbroker.cli.spark import app as spark
 from faststream_sqlbroker.cli.target import Target
+from faststream_sqlbroker.cli.verify import verify
 
 archive.command()(replay)
 archive.command()(report)
@@ -58,6 +59,7 @@ LOOK = (
     locks,
     audit,
     check,
+    verify,
     top,
     tail,
 )

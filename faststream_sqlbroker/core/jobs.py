@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
@@ -19,9 +19,19 @@ MOVE = "move"
 REDRIVE = "redrive"
 REPLAY = "replay"
 UNDO = "undo"
+MOST_FAILURES = 20
+"""Errors that are kept of a job; further failures are only counted."""
 OF_ARCHIVE = frozenset({REDRIVE, REPLAY})
 """The actions on messages of the archive; the other ones change live messages."""
 BULK = frozenset({CANCEL, RETRY, MOVE, UNDO}) | OF_ARCHIVE
+
+
+class Failure(NamedTuple):
+    """A message that a job could not change."""
+
+    message_id: int
+    error: str
+    """What the database said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +57,17 @@ class Job:
     skipped: int = 0
     """Messages that have changed since the dry run: leased, ended, or not matching any more. Those
     that the job did not meet are counted at its end."""
+    failed: int = 0
+    """Messages that the database refused to change, by a constraint or a trigger of its own, for
+    example; the job went on behind them."""
+    failures: Sequence[Failure] = ()
+    """The first 20 of them."""
     created_at: datetime | None = None
     ended_at: datetime | None = None
     undone_by: str | None = None
     """The job that undoes this one."""
+    note: str | None = None
+    """Why it can do less than it was asked to."""
     bound: Position | None = None
     """The last row that was there at the dry run."""
     cursor: Position | None = None
@@ -59,7 +76,12 @@ class Job:
     @property
     def left(self) -> int:
         """How many messages are not visited yet, as far as is known."""
-        return 0 if self.state == "ended" else max(0, self.expected - self.done - self.skipped)
+        return 0 if self.state == "ended" else max(0, self.expected - self.visited)
+
+    @property
+    def visited(self) -> int:
+        """How many messages were met, whatever came of it."""
+        return self.done + self.skipped + self.failed
 
     @property
     def is_bulk(self) -> bool:
@@ -71,14 +93,22 @@ class Job:
         moved = replace(self, cursor=cursor, done=self.done + done, skipped=self.skipped + skipped)
         if cursor is not None:
             return moved
-        unmet = max(0, moved.expected - moved.done - moved.skipped)
+        unmet = max(0, moved.expected - moved.visited)
         return replace(moved, cursor=self.cursor, skipped=moved.skipped + unmet, state="ended")
+
+    def failed_at(self, cursor: Position | None, failure: Failure) -> "Job":
+        """As `moved`, behind a message that the database has refused."""
+        kept = (*self.failures, failure)[:MOST_FAILURES]
+        counted = replace(self, failed=self.failed + 1, failures=kept)
+        return counted.moved(cursor, done=0, skipped=0)
 
     def __str__(self) -> str:
         """One line for people."""
         what = f"{self.action} {self.id}".strip()
         counts = f"{self.done} of {self.expected} done, {self.skipped} skipped"
-        return f"{what}: {self.state}, {counts}"
+        if self.failed:
+            counts += f", {self.failed} failed: {self.failures[0].error}"
+        return f"{what}: {self.state}, {counts}" + (f"; {self.note}" if self.note else "")
 
 
 def job_info(job: Job) -> dict[str, Any]:
@@ -94,8 +124,11 @@ def job_info(job: Job) -> dict[str, Any]:
         "queues": dict(job.queues),
         "done": job.done,
         "skipped": job.skipped,
+        "failed": job.failed,
+        "failures": [list(each) for each in job.failures],
         "ended_at": None if job.ended_at is None else to_microseconds(job.ended_at),
         "undone_by": job.undone_by,
+        "note": job.note,
         "bound": None if job.bound is None else plain(job.bound),
         "cursor": None if job.cursor is None else plain(job.cursor),
     }
@@ -106,11 +139,13 @@ def job_of(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
     fields = dict(info)
     filters = fields.pop("filters")
     ended_at = fields.pop("ended_at")
+    failures = tuple(Failure(*each) for each in fields.pop("failures", ()))
     of_archive = fields["action"] in OF_ARCHIVE
     return Job(
         bound=_position(fields.pop("bound"), of_archive),
         cursor=_position(fields.pop("cursor"), of_archive),
         **fields,
+        failures=failures,
         id=job_id,
         created_at=created_at,
         filters=None if filters is None else _filters_of(filters),

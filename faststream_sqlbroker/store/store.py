@@ -66,6 +66,7 @@ from faststream_sqlbroker.store.replies import ReplyStore
 from faststream_sqlbroker.store.retention import ArchiveRetention
 from faststream_sqlbroker.store.schedules import Schedules
 from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.verification import Verifier
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -143,6 +144,7 @@ class Store:
         self.overviews = QueueOverviews(self._transactions, self.dialect, self._places)
         self.messages = StoredMessages(self._transactions, self.dialect, self._places)
         self.jobs = JobStore(self._transactions, self.dialect, self._places)
+        self.verifier = Verifier(self._transactions, self.dialect, self._places)
         self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
         self.partitions = ArchivePartitions(self._transactions, tables, self._places)

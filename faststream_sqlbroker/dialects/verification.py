@@ -1,0 +1,208 @@
+"""Looks for rows that cannot be, stretch by stretch in the order of a key.
+
+Each stretch is one statement that only returns what is wrong. So a message on its way from one
+table to the other is seen in one of them, and a stretch is as long however much is wrong.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    and_,
+    case,
+    func,
+    literal_column,
+    or_,
+    select,
+)
+
+from faststream_sqlbroker.core import verification as kinds
+from faststream_sqlbroker.core.jobs import job_of
+from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, RowSum, window_of
+from faststream_sqlbroker.core.retention import Place
+from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, MessageState
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.core.verification import Damage
+from faststream_sqlbroker.dialects.jobs import JOB
+from faststream_sqlbroker.dialects.loaded_windows import read_page
+from faststream_sqlbroker.dialects.message_walks import STEP, Part, Walk
+from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.schema.types import later
+
+CLOCK_STEP = 60_000_000
+"""Microseconds that a time may lie ahead: the database's clock may have been set back a little."""
+JOBS = 500
+"""Rows of jobs that one statement reads; each has its filter and counts."""
+BETWEEN = 2
+"""Values of a position between two windows: the scope and the key of the last one."""
+Position = Sequence[Any]
+"""Where a part goes on, as JSON has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What one statement has found."""
+
+    damages: Sequence[Damage]
+    rows: int
+    after: Position | None
+    """Where the part goes on; None: it has ended."""
+
+
+def live(
+    connection: Connection, dialect: Operations, after: Position | None, lease_over: float
+) -> Stretch:
+    """Live messages, by id. A lease that has been over for `lease_over` seconds has no owner."""
+    table = dialect.tables.message
+    c = table.c
+    leased = c.state == MessageState.PROCESSING.name
+    over = later(literal_column(str(-round(lease_over * 1_000_000))))
+    wrong = {
+        kinds.UNKNOWN_STATE: c.state.not_in(sorted(each.name for each in LIVE_STATES)),
+        kinds.NO_LEASE: and_(leased, or_(c.lease_token.is_(None), c.lease_expires_at.is_(None))),
+        kinds.LEASE_LEFT: and_(
+            ~leased, or_(c.lease_token.is_not(None), c.lease_expires_at.is_not(None))
+        ),
+        kinds.NO_OWNER: and_(leased, c.lease_token.is_not(None), c.lease_expires_at < over),
+        kinds.NO_ATTEMPT: and_(c.state == MessageState.RETRYABLE.name, c.attempts_count < 1),
+    }
+    archive = dialect.tables.archive
+    if archive is not None:
+        wrong[kinds.IN_BOTH] = select(archive.c.id).where(archive.c.id == c.id).exists()
+    walk = Walk("all", table, None, (), (c.id,))
+    return _stretch(connection, dialect, walk, after, wrong)
+
+
+def archived(connection: Connection, dialect: Operations, after: Position | None) -> Stretch:
+    """Archived messages, by when they ended."""
+    table = dialect.tables.archive
+    if table is None:
+        return Stretch((), 0, None)
+    c = table.c
+    wrong: dict[str, ColumnElement[bool]] = {
+        kinds.UNKNOWN_STATE: c.state.not_in(sorted(each.name for each in ARCHIVED_STATES)),
+        kinds.IN_FUTURE: c.archived_at > later(literal_column(str(CLOCK_STEP))),
+    }
+    if dialect.tables.config.archive_partitions is not None and dialect.name == "postgresql":
+        # The key of partitions has the time, too, so it does not keep an id from coming again.
+        other = table.alias()
+        again = and_(other.c.id == c.id, other.c.archived_at != c.archived_at)
+        wrong[kinds.TWICE] = select(other.c.id).where(again).exists()
+    at = None if after is None else [from_microseconds(after[0]), after[1]]
+    walk = Walk("archive", table, "archived_index", (), (c.archived_at, c.id))
+    return _stretch(connection, dialect, walk, at, wrong)
+
+
+def _stretch(
+    connection: Connection,
+    dialect: Operations,
+    walk: Walk,
+    at: Position | None,
+    wrong: Mapping[str, ColumnElement[bool]],
+) -> Stretch:
+    part = Part(connection, dialect, walk, at, Filters(), [or_(*wrong.values())])
+    # The first stretch only: the next one is of another transaction.
+    rows, end = next(part.steps(STEP))
+    c = walk.table.c
+    flags = [case((condition, 1), else_=0).label(kind) for kind, condition in wrong.items()]
+    found = connection.execute(rows(c.id, c.queue, c.state, *flags)).all()
+    damages = [
+        Damage(kind=kind, message_id=row.id, queue=row.queue, found=row.state)
+        for row in found
+        for kind in wrong
+        if getattr(row, kind)
+    ]
+    after = None if end is None else [_plain(value) for value in end]
+    return Stretch(damages, STEP if end is not None else part.looked_at(), after)
+
+
+def _plain(value: Any) -> Any:
+    return to_microseconds(value) if isinstance(value, datetime) else value
+
+
+def jobs(connection: Connection, table: Table, after: Position | None) -> Stretch:
+    """Jobs of operators without a time for their next batch, by id."""
+    c = table.c
+    behind = "" if after is None else str(after[0])
+    statement = select(c.key, c.created_at, c.info).where(
+        c.scope == JOB, c.due_at.is_(None), c.key > behind
+    )
+    rows = connection.execute(statement.order_by(c.key).limit(JOBS)).all()
+    running = [job for job in (job_of(*row) for row in rows) if job.state == "running"]
+    damages = [Damage(kind=kinds.JOB_RESTS, name=job.id, found=str(job)) for job in running]
+    return Stretch(damages, len(rows), [rows[-1].key] if len(rows) == JOBS else None)
+
+
+# Windows of exports: a position is the scope and the name of a window; within one, also the
+# version of its record, the last row, and the rows and the sum of ids up to there.
+
+
+def windows(connection: Connection, dialect: Operations, after: Position | None) -> Stretch:
+    """A page of the window that was begun, or the next window; those that differ were noted."""
+    if after is not None and len(after) > BETWEEN:
+        return _compare(connection, dialect, after)
+    c = dialect.tables.policy_state.c
+    statement = select(c.scope, c.key, c.info, c.counter, c.due_at)
+    statement = statement.where(or_(_of(c.scope, LOADED), _of(c.scope, DIFFERS)))
+    if after is not None:
+        scope, key = after
+        further = or_(c.scope > scope, and_(c.scope == scope, c.key > key))
+        statement = statement.where(c.scope >= scope, further)
+    row = connection.execute(statement.order_by(c.scope, c.key).limit(1)).first()
+    if row is None:
+        return Stretch((), 0, None)
+    position = [row.scope, row.key]
+    if row.scope.startswith(DIFFERS):
+        lake = row.scope.removeprefix(DIFFERS)
+        text = "found before by a prune"
+        return Stretch([_differs(lake, row.key, text)], 1, position)
+    if row.due_at is None:
+        # Nothing of it is left.
+        return Stretch((), 1, position)
+    return Stretch((), 1, [*position, row.counter, None, None, 0, "0"])
+
+
+def _of(scope: Any, prefix: str) -> Any:
+    """Scopes of one kind; names of lakes follow the colon."""
+    # The next character, so that the primary key serves.
+    return and_(scope >= prefix, scope < prefix[:-1] + chr(ord(prefix[-1]) + 1))
+
+
+def _compare(connection: Connection, dialect: Operations, after: Position) -> Stretch:
+    scope, key, version, at, last_id, rows, ids = after
+    c = dialect.tables.policy_state.c
+    one = select(c.key, c.info, c.counter).where(c.scope == scope, c.key == key)
+    row = connection.execute(one).first()
+    if row is None or row.counter != version:
+        # A prune or an export has just compared it, and has written what it found.
+        return Stretch((), 1, [scope, key])
+    window = window_of(*row)
+    place = None if at is None else Place(from_microseconds(at), last_id)
+    page = read_page(connection, dialect, window, place)
+    found = RowSum(rows, int(ids)) + page.rows
+    if page.last is not None:
+        ahead = [to_microseconds(page.last.at), page.last.id, found.rows, str(found.ids)]
+        return Stretch((), page.rows.rows, [scope, key, version, *ahead])
+    lake = scope.removeprefix(LOADED)
+    damages = []
+    if found != window.left and _is_same(connection, dialect, after):
+        damages = [_differs(lake, key, f"{found}, not {window.left}")]
+    return Stretch(damages, page.rows.rows, [scope, key])
+
+
+def _is_same(connection: Connection, dialect: Operations, after: Position) -> bool:
+    """Whether the record is still the one that the rows were compared with."""
+    scope, key, version = after[:3]
+    c = dialect.tables.policy_state.c
+    now = select(func.max(c.counter)).where(c.scope == scope, c.key == key)
+    return bool(connection.execute(now).scalar() == version)
+
+
+def _differs(lake: str, window: str, text: str) -> Damage:
+    return Damage(kind=kinds.DIFFERS, name=f"window {window} of lake {lake!r}", found=text)

@@ -1,0 +1,271 @@
+"""broker.admin.verify and `sqlbroker verify`: each damage that is planted is named, no other."""
+
+import uuid
+from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import insert, text, update
+
+from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker.admin import Verification
+from faststream_sqlbroker.core import verification as kinds
+from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, LoadedWindow, RowSum
+from faststream_sqlbroker.dialects import loaded_windows as records
+from faststream_sqlbroker.dialects import message_walks, verification
+from faststream_sqlbroker.schema.migrate import create_all
+from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store import verification as store
+from tests.faststream.conftest import Look, Make
+from tests.faststream.test_operating_cli import Shell
+
+pytestmark = pytest.mark.capability("`broker.admin.verify`: rows that cannot be, by name")
+
+PAST = datetime(2026, 3, 1, tzinfo=timezone.utc)
+TOKEN = uuid.UUID(int=7)
+CHECKS = ("message_state_check", "message_lease_check", "message_token_check")
+LIVE: dict[str, dict[str, Any]] = {
+    kinds.UNKNOWN_STATE: {"state": "LOST"},
+    kinds.NO_LEASE: {"state": "PROCESSING"},
+    kinds.LEASE_LEFT: {"lease_token": TOKEN, "lease_expires_at": PAST},
+    kinds.NO_OWNER: {"state": "PROCESSING", "lease_token": TOKEN, "lease_expires_at": PAST},
+    kinds.NO_ATTEMPT: {"state": "RETRYABLE"},
+}
+"""By damage what a live row of it has."""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of a few rows, so that each part has several."""
+    monkeypatch.setattr(message_walks, "STEP", 2)
+    monkeypatch.setattr(verification, "STEP", 2)
+    monkeypatch.setattr(verification, "JOBS", 2)
+    monkeypatch.setattr(records, "PAGE", 2)
+
+
+class Planted:
+    """Writes what the tables do not allow."""
+
+    def __init__(self, look: Look, database: str) -> None:
+        self._look = look
+        self._database = database
+
+    async def unchecked(self, *statements: Any) -> None:
+        """Run statements as if the tables had no checks."""
+        async with self._look.engine.begin() as connection:
+            if self._database == "sqlite":
+                await connection.execute(text("PRAGMA ignore_check_constraints = ON"))
+            else:
+                archive = "ALTER TABLE message_archive DROP CONSTRAINT message_archive_state_check"
+                for name in CHECKS:
+                    await connection.execute(text(f"ALTER TABLE message DROP CONSTRAINT {name}"))
+                await connection.execute(text(archive))
+            for statement in statements:
+                await connection.execute(statement)
+            if self._database == "sqlite":
+                await connection.execute(text("PRAGMA ignore_check_constraints = OFF"))
+
+    def live(self, message_id: int, **values: Any) -> Any:
+        table = self._look.tables.message
+        return insert(table).values(id=message_id, queue="q", payload=b"x", **values)
+
+    def archived(self, message_id: int, at: datetime = PAST, **values: Any) -> Any:
+        assert self._look.tables.archive is not None
+        times = {"created_at": at, "next_attempt_at": at, "archived_at": at}
+        row = {"queue": "q", "payload": b"x", "state": "COMPLETED", **times, **values}
+        return insert(self._look.tables.archive).values(id=message_id, **row)
+
+    def record(self, scope: str, key: str, **values: Any) -> Any:
+        return insert(self._look.tables.policy_state).values(scope=scope, key=key, **values)
+
+
+@pytest.fixture
+def planted(broker: SqlBroker, look: Look, database: str) -> Planted:
+    return Planted(look, database)
+
+
+def window(key: str, start: datetime, *ids: int) -> LoadedWindow:
+    return LoadedWindow(key, start, start + timedelta(days=1), RowSum(len(ids), sum(ids)), "lake")
+
+
+def found(verified: Verification) -> list[tuple[str, int | str | None]]:
+    return [(d.kind, d.message_id or d.name) for d in verified.damages]
+
+
+async def test_each_damage_of_a_row_is_named(
+    broker: SqlBroker, planted: Planted, small: None
+) -> None:
+    rows = [planted.live(100 + n, **values) for n, values in enumerate(LIVE.values())]
+    ahead = datetime.now(timezone.utc) + timedelta(days=2)
+    await planted.unchecked(
+        *rows,
+        planted.live(200),
+        planted.archived(200),
+        planted.live(201, state="RETRYABLE", attempts_count=1, deliveries_count=1),
+        planted.live(202, state="PROCESSING", lease_token=TOKEN, lease_expires_at=ahead),
+        planted.archived(300, state="PENDING"),
+        planted.archived(301, ahead),
+        planted.archived(302),
+    )
+    verified = await broker.admin.verify()
+    assert found(verified) == [
+        *((kind, 100 + n) for n, kind in enumerate(LIVE)),
+        (kinds.IN_BOTH, 200),
+        (kinds.UNKNOWN_STATE, 300),
+        (kinds.IN_FUTURE, 301),
+    ]
+    assert (verified.rows, verified.after, verified.ok) == (12, None, False)
+    assert verified.counts[kinds.UNKNOWN_STATE] == 2
+    assert str(verified.damages[0]) == (
+        "unknown_state: message 100 of queue 'q': no message of this table has that state (LOST)"
+    )
+
+
+async def test_a_lease_has_no_owner_only_after_a_while(broker: SqlBroker, planted: Planted) -> None:
+    just_over = datetime.now(timezone.utc) - timedelta(minutes=5)
+    leased = {"state": "PROCESSING", "lease_token": TOKEN, "lease_expires_at": just_over}
+    await planted.unchecked(planted.live(1, **leased))
+    assert (await broker.admin.verify(lease_over="1h")).ok
+    verified = await broker.admin.verify(lease_over="1m")
+    assert found(verified) == [(kinds.NO_OWNER, 1)]
+
+
+async def test_jobs_and_windows_of_a_lake_are_compared(
+    broker: SqlBroker, look: Look, planted: Planted, small: None
+) -> None:
+    days = [PAST + timedelta(days=n) for n in range(4)]
+    same = window("a", days[0], 101, 102, 103)
+    other = window("b", days[1], 104, 105, 106, 107)
+    apart = window("c", days[2], 109)
+    loaded = [
+        planted.record(scope, each.name, info=each.info(), due_at=each.end)
+        for scope, each in (
+            (LOADED + "shop", same),
+            (LOADED + "shop", other),
+            (DIFFERS + "shop", apart),
+        )
+    ]
+    empty = planted.record(LOADED + "shop", "d", info=window("d", days[3]).info())
+    await planted.unchecked(
+        *(planted.archived(n, days[0]) for n in (101, 102, 103)),
+        *(planted.archived(n, days[1]) for n in (104, 105, 106, 108)),
+        *loaded,
+        empty,
+    )
+    for _ in range(3):
+        await broker.publish("x", "q")
+    job = await broker.admin.bulk_move("other", queue="q", dry_run=False, wait=False)
+    await broker.admin.pause("q")
+    await broker.admin.resume("q")
+    jobs = look.tables.policy_state
+    async with look.engine.begin() as connection:
+        await connection.execute(update(jobs).where(jobs.c.scope == "job").values(due_at=None))
+    verified = await broker.admin.verify()
+    assert found(verified) == [
+        (kinds.JOB_RESTS, job.id),
+        (kinds.DIFFERS, "window b of lake 'shop'"),
+        (kinds.DIFFERS, "window c of lake 'shop'"),
+    ]
+    assert verified.damages[1].found == f"{RowSum(4, 423)}, not {RowSum(4, 422)}"
+
+
+async def test_a_record_that_changes_meanwhile_is_not_taken_for_damage(
+    broker: SqlBroker, look: Look, planted: Planted, small: None
+) -> None:
+    """A prune lowers it between two pages of the same look."""
+    loaded = window("a", PAST, 1, 2, 3)
+    await planted.unchecked(
+        *(planted.archived(n) for n in (1, 2, 3)),
+        planted.record(LOADED + "shop", "a", info=loaded.info(), due_at=loaded.end),
+    )
+    first = await broker.admin.verify(rows=6)
+    assert (first.ok, first.after is None) == (True, False)
+    lowered = window("a", PAST, 2, 3).info()
+    table, archive = look.tables.policy_state, look.tables.archive
+    assert archive is not None
+    async with look.engine.begin() as connection:
+        of_lake = table.c.scope == LOADED + "shop"
+        await connection.execute(update(table).where(of_lake).values(counter=1, info=lowered))
+        await connection.execute(archive.delete().where(archive.c.id == 1))
+    assert (await broker.admin.verify(after=first.after)).ok
+    assert (await broker.admin.verify()).ok
+
+
+async def test_it_ends_after_so_many_rows_and_goes_on(
+    broker: SqlBroker, planted: Planted, small: None
+) -> None:
+    bad = range(1, 8)
+    await planted.unchecked(*(planted.live(n, state="RETRYABLE") for n in bad))
+    seen: list[Any] = []
+    calls, after = 0, None
+    while calls == 0 or after is not None:
+        verified = await broker.admin.verify(after=after, rows=2, limit=1)
+        seen += verified.damages
+        assert verified.counts.get(kinds.NO_ATTEMPT, 0) <= 2
+        after, calls = verified.after, calls + 1
+    assert [each.message_id for each in seen] == [1, 3, 5, 7]
+    assert calls == 4
+    ticks = iter([0.0, 5.0, 10.0])
+    with patch.object(store, "Clock", lambda: SimpleNamespace(monotonic=lambda: next(ticks))):
+        timed = await broker.admin.verify(time_limit=10.0)
+    assert (timed.rows, timed.after is None) == (4, False)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_wrong_arguments_are_refused(broker: SqlBroker) -> None:
+    for cursor in ("x", "W10=", "WyJsaXZlIiwgWyJhIl1d", "WyJhcmNoaXZlIiwgWzFlMzAsIDFdXQ=="):
+        with pytest.raises(SetupError, match="after must be what the call before returned"):
+            await broker.admin.verify(after=cursor)
+    for wrong in ({"limit": 0}, {"lease_over": -1}, {"lease_over": 1e11}, {"time_limit": 0}):
+        with pytest.raises(SetupError):
+            await broker.admin.verify(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="limit must be 1"):
+        await broker.admin.verify(rows=0)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_an_id_twice_in_a_partitioned_archive_is_named(make: Make, look: Look) -> None:
+    weeks = SqlBrokerSchemaConfig(archive_partitions="week")
+    broker = make(schema=weeks)
+    planted = Planted(look, "postgresql")
+    async with look.engine.begin() as connection:
+        await connection.run_sync(create_all, build_tables(weeks, dialect_name="postgresql"))
+        for days in (0, 30):
+            await connection.execute(planted.archived(1, PAST + timedelta(days=days)))
+        await connection.execute(planted.archived(2))
+    verified = await broker.admin.verify()
+    assert found(verified) == [(kinds.TWICE, 1), (kinds.TWICE, 1)]
+
+
+async def test_without_an_archive_the_rest_is_looked_at(make: Make, look: Look) -> None:
+    broker = make(schema=SqlBrokerSchemaConfig(message_archive_table_name=None))
+    await broker.create_tables()
+    await broker.publish("x", "q")
+    verified = await broker.admin.verify()
+    assert (verified.rows, verified.ok) == (1, True)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_command_names_damage_and_its_exit_code_says_so(
+    broker: SqlBroker, planted: Planted, database_url: str
+) -> None:
+    shell = Shell(database_url)
+    await broker.publish("x", "q")
+    assert "1 rows looked at, nothing is wrong" in await shell.run("verify")
+    assert await shell.json("verify") == {
+        "ok": True,
+        "rows": 1,
+        "counts": {},
+        "damages": [],
+        "after": None,
+    }
+    await planted.unchecked(planted.live(7, state="RETRYABLE"))
+    said = await shell.run("verify", code=1)
+    assert "retry_without_attempt" in said
+    assert "1 retry_without_attempt: it is RETRYABLE, but had no attempt" in said
+    told = await shell.json("verify", "--limit", "5", code=1)
+    assert [d["message_id"] for d in told["damages"]] == [7]
+    with patch.object(verification, "STEP", 1), patch.object(message_walks, "STEP", 1):
+        assert "there is more: --after" in await shell.run("verify", "--rows", "1")
