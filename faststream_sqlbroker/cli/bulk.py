@@ -167,7 +167,7 @@ def _progress(job: Job) -> Any:
         *columns, console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task(f"{job.action} {job.id}", total=job.expected)
-        yield lambda now: bar.update(task, completed=now.done + now.skipped)
+        yield lambda now: bar.update(task, completed=now.visited)
 
 
 def job_row(job: Job) -> dict[str, Any]:
@@ -185,9 +185,9 @@ def show_jobs(title: str, found: list[Job], *, as_json: bool) -> None:
     if as_json:
         print_json([job_row(job) for job in found])
         return
-    columns = ["id", "action", "by", "state", "expected", "done", "skipped", "of"]
-    rows = [[j.id, j.action, j.by, j.state, j.expected, j.done, j.skipped, _what(j)] for j in found]
-    print_table(title, columns, rows)
+    columns = ["id", "action", "by", "state", "expected", "done", "skipped", "failed"]
+    rows = [[getattr(job, name) for name in columns] + [_what(job)] for job in found]
+    print_table(title, [*columns, "of"], rows)
 
 
 def _what(job: Job) -> str:

@@ -133,6 +133,19 @@ def noted(
     return [(row.key, row.info or {}) for row in rows]
 
 
+def notes_of(
+    connection: Connection, table: Table, scope: str, ids: Sequence[int]
+) -> dict[int, Mapping[str, Any]]:
+    """What is noted of each of `ids`."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for part in chunks([str(i) for i in ids]):
+        noted = select(table.c.key, table.c.info).where(
+            table.c.scope == scope, table.c.key.in_(part)
+        )
+        found.update((int(row.key), row.info or {}) for row in connection.execute(noted))
+    return found
+
+
 def forget(connection: Connection, table: Table, scope: str, keys: Sequence[str]) -> None:
     """Remove what is noted under `keys`."""
     one = delete(table).where(table.c.scope == scope, table.c.key == bindparam("of_key"))

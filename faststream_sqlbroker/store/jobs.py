@@ -12,15 +12,26 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activities, Activity
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, UNDO, Job
+from faststream_sqlbroker.core.jobs import (
+    CANCEL,
+    MOVE,
+    REDRIVE,
+    REPLAY,
+    RETRY,
+    UNDO,
+    Failure,
+    Job,
+    Position,
+)
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.core.text import clean_text
 from faststream_sqlbroker.dialects import Dialect, job_changes, job_replay, job_walks
 from faststream_sqlbroker.dialects import jobs as rows
 from faststream_sqlbroker.dialects.job_undo import UNDOS
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -29,7 +40,11 @@ T = TypeVar("T")
 BATCH = 500
 """Messages that one transaction changes at most: it keeps them locked until it commits."""
 REFUSED_PAUSE = 60.0
-"""Seconds for which a job rests whose batch the database has refused; other jobs go on."""
+"""Seconds for which a job rests that cannot be run here; other jobs go on."""
+GONE = "there is no archive, so what was cancelled is deleted and cannot come back"
+"""Of the undo of a cancel: it skips all messages."""
+ERROR_BYTES = 500
+"""Of an error that is kept of a message; a job's row has up to twenty."""
 ACTIVITIES: Mapping[str, Activities] = {
     CANCEL: frozenset({Activity.OPERATE, Activity.REPAIR}),
     RETRY: frozenset({Activity.OPERATE, Activity.REPAIR}),
@@ -54,6 +69,16 @@ class Step:
     """Seconds until the next batch is due; None: none is left."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a transaction has tried."""
+
+    job: Job
+    """As it was before."""
+    ids: Sequence[int] = ()
+    """The messages that it has visited."""
+
+
 class JobStore:
     """Reads and writes jobs; each operation is one transaction, a count is several.
 
@@ -75,6 +100,7 @@ class JobStore:
             MOVE: job_changes.move,
             REDRIVE: job_changes.redrive,
         }
+        self._sizes: dict[str, int] = {}
 
     async def plan(self, job: Job) -> Job:
         """Count what `job` would visit, exactly, and fix where it ends; nothing is written."""
@@ -132,6 +158,7 @@ class JobStore:
                 state="running",
                 expected=job.done,
                 queues=job.queues,
+                note=None if self._dialect.has_archive or job.action != CANCEL else GONE,
             )
             begun = rows.add(connection, self._table, undo, self._dialect.now(connection))
             # Also of a job that was stopped: it must not go on while it is undone.
@@ -179,9 +206,11 @@ class JobStore:
     async def step(self, job_id: str | None = None) -> Step:
         """Do one batch of the job, or of the first one that is due, if it is due and free.
 
-        A job whose batch fails for no passing reason rests, so that those behind it go on.
+        A batch that the database refuses is halved, until the message is alone that it refuses;
+        that one is counted as failed, and the job goes on behind it. A job that cannot be run here
+        rests, so that those behind it go on.
         """
-        tried: list[Job] = []
+        tried: list[_Batch] = []
 
         def work(connection: Connection) -> Step:
             # The race of two processes at one job: the second skips the locked row, and finds the
@@ -190,30 +219,63 @@ class JobStore:
             if job is None:
                 found = None if job_id is None else rows.find(connection, self._table, job_id)
                 return Step(found, self._due_in(connection, job_id))
-            tried.append(job)
-            now = self._dialect.now(connection)
-            moved = self._batch(connection, job, now)
-            # The rate is of what was visited, in whichever process: the pause is in the row.
-            visited = moved.done + moved.skipped - job.done - job.skipped
-            pause = 0.0 if job.rate is None else visited / job.rate
-            ended = moved.state == "ended"
-            if ended:
-                moved = replace(moved, ended_at=now)
-            rows.save(connection, self._table, moved, None if ended else pause)
-            return Step(moved, None if ended and job_id is not None else pause)
+            tried.append(_Batch(job))
+            moved = self._batch(connection, job, tried)
+            return self._saved(connection, job, moved, job_id)
 
         def doing() -> Activities:
-            return activities_of(tried[-1].action) if tried else ALL
+            return activities_of(tried[-1].job.action) if tried else ALL
 
         try:
-            return await self._transactions.run(work, self._places, doing=doing)
+            step = await self._transactions.run(work, self._places, doing=doing)
         except TransientStoreError:
             raise
-        except Exception:
+        except Exception as error:
+            refused = isinstance(error, StoreError) and not isinstance(error, AccessError)
+            if refused and tried and tried[-1].ids:
+                return await self._refused(tried[-1], error, job_id)
             if tried:
                 with suppress(StoreError):
-                    await self._put_off(tried[-1].id)
+                    await self._put_off(tried[-1].job.id)
             raise
+        if tried:
+            self._grow(step.job)
+        return step
+
+    def _saved(self, connection: Connection, job: Job, moved: Job, job_id: str | None) -> Step:
+        """Write how far the locked job has come."""
+        # The rate is of what was visited, in whichever process: the pause is in the row.
+        pause = 0.0 if job.rate is None else (moved.visited - job.visited) / job.rate
+        ended = moved.state == "ended"
+        if ended:
+            moved = replace(moved, ended_at=self._dialect.now(connection))
+        rows.save(connection, self._table, moved, None if ended else pause)
+        return Step(moved, None if ended and job_id is not None else pause)
+
+    async def _refused(self, batch: _Batch, error: Exception, job_id: str | None) -> Step:
+        """Let the next batch be smaller, or go on behind the only message of this one."""
+        self._sizes[batch.job.id] = max(1, len(batch.ids) // 2)
+        if len(batch.ids) > 1:
+            return Step(batch.job, 0.0)
+        failure = Failure(batch.ids[0], clean_text(str(error), limit=ERROR_BYTES))
+
+        def leave(connection: Connection) -> Step:
+            job = rows.lock_due(connection, self._table, batch.job.id)
+            ids, cursor = ([], None) if job is None else self._next(connection, job, 1)
+            if job is None or list(ids) != list(batch.ids):
+                # Another process has gone on, or the message has changed since.
+                return Step(batch.job, 0.0)
+            return self._saved(connection, job, job.failed_at(cursor, failure), job_id)
+
+        return await self._transactions.run(leave, self._places)
+
+    def _grow(self, job: Job | None) -> None:
+        """After a batch that worked, the next one may be twice as large."""
+        if job is None:
+            return
+        size = self._sizes.pop(job.id, BATCH) * 2
+        if size < BATCH and job.state != "ended":
+            self._sizes[job.id] = size
 
     async def _put_off(self, job_id: str) -> None:
         def work(connection: Connection) -> None:
@@ -229,11 +291,14 @@ class JobStore:
             return None
         return max(0.0, (due - self._dialect.now(connection)).total_seconds())
 
-    def _batch(self, connection: Connection, job: Job, now: datetime) -> Job:
+    def _batch(self, connection: Connection, job: Job, tried: list[_Batch]) -> Job:
         size = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
+        size = min(size, self._sizes.get(job.id, BATCH))
+        ids, cursor = self._next(connection, job, size)
+        tried.append(_Batch(job, ids))
         if job.action == UNDO:
-            return self._undo(connection, job, size)
-        ids, cursor = job_walks.visit(connection, self._dialect, job, size)
+            return self._undo(connection, job, ids, cursor)
+        now = self._dialect.now(connection)
         if job.action == REPLAY:
             done = job_replay.replay(connection, self._dialect, job, ids, now) if ids else 0
             return job.moved(cursor, done=done, skipped=len(ids) - done)
@@ -243,6 +308,21 @@ class JobStore:
         changed = self._changes[job.action](connection, self._dialect, job, fresh) if fresh else {}
         rows.note_changed(connection, self._table, scope, changed, now)
         return job.moved(cursor, done=len(changed), skipped=len(ids) - len(changed))
+
+    def _next(
+        self, connection: Connection, job: Job, size: int
+    ) -> tuple[list[int], Position | None]:
+        """The messages of the next batch, and the position behind them; None: the last ones."""
+        if job.action != UNDO:
+            return job_walks.visit(connection, self._dialect, job, size)
+        after = "" if job.cursor is None else str(job.cursor[0])
+        scope = str(job.arguments["scope"])
+        noted = rows.noted(connection, self._table, scope, after, size)
+        # By key: what is forgotten on the way lies behind the position.
+        cursor = [noted[-1][0]] if len(noted) == size else None
+        of = job.arguments["of"]
+        # The marks of a replay are those of all its runs.
+        return [int(key) for key, info in noted if info.get("run", of) == of], cursor
 
     def _cancel(
         self, connection: Connection, dialect: Any, job: Job, ids: Sequence[int]
@@ -259,15 +339,11 @@ class JobStore:
             PolicyRows(self._dialect).discard(connection, queue, ends, keep=True)
         return job_changes.cancelled(connection, dialect, theirs)
 
-    def _undo(self, connection: Connection, job: Job, size: int) -> Job:
+    def _undo(
+        self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
+    ) -> Job:
         scope = str(job.arguments["scope"])
-        after = "" if job.cursor is None else str(job.cursor[0])
-        noted = rows.noted(connection, self._table, scope, after, size)
-        # By key: what is forgotten on the way lies behind the position.
-        cursor = [noted[-1][0]] if len(noted) == size else None
-        of = job.arguments["of"]
-        # The marks of a replay are those of all its runs.
-        ours = {int(key): info for key, info in noted if info.get("run", of) == of}
+        ours = rows.notes_of(connection, self._table, scope, ids)
         undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, ours)
         rows.forget(connection, self._table, scope, sorted(str(i) for i in undone))
         return job.moved(cursor, done=len(undone), skipped=len(ours) - len(undone))

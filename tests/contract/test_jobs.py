@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY,
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.dialects import job_replay, message_walks
-from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.exceptions import AccessError
 from faststream_sqlbroker.store import jobs
 from tests.contract.conftest import Bench, done
 from tests.contract.test_message_lists import archive
@@ -337,14 +337,19 @@ async def test_a_failed_batch_changes_nothing_and_the_next_goes_on(
     assert len(await bench.rows()) == 7
 
 
-async def test_a_job_that_the_database_refuses_lets_the_others_go_on(bench: Bench) -> None:
-    [archived, _] = await archive(bench, 2, **FAILED)
+async def test_a_job_that_may_not_be_run_lets_the_others_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await archive(bench, 2, **FAILED)
     refused = await bench.store.jobs.begin(await planned(bench, REDRIVE, **FAILED), "c")
     await bench.put()
-    # It cannot come back: a live message has its id.
-    await bench.execute("UPDATE message SET id = :id", id=archived)
     other = await bench.store.jobs.begin(await planned(bench, RETRY), "c")
-    with pytest.raises(StoreError):
+
+    def no_right(*_: Any) -> None:
+        raise AccessError("no right")
+
+    monkeypatch.setitem(bench.store.jobs._changes, REDRIVE, no_right)  # type: ignore[arg-type]
+    with pytest.raises(AccessError):
         await bench.store.jobs.step()
     step = await bench.store.jobs.step()
     assert step.job is not None
@@ -352,3 +357,58 @@ async def test_a_job_that_the_database_refuses_lets_the_others_go_on(bench: Benc
     due_in = await bench.store.jobs.due_in(refused.id)
     assert due_in is not None
     assert due_in > 0
+
+
+async def refuse(bench: Bench, key: str, queue: str) -> None:
+    """Let the database refuse a live message of that key in that queue."""
+    database = bench.store.dialect_name
+    if database == "sqlite":
+        for event in ("INSERT", "UPDATE"):
+            await bench.execute(
+                f"CREATE TRIGGER no_{event} BEFORE {event} ON message WHEN NEW.key = '{key}' AND "
+                f"NEW.queue = '{queue}' BEGIN SELECT RAISE(ABORT, 'not here'); END"
+            )
+        return
+    name = "key" if database == "postgresql" else "`key`"
+    bad = f"{name} = '{key}' AND queue = '{queue}'"
+    await bench.execute(
+        f"ALTER TABLE message ADD CONSTRAINT not_here CHECK ({name} IS NULL OR NOT ({bad}))"
+    )
+
+
+@pytest.mark.parametrize("action", [MOVE, REDRIVE, REPLAY])
+async def test_a_message_that_the_database_refuses_is_left_alone(
+    bench: Bench, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of its batch are changed, and the job ends."""
+    monkeypatch.setattr(jobs, "BATCH", 4)
+    arguments = {"to": "other", "name": "n"}
+    ids = [(await bench.put(key="bad" if n in (2, 3, 6) else "k"))[0] for n in range(8)]
+    if action != MOVE:
+        for row in await bench.claim(8):
+            await bench.store.settle([done(row, **FAILED)])
+    await refuse(bench, "bad", "other")
+    job = await do(bench, action, arguments, **({} if action == MOVE else FAILED))
+    assert (job.expected, job.done, job.skipped, job.failed) == (8, 5, 0, 3)
+    assert [each.message_id for each in job.failures] == [ids[2], ids[3], ids[6]]
+    assert all("not" in each.error.lower() for each in job.failures)
+    assert "3 failed" in str(job)
+    changed = [row for row in await bench.rows() if row["queue"] == "other"]
+    good = [i for n, i in enumerate(ids) if n not in (2, 3, 6)]
+    assert sorted(row["origin_id" if action == REPLAY else "id"] for row in changed) == good
+
+
+async def test_an_undo_goes_on_behind_what_the_database_refuses(bench: Bench) -> None:
+    ids = [(await bench.put(key="bad" if n == 2 else "k"))[0] for n in range(5)]
+    job = await do(bench, MOVE, {"to": "other"}, queue="q")
+    await refuse(bench, "bad", "q")
+    undo = await undone(bench, job)
+    assert (undo.done, undo.skipped, undo.failed) == (4, 0, 1)
+    assert [each.message_id for each in undo.failures] == [ids[2]]
+
+
+async def test_only_so_many_errors_are_kept(bench: Bench) -> None:
+    await bench.put(30, key="bad")
+    await refuse(bench, "bad", "other")
+    job = await do(bench, MOVE, {"to": "other"})
+    assert (job.done, job.failed, len(job.failures)) == (0, 30, 20)

@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import RightsError, SetupError, SqlBroker
+from faststream_sqlbroker import RightsError, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.core.clock import Clock, RealTime
 from faststream_sqlbroker.flow.jobs import BUSY_PAUSE, JobRunner
 from faststream_sqlbroker.store import Store, jobs
 from tests.accounts import account
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import QUICK, Look, Make
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
 
@@ -245,3 +245,19 @@ async def test_only_what_is_planned_is_run_and_only_bulk_actions_are_undone(
     [single, *_] = await broker.admin.audit()
     with pytest.raises(SetupError, match="the job cannot be undone"):
         await broker.admin.undo(single.id)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_undo_of_a_cancel_without_an_archive_says_why_nothing_comes_back(
+    make: Make,
+) -> None:
+    broker = make(schema=SqlBrokerSchemaConfig(message_archive_table_name=None))
+    await broker.create_tables()
+    await broker.publish("x", "q")
+    job = await broker.admin.bulk_cancel(queue="q", dry_run=False)
+    assert job.note is None
+    undone = await broker.admin.undo(job.id)
+    assert (undone.done, undone.skipped) == (0, 1)
+    assert "there is no archive, so what was cancelled is deleted" in str(undone)
+    [listed, _] = await broker.admin.audit()
+    assert listed.note == undone.note
