@@ -23,8 +23,6 @@ from faststream_sqlbroker.schema.types import clock, later
 
 CANCEL = "cancel"
 """Scope of the requests; the key is the message's id."""
-MOST_READ = 1_000
-"""Requests that are read at most, the latest first."""
 _KEPT = 7 * 86_400 * 1_000_000
 """Microseconds: a lease that is renewed for longer ends by its handler only."""
 
@@ -44,11 +42,27 @@ def ask(connection: Connection, table: Table, request: CancelRequest) -> None:
 
 
 def requests(connection: Connection, table: Table) -> tuple[CancelRequest, ...]:
-    """The requests, also those whose leases are over."""
+    """The requests, also those whose leases are over: those are removed within a minute or two."""
+    # Without a limit: what it left out would not be honoured while the others are open.
     c = table.c
-    statement = select(c.key, c.info).where(c.scope == CANCEL)
-    found = connection.execute(statement.order_by(c.created_at.desc(), c.key).limit(MOST_READ))
+    found = connection.execute(select(c.key, c.info).where(c.scope == CANCEL))
     return tuple(request_of(row.key, row.info) for row in found)
+
+
+def of_leases(
+    connection: Connection, table: Table, leases: Sequence[tuple[int, UUID]]
+) -> dict[int, CancelRequest]:
+    """The requests for these leases, by message."""
+    tokens = dict(leases)
+    found: dict[int, CancelRequest] = {}
+    c = table.c
+    for keys in chunks([str(message_id) for message_id in sorted(tokens)]):
+        asked = select(c.key, c.info).where(c.scope == CANCEL, c.key.in_(keys))
+        for row in connection.execute(asked):
+            request = request_of(row.key, row.info)
+            if request.lease_token == tokens[request.message_id]:
+                found[request.message_id] = request
+    return found
 
 
 def request_of(key: str, info: Any) -> CancelRequest:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, bindparam, case, null, select, update
 from faststream_sqlbroker.core.policies.flags import KEPT
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import HOLDER_BYTES
+from faststream_sqlbroker.dialects import cancels
 from faststream_sqlbroker.dialects.sizes import chunks
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def release(
 ) -> int:
     """Give back up to `limit` rows of `queues` whose lease tokens begin with `holder`.
 
-    Returns how many. The delivery is charged, as for an expired lease. Rows that a handler's
-    transaction has locked are skipped.
+    Returns how many. The delivery is charged, as for an expired lease. What an operator has asked
+    to cancel is discarded instead. Rows that a handler's transaction has locked are skipped.
     """
     table = dialect.tables.message
     rest = 16 - HOLDER_BYTES
@@ -44,7 +45,14 @@ def release(
     for names in chunks(list(queues)):
         rows = connection.execute(find.where(table.c.queue.in_(names)))
         found += [(row.id, row.lease_token) for row in rows]
-    free = dialect.lock(connection, found[:limit], skip_locked=True)
+    locked = dialect.lock(connection, found[:limit], skip_locked=True)
+    asked = cancels.of_leases(
+        connection, dialect.tables.policy_state, [each for each in found if each[0] in locked]
+    )
+    ended = [cancels.discarded(each, archive=dialect.has_archive) for each in asked.values()]
+    if ended:
+        dialect.settle(connection, ended)
+    free = locked - asked.keys()
     if free:
         given_back = {
             "state": case(
@@ -60,4 +68,4 @@ def release(
         # wait for rows that another transaction has locked.
         one = update(table).where(table.c.id == bindparam("message_id")).values(given_back)
         connection.execute(one, [{"message_id": each} for each in sorted(free)])
-    return len(free)
+    return len(locked)

@@ -20,6 +20,7 @@ from faststream_sqlbroker.core.status import (
     names_text,
 )
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
+from faststream_sqlbroker.dialects import cancels
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import paused, read_subscribers
 from faststream_sqlbroker.explain.facts import PolicyFacts
@@ -91,7 +92,7 @@ class LiveMessage:
 
     def _own_reasons(self) -> list[Reason]:
         if self._row.state == "PROCESSING":
-            return self._leased()
+            return [*self._cancelled(), *self._leased()]
         found = [
             *self._expired(),
             *self._paused(),
@@ -123,6 +124,20 @@ class LiveMessage:
 
     def _worker(self, token: UUID | None) -> str | None:
         return next((s.worker for s in self._known if s.holds(token)), None)
+
+    def _cancelled(self) -> list[Reason]:
+        r = self._row
+        if r.lease_token is None:
+            return []
+        table = self._dialect.tables.policy_state
+        asked = cancels.of_leases(self._connection, table, [(r.id, r.lease_token)])
+        if not asked:
+            return []
+        words = (
+            f"it is to be {asked[r.id].text}; its holder is asked to end it, and it is discarded "
+            "when its lease is over, unless its handler ends first"
+        )
+        return [Reason("cancel_requested", words)]
 
     def _leased(self) -> list[Reason]:
         r = self._row

@@ -3,10 +3,12 @@
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects import cancels, worker_leases
 from tests.contract.conftest import Bench, done
 
 pytestmark = pytest.mark.capability("`broker.admin.cancel` of a running message")
@@ -142,3 +144,47 @@ async def test_the_audit_says_what_was_asked(bench: Bench) -> None:
     [job] = await bench.store.jobs.listed(None, 10)
     assert (job.action, job.by, job.expected, job.done) == ("cancel", "Ann", 1, 0)
     assert job.arguments == {"message_id": message_id, "requested": True}
+
+
+async def test_a_release_honours_the_request(bench: Bench) -> None:
+    """The holder is dead: its messages come again, but for the one that was cancelled."""
+    ids = await bench.put(3)
+    rows = await bench.claim(3)
+    holder = rows[0].lease_token.bytes[: worker_leases.HOLDER_BYTES]
+    await cancel(bench, ids[1])
+
+    def release(connection: Connection) -> int:
+        return worker_leases.release(connection, bench.store.dialect, holder, ["q"], 10)
+
+    async with bench.store.engine.begin() as connection:
+        assert await connection.run_sync(release) == 3
+    ended = await bench.one(archive=True)
+    assert (ended["id"], ended["state"], ended["reason"]) == (ids[1], "DISCARDED", "cancelled")
+    assert ended["last_error"] == "cancelled by Ann: why"
+    assert [(r["id"], r["state"]) for r in await bench.rows()] == [
+        (ids[0], "PENDING"),
+        (ids[2], "PENDING"),
+    ]
+
+
+async def test_all_requests_are_read_and_honoured_however_many(bench: Bench) -> None:
+    """More than a thousand, and none of the later ones hides an earlier one."""
+    count = 1_100
+    ids = await bench.put(count)
+    rows = await bench.claim(count)
+    wanted = {row.id: row.lease_token for row in rows}
+
+    def ask_all(connection: Connection) -> None:
+        for row in rows:
+            request = CancelRequest(row.id, row.lease_token, "cancelled")
+            cancels.ask(connection, bench.store.dialect.tables.policy_state, request)
+
+    async with bench.store.engine.begin() as connection:
+        await connection.run_sync(ask_all)
+    assert {each.message_id: each.lease_token for each in await asked(bench)} == wanted
+    around = await bench.store.look_around(["q"], ["q"], SignOfLife({}, frozenset(), 60.0))
+    assert around.orders is not None
+    assert {each.message_id for each in around.orders.cancels} == set(ids)
+    await bench.expire()
+    assert await bench.store.end_cancelled(["q"], archive=False) == count
+    assert await bench.rows() == []

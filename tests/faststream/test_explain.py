@@ -540,3 +540,20 @@ async def test_the_connection_goes_back_as_it_was(broker: SqlBroker) -> None:
         assert codes(await broker.admin.explain(message_id)) == ["no_live_subscriber"]
         await broker.admin.pause("else")
         await broker.admin.resume("else")
+
+
+async def test_a_pending_cancel_is_told(broker: SqlBroker, bench: Bench, other: SqlBroker) -> None:
+    message_id = await broker.publish("x", "q")
+    assert message_id is not None
+    [_] = await bench.claim(1)
+    assert (await other.admin.cancel(message_id, reason="wrong", by="Ann")).verdict == "requested"
+    found = await other.admin.explain(message_id)
+    assert [reason.code for reason in found.reasons] == ["cancel_requested", "processing"]
+    assert "it is to be cancelled by Ann: wrong" in str(found)
+    detail = await other.admin.message(message_id)
+    assert detail is not None
+    assert detail.explanation.reasons[0].code == "cancel_requested"
+    await bench.expire()
+    assert await bench.store.release_stuck(["q"], 10) == 1
+    again = await other.admin.explain(message_id)
+    assert "cancel_requested" not in [reason.code for reason in again.reasons]

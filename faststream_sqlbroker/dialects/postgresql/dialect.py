@@ -38,7 +38,6 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.cancels import MOST_READ
 from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
@@ -151,10 +150,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 
     def _prepare_looks_around(self) -> None:
-        names = {**self.names, "most_read": str(MOST_READ)}
-        leases, paused, cancels, sign = (
-            part.format(**names) for part in (sql.LEASES, sql.PAUSED, sql.CANCELS, sql.SIGN_OF_LIFE)
-        )
+        parts = (sql.LEASES, sql.PAUSED, sql.CANCELS, sql.SIGN_OF_LIFE)
+        leases, paused, cancels, sign = (part.format(**self.names) for part in parts)
         binds = _array("queues", String), _array("leased", String)
         self.add_statement(
             "look_around", sql.PAIRS, *binds, which_queues="", sign="", columns=leases

@@ -111,9 +111,8 @@ PAUSED = """,
   (SELECT coalesce(array_agg(s.key), ARRAY[]::varchar[]) FROM {policy_state} s
     WHERE s.scope = 'paused' AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp()))"""
 CANCELS = """,
-  (SELECT coalesce(json_agg(json_build_array(c.key, c.info)), '[]')::text
-    FROM (SELECT s.key, s.info FROM {policy_state} s WHERE s.scope = 'cancel'
-      ORDER BY s.created_at DESC, s.key LIMIT {most_read}) c)"""
+  (SELECT coalesce(json_agg(json_build_array(s.key, s.info)), '[]')::text
+    FROM {policy_state} s WHERE s.scope = 'cancel')"""
 SIGN_OF_LIFE = """sign AS (
   INSERT INTO {policy_state} AS s (scope, key, info, created_at, lease_expires_at, expires_at)
   SELECT 'subscriber', m.name, m.info::jsonb, statement_timestamp(),

@@ -37,8 +37,7 @@ SELECT f.queue, f.priority, extract(epoch FROM f.due - statement_timestamp())::f
       ORDER BY m.lease_expires_at LIMIT 1) x),
   (SELECT coalesce(array_agg(s.key), ARRAY[]::varchar[]) FROM message_policy_state s
     WHERE s.scope = 'paused' AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp())),
-  (SELECT coalesce(json_agg(json_build_array(c.key, c.info)), '[]')::text
-    FROM (SELECT s.key, s.info FROM message_policy_state s WHERE s.scope = 'cancel'
-      ORDER BY s.created_at DESC, s.key LIMIT 1000) c)
+  (SELECT coalesce(json_agg(json_build_array(s.key, s.info)), '[]')::text
+    FROM message_policy_state s WHERE s.scope = 'cancel')
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true
 ORDER BY f.ord, f.priority DESC
