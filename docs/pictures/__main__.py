@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/explanation/policies.md, and write their words into the page.
+"""Draw the pictures of the policies and of the command line, and write both into their pages.
 
 python -m docs.pictures [--check]
 """
@@ -7,17 +7,21 @@ import asyncio
 import sys
 from pathlib import Path
 
+from docs.pictures import terminal
 from docs.pictures.drawing import description, svg
 from docs.pictures.streams import STREAMS, run
 from tools.files import report, update_block, write_or_compare
 
-EXPLANATION = Path(__file__).parent.parent / "explanation"
+DOCS = Path(__file__).parent.parent
+EXPLANATION = DOCS / "explanation"
 FOLDER = EXPLANATION / "policies"
 PAGE = EXPLANATION / "policies.md"
+COMMANDS = DOCS / "reference" / "commands"
+COMMANDS_PAGE = DOCS / "reference" / "commands.md"
 
 
 async def drawn() -> tuple[dict[Path, str], dict[str, str]]:
-    """The files, and the blocks of the page by their names."""
+    """The files of policies, and the blocks of their page by their names."""
     files = {}
     blocks = {}
     for stream in STREAMS:
@@ -27,14 +31,20 @@ async def drawn() -> tuple[dict[Path, str], dict[str, str]]:
     return files, blocks
 
 
+def of_commands() -> dict[Path, str]:
+    """The files of the command line."""
+    return {COMMANDS / f"{name}.svg": made for name, made in terminal.svgs().items()}
+
+
 def main(*, check: bool) -> int:
     """Bring the pictures up to date, or say which are not; the exit code."""
     files, blocks = asyncio.run(drawn())
     changed = write_or_compare(files, FOLDER, check=check, suffix="svg")
+    changed += write_or_compare(of_commands(), COMMANDS, check=check, suffix="svg")
     code = report(changed, "just generate", check=check)
     for name, text in blocks.items():
         code |= update_block(PAGE, name, text, check=check)
-    return code
+    return code | update_block(COMMANDS_PAGE, "views", terminal.page(), check=check)
 
 
 if __name__ == "__main__":

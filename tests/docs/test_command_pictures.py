@@ -1,0 +1,40 @@
+"""The pictures of the command line: what the commands print today, and nothing of other hosts."""
+
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from docs.pictures import __main__ as pictures
+from docs.pictures import terminal
+from faststream_sqlbroker.cli.app import BULK, LOOK
+from tools.files import with_block, write_or_compare
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict[str, str]:
+    return terminal.svgs()
+
+
+def test_the_pictures_and_the_page_are_what_the_commands_print(drawn: dict[str, str]) -> None:
+    """`just generate` writes them; the diff is the review."""
+    files = {pictures.COMMANDS / f"{name}.svg": made for name, made in drawn.items()}
+    assert write_or_compare(files, pictures.COMMANDS, check=True, suffix="svg") == []
+    page = pictures.COMMANDS_PAGE.read_text()
+    assert with_block(page, "views", terminal.page()) == page
+
+
+def test_every_command_that_shows_something_has_a_picture() -> None:
+    shown = {words[0] for words in terminal.VIEWS.values()}
+    assert {command.__name__ for command in (*LOOK, *BULK)} | {"jobs"} <= shown
+
+
+def test_a_picture_is_well_formed_and_asks_no_other_host(drawn: dict[str, str]) -> None:
+    for name, made in drawn.items():
+        root = ET.fromstring(made)
+        lines = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+        assert any(terminal.VIEWS[name][0] in line for line in lines), name
+        assert "http" not in re.sub(r'xmlns="[^"]*"', "", made), name
+        assert "@font-face" not in made
