@@ -22,6 +22,9 @@ FRESH = 1.0
 """Seconds for which a count stands that found room."""
 RECHECK = 0.1
 """Seconds after which a queue that was full is counted again, while a publish wants to know."""
+CHEAP = 10_000
+"""A count up to a limit of no more messages takes milliseconds, so it may be made for each
+publish."""
 REST = 5.0
 """A process counts again after so many times the length of its last count, so that counting takes
 at most a sixth of one connection."""
@@ -33,7 +36,9 @@ class MaxDepth:
 
     The queue is full while `messages` of its messages are due and not claimed. Those that are not
     due yet, or that a process handles, do not count. Each process counts once a second, and more
-    often near the limit, so a fleet may publish somewhat more than `messages`.
+    often near the limit, so a fleet may publish somewhat more than `messages`. A count takes up to
+    a second, and is not repeated within five times as long: near the limit a publish waits for the
+    next one. Synchronous code cannot wait: with a limit above 10 000 it goes without.
 
     Args:
         messages: From 1 to 1 000 000.
@@ -122,6 +127,10 @@ class DepthEstimate:
             # By publishes of this process, which may be handled already: that alone refuses none.
             return max(0.0, rest - since)
         return 0.0 if since >= max(FRESH, rest) else None
+
+    def rests(self, now: float) -> bool:
+        """Whether a publish that cannot wait for the next count is to go without one."""
+        return self.limit > CHEAP and (self.count_in(now) or 0.0) > 0.0
 
     def counted(self, depth: int, now: float, took: float) -> None:
         """A count that took so many seconds has found `depth`."""

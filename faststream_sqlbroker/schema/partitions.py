@@ -150,11 +150,21 @@ def drop_partition(
     for each in list_partitions(connection, archive):
         if each.end > before:
             return None
-        if empty and connection.exec_driver_sql(f"SELECT 1 FROM {each.name} LIMIT 1").first():
-            continue
+        if empty:
+            if not _is_empty(connection, each.name):
+                continue
+            # A row may come between the look and the drop, which takes this lock, too.
+            lock = f"LOCK TABLE ONLY {_named(archive)} IN ACCESS EXCLUSIVE MODE"
+            connection.exec_driver_sql(lock)
+            if not _is_empty(connection, each.name):
+                return None
         connection.exec_driver_sql(f"DROP TABLE {each.name}")
         return each.name
     return None
+
+
+def _is_empty(connection: Connection, name: str) -> bool:
+    return connection.exec_driver_sql(f"SELECT 1 FROM {name} LIMIT 1").first() is None
 
 
 def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bool:

@@ -1,7 +1,7 @@
 """Inserts of synchronous code, without an event loop: in an own transaction, or the caller's."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine
@@ -19,6 +19,8 @@ from faststream_sqlbroker.store.errors import ErrorClasses, NotConnectedError
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+SQLITE_SETTINGS = ("busy_timeout", "synchronous")
+"""What a transaction of the broker sets on a connection of SQLite."""
 NO_LIMIT = 0.0
 """In place of `statement_timeout`: the engine's own limits hold."""
 
@@ -58,7 +60,11 @@ class SyncStore:
                 with connected(self._database) as connection:
                     yield connection
             else:
-                with self._connect() as connection, connection.begin():
+                with (
+                    self._connect() as connection,
+                    _kept_settings(connection),
+                    connection.begin(),
+                ):
                     self._dialect(connection).begin(connection)
                     yield connection
         except SQLAlchemyError as error:
@@ -101,3 +107,22 @@ class SyncStore:
         known = [*self._dialects.values()] or [dialect_for(self._engine.dialect, self._tables)]
         errors = ErrorClasses(known[0], NO_LIMIT)
         return errors.of_caller(error) if inside else errors.of(error) or error
+
+
+@contextmanager
+def _kept_settings(connection: Connection) -> Iterator[None]:
+    """SQLite: what our transactions set on the connection, which is the application's, ends with
+    them.
+    """
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    # By the driver: SQLAlchemy would begin a transaction, in which one of them cannot be set.
+    driver: Any = connection.connection.driver_connection
+    before = {name: driver.execute(f"PRAGMA {name}").fetchone()[0] for name in SQLITE_SETTINGS}
+    try:
+        yield
+    finally:
+        with suppress(driver.Error):
+            for name, value in before.items():
+                driver.execute(f"PRAGMA {name} = {value}")

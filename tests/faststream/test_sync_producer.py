@@ -21,6 +21,7 @@ from faststream_sqlbroker import (
     SetupError,
     SqlBroker,
     SqlBrokerResponse,
+    SqlBrokerSchemaConfig,
     SqlProducer,
     StoreError,
     TestSqlBroker,
@@ -198,6 +199,68 @@ async def test_limits_are_those_of_the_broker(sync_engine: Engine, look: Look) -
     with pytest.raises(MessageTooLargeError):
         producer.publish("x" * 11, "other")
     assert [row["queue"] for row in await look.rows()] == ["q", "q", "d", "e"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_near_a_large_limit_not_every_publish_counts(
+    sync_engine: Engine, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = 0
+
+    def slow_count(*_: Any) -> int:
+        nonlocal counted
+        counted += 1
+        clock.time += 1.0
+        return 99_999
+
+    clock = FrozenTime()
+    producer = SqlProducer(sync_engine, max_depth={"q": 100_000})
+    assert producer._limits is not None
+    monkeypatch.setattr(producer._limits, "_clock", clock)
+    monkeypatch.setattr(producer._store, "read_sync", slow_count)
+    for n in range(5):
+        producer.publish(n, "q")
+    assert counted == 1
+    clock.time += 10.0
+    producer.publish(5, "q")
+    assert counted == 2
+    assert len(await look.rows()) == 6
+
+
+class FrozenTime:
+    """A clock that moves when it is told to."""
+
+    time = 100.0
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_settings_of_the_applications_connections_stay(
+    sync_engine: Engine, producer: SqlProducer, look: Look
+) -> None:
+    """A pooled connection of SQLite comes back as it was, also after an error."""
+
+    def settings() -> list[int]:
+        with sync_engine.connect() as connection:
+            return [
+                connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("busy_timeout", "synchronous")
+            ]
+
+    with sync_engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA busy_timeout = 1234")
+        connection.exec_driver_sql("PRAGMA synchronous = 1")
+    assert settings() == [1234, 1]
+    producer.publish(1, "q")
+    assert settings() == [1234, 1]
+    with pytest.raises(StoreError):
+        SqlProducer(
+            sync_engine, schema=SqlBrokerSchemaConfig(message_table_name="missing")
+        ).publish(1, "q")
+    assert settings() == [1234, 1]
+    assert len(await look.rows()) == 1
 
 
 async def test_a_dropped_message_is_told_to_the_log(

@@ -4,7 +4,17 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, insert, inspect, make_url, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker import SqlBrokerSchemaConfig
@@ -235,6 +245,33 @@ def test_partitions_that_are_old_are_dropped(owner: Engine, database: str) -> No
     assert drop(empty=False) == "old_5"
     assert drop(empty=False) is None
     assert ids(owner) == [3, 99]
+
+
+def test_a_row_that_comes_after_the_look_is_not_dropped(owner: Engine, database: str) -> None:
+    """An archive that a lake may lack rows of loses empty partitions only."""
+    with owner.begin() as connection:
+        create_all(connection, tables())
+        moment = connection.scalars(text("SELECT statement_timestamp()")).one()
+        start = start_of(moment - 35 * DAY, "week")
+        bounds = f"FROM ('{start.isoformat()}') TO ('{(start + 7 * DAY).isoformat()}')"
+        made = f"CREATE TABLE old_5 PARTITION OF message_archive FOR VALUES {bounds}"
+        connection.execute(text(made.replace(":", "\\:")))
+    looks = 0
+
+    def late_row(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        nonlocal looks
+        if statement.startswith("SELECT 1 FROM old_5"):
+            looks += 1
+            if looks == 1:
+                with owner.begin() as other:
+                    put(other, (5, start + DAY))
+
+    with owner.begin() as connection:
+        event.listen(connection, "after_cursor_execute", late_row)
+        before = start_of(moment - 21 * DAY, "week")
+        assert drop_partition(connection, WEEKS, before, empty=True) is None
+    assert looks == 2
+    assert ids(owner) == [5]
 
 
 def test_a_plain_archive_is_named(owner: Engine, database: str) -> None:

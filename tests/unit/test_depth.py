@@ -34,6 +34,20 @@ def test_a_process_refuses_nothing_by_its_own_publishes_alone() -> None:
     assert not depth.is_full
 
 
+def test_only_a_large_limit_lets_publishes_go_without_a_count() -> None:
+    """For those that cannot wait for the next one."""
+    large, small = DepthEstimate(1_000_000), DepthEstimate(10)
+    for depth in (large, small):
+        depth.counted(depth.limit - 1, now=100.0, took=1.0)
+        assert not depth.rests(100.0)
+        depth.add(1)
+    assert large.rests(101.0)
+    assert not small.rests(101.0)
+    assert not large.rests(100.0 + REST), "the next count is due"
+    large.counted(1_000_000, now=200.0, took=1.0)
+    assert not large.rests(200.0), "a count has found it full"
+
+
 def test_a_full_queue_is_counted_again_soon_but_not_for_each_publish() -> None:
     depth = DepthEstimate(10)
     depth.counted(10, now=100.0, took=0.001)
