@@ -449,6 +449,37 @@ async def test_failed_rows_are_kept_listed_and_replayed(
     assert publish(failed, archive, job="stock is back").messages == 0
 
 
+@pytest.mark.parametrize("first", ["spark", "here"])
+async def test_a_row_is_replayed_once_for_a_name_whether_spark_or_the_database_does_it(
+    spark: SparkSession, archive: Archive, first: str
+) -> None:
+    """Both leave the same marks: the second one publishes only what the first one has not."""
+    archive.add_many(9)
+    engine = create_async_engine(archive.url)
+    admin = SqlBroker(engine, logger=None).admin
+
+    async def by_spark(**options: Any) -> int:
+        df = frame(spark, archive, **options)
+        done = await asyncio.to_thread(publish, df, archive, job="bug 7")
+        return done.messages
+
+    async def here(**filters: Any) -> int:
+        return (await admin.replay("bug 7", dry_run=False, **filters)).done
+
+    if first == "spark":
+        assert await by_spark(queues=["queue 0"]) == 3
+        assert (await admin.replay("bug 7")).expected == 6
+        assert await here() == 6
+        assert await by_spark() == 0
+    else:
+        assert await here(queue="queue 1") == 3
+        assert await by_spark() == 6
+        assert await here() == 0
+    assert origins(archive) == dict.fromkeys(range(1, 10), 1)
+    assert len(marks(archive)) == 9 + (1 if first == "spark" else 2)  # and the jobs of the audit
+    await engine.dispose()
+
+
 def test_messages_become_due_at_a_rate_after_a_delay(spark: SparkSession, archive: Archive) -> None:
     archive.add_many(40)
     with archive.engine.connect() as connection:
