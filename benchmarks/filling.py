@@ -32,6 +32,13 @@ FROM generate_series(1, cast(:count AS int)) AS n,
     SELECT statement_timestamp() - (cast(:count AS int) - n) * interval '1 millisecond'
   ) AS x(t)
 """
+_FAILED = """
+UPDATE message_archive SET state = 'FAILED', reason = 'max_attempts',
+  last_error = 'ConnectionError: no route to host ' || id % 10,
+  error_fingerprint = lpad(to_hex(id % 10), 16, '0')
+WHERE id IN (SELECT id FROM message_archive WHERE queue = :queue ORDER BY archived_at DESC
+  LIMIT :count)
+"""
 _NUMBER = 4242424242
 
 
@@ -103,6 +110,14 @@ async def fill_archive(engine: AsyncEngine, count: int, queue: str) -> None:
     async with engine.begin() as connection:
         binds = {"queue": queue, "count": count, **_around_number(None)}
         await connection.execute(text(_ARCHIVED), binds)
+    await vacuum(engine)
+
+
+async def fill_failed(engine: AsyncEngine, count: int, queue: str) -> None:
+    """Let so many of the newest archived messages be FAILED, of ten kinds of errors
+    (PostgreSQL)."""
+    async with engine.begin() as connection:
+        await connection.execute(text(_FAILED), {"count": count, "queue": queue})
     await vacuum(engine)
 
 

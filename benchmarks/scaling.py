@@ -9,6 +9,7 @@ from benchmarks.compare import Comparison, Reading, Round, Suite, alone, over
 from benchmarks.harness import Variant
 
 SCALE = (sys.executable, "-m", "benchmarks.scale")
+OPERATING = (sys.executable, "-m", "benchmarks.operating")
 RATE = (sys.executable, "-m", "benchmarks.rate")
 PROCESSES = (sys.executable, "-m", "benchmarks.processes")
 PATIENCE = 3 * 3_600.0
@@ -21,6 +22,20 @@ SIZES = {100: 20_000, 1_024: 10_000, 10_240: 4_000, 102_400: 1_000, 1_048_576: 2
 STARTS_ENDS = ("p99_start", "p99_end", "claim_start", "claim_end")
 ONE = "1 process"
 TWO = "2 processes"
+LONGEST_STATEMENT = 0.2
+"""Seconds that a statement of an operator's action may take."""
+ACTIONS = (
+    "queues",
+    "list",
+    "search",
+    "search_archive",
+    "dead_letters",
+    "dry_run",
+    "move",
+    "redrive",
+    "prune",
+    "verify",
+)
 CLAIMS = ("claim", "look", "claim_buffers", "look_buffers")
 
 
@@ -136,12 +151,49 @@ def two_processes(count: int) -> Suite:
     return Suite("processes", variants, comparisons, shows=("rate", "cpu_each", "db_cpu_each"))
 
 
+def _operating(rows: int) -> list[Suite]:
+    name = f"{rows:,} live and archived"
+    options = {"live": rows, "archive": rows}
+    actions = Variant(name, "operate", program=OPERATING, options=options, timeout=PATIENCE)
+    longest = Comparison(
+        f"longest statement (s) of an operator's actions, {name}",
+        alone(name, "slowest"),
+        most=LONGEST_STATEMENT,
+        digits=3,
+    )
+    still, pruned = "no prune", "beside a prune"
+    consuming = [
+        Variant(
+            each,
+            "beside_prune",
+            program=OPERATING,
+            options={"count": 20_000, "archive": rows, "pruning": each == pruned},
+            timeout=PATIENCE,
+        )
+        for each in (still, pruned)
+    ]
+    kept = Comparison(
+        "consume + archive beside a running prune ÷ without", over(pruned, still), least=0.9
+    )
+    return [
+        Suite("operators' actions", [actions], [longest], shows=ACTIONS),
+        Suite("consume beside a prune", consuming, [kept]),
+    ]
+
+
 def scale(count: int, *, large: bool) -> list[Suite]:
     """More rows, queues, bytes and processes; `large`: tens of millions of rows, which take 15 GB
     and an hour."""
     sizes = (1_000, CROWD, MILLION, *((10 * MILLION,) if large else ()))
     archived = 10 * MILLION if large else MILLION
-    return [claims(sizes), *_queues(), *_archive(archived), *_throughput(), two_processes(count)]
+    return [
+        claims(sizes),
+        *_queues(),
+        *_archive(archived),
+        *_throughput(),
+        two_processes(count),
+        *_operating(MILLION),
+    ]
 
 
 def _at_rate(name: str, seconds: int, **options: Any) -> Variant:

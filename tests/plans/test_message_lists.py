@@ -20,6 +20,8 @@ from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import nodes
 
 ARCHIVED = 100_000
+ABOVE = 10_000_000
+"""Ids of archived messages are above this, apart from those of live ones."""
 SCANNED = 500
 LIMIT = 50
 INDEXED: list[dict[str, Any]] = [
@@ -67,8 +69,8 @@ def archive(crowded: Engine, database: str) -> Engine:
             text(
                 "INSERT INTO message_archive "
                 "(id, queue, payload, state, created_at, next_attempt_at, archived_at) "
-                f"SELECT s.n, CONCAT('other', MOD(s.n, 20)), 'x', {state}, {ago}, {ago}, {ago} "
-                f"FROM {numbers}"
+                f"SELECT {ABOVE} + s.n, CONCAT('other', MOD(s.n, 20)), 'x', {state}, {ago}, {ago}, "
+                f"{ago} FROM {numbers}"
             )
         )
         analyze = "VACUUM ANALYZE" if database == "postgresql" else "ANALYZE TABLE"

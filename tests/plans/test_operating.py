@@ -1,0 +1,129 @@
+"""What operators' searches and repairs read of large tables: ranges of indexes, a limited number of
+rows each; so a statement takes as long in a table ten times as large.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, RETRY, Job
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.dialects import (
+    dead_letters,
+    dialect_for,
+    job_changes,
+    job_walks,
+    message_walks,
+    verification,
+)
+from tests.plans.conftest import TABLES
+from tests.plans.test_message_lists import SCANNED, archive, sent
+from tests.plans.test_mysql import reads
+from tests.plans.test_postgresql import nodes
+
+__all__ = ("archive",)  # a fixture
+
+SIZE = 50
+FAILED = MessageState.FAILED
+Work = Callable[[Connection, Any], object]
+
+
+def grouped(**filters: Any) -> Work:
+    """Dead letters by their errors."""
+
+    def work(connection: Connection, dialect: Any) -> object:
+        wanted = Filters(archived=True, state=FAILED, **filters)
+        return dead_letters.dead_letters(connection, dialect, wanted, 20)
+
+    return work
+
+
+def batch(action: str, change: Any, **filters: Any) -> Work:
+    """One batch of a job in the middle of its way: what it visits, locks and changes."""
+
+    def work(connection: Connection, dialect: Any) -> object:
+        wanted = Filters(archived=action == REDRIVE, **filters)
+        bound = job_walks.last_row(connection, dialect, action)
+        job = Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"to": "mended"})
+        ids, _ = job_walks.visit(connection, dialect, job, SIZE)
+        assert len(ids) == SIZE
+        return change(connection, dialect, job, ids)
+
+    return work
+
+
+def verified(connection: Connection, dialect: Any) -> object:
+    """Two stretches of each table."""
+    first = verification.live(connection, dialect, None, 600.0)
+    verification.live(connection, dialect, first.after, 600.0)
+    of_archive = verification.archived(connection, dialect, None)
+    return verification.archived(connection, dialect, of_archive.after)
+
+
+READ: dict[str, Work] = {
+    "dead letters": grouped(),
+    "dead letters of a queue": grouped(queue="other10"),
+    "dead letters of an hour": grouped(since=3_600.0),
+    "verify": verified,
+}
+CHANGED: dict[str, Work] = {
+    "retry": batch(RETRY, job_changes.retry_now),
+    "move": batch(MOVE, job_changes.move),
+    "redrive": batch(REDRIVE, job_changes.redrive, state=FAILED),
+}
+MOST_READ = 4 * SCANNED
+"""Blocks, or rows: a few for each row that may be looked at."""
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a walk through a whole table is far above what is allowed."""
+    monkeypatch.setattr(message_walks, "STEP", SCANNED // 2)
+    monkeypatch.setattr(verification, "STEP", SCANNED // 2)
+    monkeypatch.setattr(dead_letters, "SCANNED", SCANNED)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_postgresql_reads_no_table_as_a_whole(archive: Engine, database: str) -> None:
+    dialect = dialect_for(archive.dialect, TABLES)
+    for name, work in {**READ, **CHANGED}.items():
+        with archive.connect() as connection:
+            with sent(connection) as statements:
+                work(connection, dialect)
+            connection.rollback()
+            for statement, parameters in statements:
+                check(connection, name, statement, parameters)
+            connection.rollback()
+
+
+def check(connection: Connection, name: str, statement: str, parameters: Any) -> None:
+    many = isinstance(parameters, list)
+    found = connection.exec_driver_sql(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}",
+        parameters[0] if many else parameters,
+    ).scalar_one()
+    plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    large = [n for n in nodes(plan) if n["Node Type"] == "Seq Scan"]
+    assert not [n for n in large if n["Relation Name"] in {"message", "message_archive"}], name
+    used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    # A row that is changed touches the pages of each index, too.
+    most = MOST_READ if name in READ else 60 * SIZE
+    assert used <= most, (name, statement, used)
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+def test_mysql_reads_no_more_rows_than_it_may(archive: Engine, database: str) -> None:
+    dialect = dialect_for(archive.dialect, TABLES)
+    for name, work in {**READ, **CHANGED}.items():
+        with archive.connect() as connection:
+            work(connection, dialect)  # compiles the statements
+            connection.rollback()
+            most = 4 * MOST_READ if name in READ else 100 * SIZE
+            with patch.object(job_walks, "SCANNED", SCANNED), reads(connection, at_most=most):
+                work(connection, dialect)
+            connection.rollback()
