@@ -1,5 +1,5 @@
 """What operators' actions cost in large tables (PostgreSQL): python -m benchmarks.operating
-operate|beside_prune '{"url": ..., ...}'."""
+operate|next_to_prune '{"url": ..., ...}'."""
 
 import asyncio
 import itertools
@@ -80,7 +80,7 @@ def operate(url: str, live: int, archive: int) -> dict[str, Any]:
     return asyncio.run(_operate(url, live, archive))
 
 
-async def _beside_prune(url: str, count: int, archive: int, *, pruning: bool) -> dict[str, Any]:
+async def _next_to_prune(url: str, count: int, archive: int, *, pruning: bool) -> dict[str, Any]:
     engine = engine_of(url)
     other = engine_of(url)
     broker = SqlBroker(engine, logger=None)
@@ -119,10 +119,10 @@ async def _beside_prune(url: str, count: int, archive: int, *, pruning: bool) ->
     return {"count": handled, "seconds": c.seconds, "cpu": c.cpu, "removed": removed}
 
 
-def beside_prune(url: str, count: int, archive: int, pruning: bool) -> dict[str, Any]:
+def next_to_prune(url: str, count: int, archive: int, pruning: bool) -> dict[str, Any]:
     """The first `count` messages by a subscriber, while old messages leave the archive or not."""
-    return asyncio.run(_beside_prune(url, count, archive, pruning=pruning))
+    return asyncio.run(_next_to_prune(url, count, archive, pruning=pruning))
 
 
 if __name__ == "__main__":
-    answer({"operate": operate, "beside_prune": beside_prune})
+    answer({"operate": operate, "next_to_prune": next_to_prune})

@@ -161,11 +161,11 @@ def _operating(rows: int) -> list[Suite]:
         most=LONGEST_STATEMENT,
         digits=3,
     )
-    still, pruned = "no prune", "beside a prune"
+    still, pruned = "no prune", "next to a prune"
     consuming = [
         Variant(
             each,
-            "beside_prune",
+            "next_to_prune",
             program=OPERATING,
             options={"count": 20_000, "archive": rows, "pruning": each == pruned},
             timeout=PATIENCE,
@@ -173,11 +173,11 @@ def _operating(rows: int) -> list[Suite]:
         for each in (still, pruned)
     ]
     kept = Comparison(
-        "consume + archive beside a running prune ÷ without", over(pruned, still), least=0.9
+        "consume + archive next to a running prune ÷ without", over(pruned, still), least=0.9
     )
     return [
         Suite("operators' actions", [actions], [longest], shows=ACTIONS),
-        Suite("consume beside a prune", consuming, [kept]),
+        Suite("consume next to a prune", consuming, [kept]),
     ]
 
 

@@ -23,7 +23,7 @@ def verify(
 ) -> None:
     """Look through the tables for rows that cannot be; exit code 1 if there are some.
 
-    It writes nothing, and may run beside workers.
+    It writes nothing, and may run while messages are handled.
     """
     found = run(
         context,

@@ -171,7 +171,7 @@ async def test_jobs_and_windows_of_a_lake_are_compared(
     assert verified.damages[1].found == f"{RowSum(4, 423)}, not {RowSum(4, 422)}"
 
 
-async def test_a_record_that_changes_meanwhile_is_not_taken_for_damage(
+async def test_a_record_that_changes_during_the_look_is_not_taken_for_damage(
     broker: SqlBroker, look: Look, planted: Planted, small: None
 ) -> None:
     """A prune lowers it between two pages of the same look."""
