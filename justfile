@@ -22,6 +22,14 @@ demo kind="sqlite": setup
 email kind="sqlite" *args: setup
     @{{ if kind == "postgresql" { servers + " --only postgresql --" } else { "" } }} {{ python }} -m docs.examples.email_service {{ kind }} {{ args }}
 
+# A shop with live traffic on SQLite, and its dashboard, on this machine only (--port 8080)
+dashboard *args: setup
+    @{{ python }} -m docs.examples.dashboard_demo "$@"
+
+# Make the pictures of the dashboard in docs/pictures with Chromium
+screenshots: setup
+    @SQLBROKER_SCREENSHOTS=docs/pictures {{ python }} -m pytest -q tests/http/dashboard/test_browser.py
+
 # Run all tests on PostgreSQL, MariaDB, MySQL and SQLite
 test *args: setup
     @{{ servers }} -- sh tools/test.sh "$@"

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from faststream_sqlbroker.core.channels import Channels, ids_of
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 from faststream_sqlbroker.flow.pull_jobs import PullJobs, refuse_subscriber
@@ -59,6 +60,9 @@ class SqlBrokerServing:
         max_failures: int = 10,
         proxies: Sequence[str] = (),
         csrf_secret: str | None = None,
+        dashboard: Literal["full", "read_only", "off"] = "full",
+        show_bodies: bool = True,
+        redact: Redact | None = None,
     ) -> "HttpApp":
         """An ASGI application of this broker; it needs the extra `http`, and no started broker.
 
@@ -78,6 +82,10 @@ class SqlBrokerServing:
                 client, by which failures are counted.
             csrf_secret: 16 characters or more that CSRF tokens are made of, the same for all
                 processes behind one address. None: this process's own.
+            dashboard: The pages for people: "full", "read_only" (no actions), or "off".
+            show_bodies: Whether these pages show headers and bodies of messages.
+            redact: Changes each message before a page shows it, such as
+                `lambda m: replace(m, body="***")`.
 
         Raises:
             SetupError: there is no authentication, or an option is not valid.
@@ -90,6 +98,9 @@ class SqlBrokerServing:
             max_failures=max_failures,
             proxies=proxies,
             csrf_secret=csrf_secret,
+            dashboard=dashboard,
+            show_bodies=show_bodies,
+            redact=redact,
         )
         known = http.authentication(auth)
         app: HttpApp = http.HttpApp(self._service(http, channels=channels), known, options)
@@ -110,6 +121,7 @@ class SqlBrokerServing:
             is_started=lambda: alone or self.running or not self.subscribers,
             log=self._log_of_loops,
             admin=lambda: self.admin,
+            pulled=self._pulled,
             jobs=None if channels is None else self._pull_jobs(channels),
             exposition=self._exposition,
         )
@@ -158,6 +170,9 @@ class SqlBrokerServing:
                 consumer = await self._store.channels.find(*ids)
                 if consumer is not None and consumer.type == "pull":
                     refuse_subscriber(queue, subscribed)
+
+    async def _pulled(self) -> list[str]:
+        return await self._store.channels.pulled()
 
     async def _differences(self) -> list[str]:
         # Of the store that is there then: a test may have put another one in its place.
@@ -212,8 +227,9 @@ def _http() -> Any:
     try:
         from faststream_sqlbroker.http import parts  # noqa: PLC0415 - an extra
     except ImportError as error:
-        if error.name is None or error.name.split(".")[0] != "uvicorn":
+        missing = (error.name or "").split(".")[0]
+        if missing not in {"uvicorn", "jinja2"}:
             raise
-        msg = "HTTP needs 'uvicorn', which is not installed: pip install 'sqlbroker[http]'"
+        msg = f"HTTP needs '{missing}', which is not installed: pip install 'sqlbroker[http]'"
         raise MissingExtraError(msg) from error
     return parts

@@ -127,7 +127,7 @@ class _HttpBase(Section):
     )
 
 
-_ASGI = options_of_call(SqlBroker.asgi, without=("auth",))
+_ASGI = options_of_call(SqlBroker.asgi, without=("auth", "redact"))
 HTTP_OPTIONS = tuple(option.name for option in _ASGI)
 """Options of `broker.asgi`."""
 

@@ -13,9 +13,10 @@ try:
     from faststream_sqlbroker.http.proxies import ProxyAuth
     from faststream_sqlbroker.http.users import Role, User
 except ImportError as error:
-    if error.name is None or error.name.split(".")[0] != "starlette":
+    missing = (error.name or "").split(".")[0]
+    if missing not in {"starlette", "jinja2", "markupsafe"}:
         raise
-    msg = "HTTP needs 'starlette', which is not installed: pip install 'sqlbroker[http]'"
+    msg = f"HTTP needs '{missing}', which is not installed: pip install 'sqlbroker[http]'"
     raise MissingExtraError(msg) from error
 
 __all__ = (

@@ -3,20 +3,23 @@
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
-from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.checks import flag, one_of, whole_number
+from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import BodyLimits
 from faststream_sqlbroker.http.channels import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.dashboard import DashboardRoutes
+from faststream_sqlbroker.http.dashboard.asked import Settings
 from faststream_sqlbroker.http.diagnosis import DiagnosisRoutes
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.local import LocalOnly
@@ -38,6 +41,8 @@ from faststream_sqlbroker.http.users import Authentication, ByCallable, FirstOf,
 
 SHORTEST_SECRET = 16
 """Characters of the secret that CSRF tokens are made of."""
+DashboardMode = Literal["full", "read_only", "off"]
+DASHBOARD_MODES = get_args(DashboardMode)
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -54,6 +59,9 @@ class HttpOptions:
     max_failures: int = 10
     proxies: Sequence[str] = ()
     csrf_secret: str | None = None
+    dashboard: DashboardMode = "full"
+    show_bodies: bool = True
+    redact: Redact | None = None
 
     def __post_init__(self) -> None:
         """Check them."""
@@ -61,6 +69,10 @@ class HttpOptions:
         positive_seconds("body_timeout", self.body_timeout)
         whole_number("max_failures", self.max_failures)
         networks(self.proxies)
+        one_of("dashboard", self.dashboard, DASHBOARD_MODES)
+        flag("show_bodies", self.show_bodies)
+        if self.redact is not None and not callable(self.redact):
+            raise SetupError(f"redact must be a function of a message, got {short(self.redact)}")
         secret = self.csrf_secret
         if secret is not None and (not isinstance(secret, str) or len(secret) < SHORTEST_SECRET):
             raise SetupError(f"csrf_secret must be text of {SHORTEST_SECRET} characters or more")
@@ -86,19 +98,22 @@ class HttpApp:
 
     def __init__(self, service: Service, auth: Authentication, options: HttpOptions) -> None:
         """Serve `service` to those whom `auth` knows."""
+        csrf = options.csrf
         self._gate = Gate(
             auth,
-            options.csrf,
+            csrf,
             service,
             max_failures=options.max_failures,
             proxies=networks(options.proxies),
         )
-        routes = [*probe_routes(service, self._for), self._csrf_route()]
+        routes: list[BaseRoute] = [*probe_routes(service, self._for), self._csrf_route()]
         routes += MirrorRoutes(service.admin, options.limits, self._for).routes()
         routes += DiagnosisRoutes(service.admin, self._for).routes()
         if service.jobs is not None:
             channels = ChannelRoutes(service.jobs, self._gate, options.limits, self._for)
             routes += channels.routes()
+        if options.dashboard != "off":
+            routes += self._dashboard(service, options, csrf)
         starlette = Starlette(routes=routes, exception_handlers=handlers(service.log))
         # A redirect would lead to whatever Host says.
         starlette.router.redirect_slashes = False
@@ -124,6 +139,10 @@ class HttpApp:
             return await answer(request, await self._gate.enter(request, role))
 
         return endpoint
+
+    def _dashboard(self, service: Service, options: HttpOptions, csrf: Csrf) -> list[BaseRoute]:
+        settings = Settings(options.dashboard == "full", options.show_bodies, options.redact)
+        return DashboardRoutes(service, self._gate, csrf, options.limits, settings).routes()
 
     def _csrf_route(self) -> Route:
         async def answer(_request: Request, user: User) -> Response:

@@ -26,11 +26,22 @@ class Csrf:
         """The token of a user."""
         return hmac.new(self._secret, b"csrf:" + user.encode(), sha256).hexdigest()
 
-    def check(self, connection: HTTPConnection, method: str, user: str) -> None:
+    def signature(self, user: str, text: str) -> str:
+        """What shows later that `text` was made here for a user."""
+        return hmac.new(self._secret, f"signed:{user}\0{text}".encode(), sha256).hexdigest()
+
+    def is_signed(self, signature: str, user: str, text: str) -> bool:
+        """Whether it is the signature of `text`, in a time that does not tell."""
+        return hmac.compare_digest(signature.encode(), self.signature(user, text).encode())
+
+    def check(
+        self, connection: HTTPConnection, method: str, user: str, field: str | None = None
+    ) -> None:
         """Refuse a write that a page of another site may have caused.
 
         A browser sends Basic and cookies along with whatever any page asks for. It names the page's
-        site in Origin and Sec-Fetch-Site; and it asks before it sends what no form can send.
+        site in Origin and Sec-Fetch-Site; and it asks before it sends what no form can send. The
+        token is in a header, or, of a page without JavaScript, in a `field` of its form.
 
         Raises:
             Problem: the site is another one, or the token is missing or wrong (403).
@@ -39,7 +50,7 @@ class Csrf:
             return
         if _is_of_another_site(connection):
             raise Problem(403, "a page of another site must not write here")
-        given = connection.headers.get(HEADER)
+        given = connection.headers.get(HEADER, field)
         if given is not None:
             if not hmac.compare_digest(given.encode(), self.token(user).encode()):
                 raise Problem(403, f"{HEADER} is wrong: read a new one from csrf-token")

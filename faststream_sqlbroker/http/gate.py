@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection, Request
 
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.failures import Failures
@@ -24,6 +24,8 @@ LONGEST_NAME = 80
 """Characters of a name by which failures are counted and told: callers choose them."""
 OF_ONE_HOUSE = 64
 """Bits of an IPv6 address that its owner cannot choose freely."""
+CSRF_FIELD = "csrf"
+"""The field of a form that has the token."""
 _WITH_PORT = re.compile(r"(?:(?P<four>[0-9.]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])(?::[0-9]+)?", re.ASCII)
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
 
@@ -53,6 +55,25 @@ class Gate:
         Raises:
             Problem: not known (401), not allowed (403), or failed too often (429).
         """
+        user = await self._allowed(request, role)
+        self._csrf.check(request, request.method, user.name)
+        return user
+
+    async def enter_form(
+        self, request: Request, role: Role, limits: BodyLimits
+    ) -> tuple[User, dict[str, str]]:
+        """As `enter`, for a form that has the CSRF token among its fields; and the others.
+
+        Raises:
+            Problem: as `enter` and `read_form`.
+        """
+        # Only whom we know may let us read a body.
+        user = await self._allowed(request, role)
+        fields = await read_form(request, limits)
+        self._csrf.check(request, request.method, user.name, fields.pop(CSRF_FIELD, None))
+        return user, fields
+
+    async def _allowed(self, request: Request, role: Role) -> User:
         given = credentials(request)
         name = "" if given is None else given[0]
         with_secret = given is not None
@@ -64,7 +85,6 @@ class Gate:
             raise Problem(401, "who are you?", _CHALLENGE)
         if not user.may(role):
             raise Problem(403, f"this needs the role {role.name.lower()}")
-        self._csrf.check(request, request.method, user.name)
         return user
 
     async def _user(self, request: Request) -> User | None:

@@ -24,6 +24,8 @@ class Service:
     """Called with a level and a text."""
     admin: Callable[[], Admin]
     """The operations of `broker.admin`."""
+    pulled: Callable[[], Awaitable[list[str]]]
+    """The queues of pull consumers."""
     jobs: Callable[[], PullJobs] | None = None
     """The channels; None: there are none."""
     exposition: Callable[[], tuple[bytes, str]] | None = None

@@ -30,7 +30,8 @@ HEADERS = {
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
+    # With no-referrer a browser would send a form of this site with "Origin: null".
+    "referrer-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     # Bodies and names must not stay in a cache on the way.
@@ -80,33 +81,42 @@ async def unknown_path(_request: Request, error: Exception) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def broker_error(_request: Request, error: Exception) -> Response:
-    """The answer to an error of this package: what its caller did wrong is told, no more."""
+def problem_of(error: Exception) -> Problem:
+    """An error of this package: what its caller did wrong is told, no more."""
     if isinstance(error, QueueFullError):
-        return JSONResponse({"error": str(error)}, 429, {"Retry-After": "1"})
+        return Problem(429, str(error), {"Retry-After": "1"})
     if isinstance(error, SetupError | PublishError):
-        return JSONResponse({"error": str(error)}, 400)
+        return Problem(400, str(error))
     if isinstance(error, UnknownOutcomeError):
-        text = "the answer of the database was lost: what was asked for may be done"
-        return JSONResponse({"error": text}, 503)
+        return Problem(503, "the answer of the database was lost: what was asked for may be done")
     if isinstance(error, TransientStoreError):
         text = "the database cannot be reached, or is busy: try again"
-        return JSONResponse({"error": text}, 503, {"Retry-After": "1"})
+        return Problem(503, text, {"Retry-After": "1"})
     # The text may tell of tables and rights.
-    return JSONResponse({"error": "the database refused: see the server's log"}, 500)
+    return Problem(500, "the database refused: see the server's log")
+
+
+async def broker_error(_request: Request, error: Exception) -> Response:
+    """The answer to an error of this package."""
+    return problem_of(error).response()
 
 
 def handlers(log: Callable[..., None]) -> dict[Any, Any]:
     """`HANDLERS` of an application whose `log` is told what a caller is not."""
 
     async def told(request: Request, error: Exception) -> Response:
-        answer = await broker_error(request, error)
-        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            path = visible(request.url.path[:LONGEST_PATH])
-            log(logging.WARNING, f"HTTP: {request.method} {path}: {error}")
-        return answer
+        return told_problem(log, request, error).response()
 
     return {**HANDLERS, SqlBrokerError: told}
+
+
+def told_problem(log: Callable[..., None], request: Request, error: Exception) -> Problem:
+    """`problem_of` an error; the log gets what its caller is not told."""
+    found = problem_of(error)
+    if found.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        path = visible(request.url.path[:LONGEST_PATH])
+        log(logging.WARNING, f"HTTP: {request.method} {path}: {error}")
+    return found
 
 
 async def failure(_request: Request, _error: Exception) -> Response:

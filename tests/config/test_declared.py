@@ -44,7 +44,7 @@ def arguments(function: Any) -> set[str]:
             (arguments(SqlBroker.publish_on_schedule) - {"name"})
             | set(ScheduleOptions.__annotations__),
         ),
-        (models.HttpSection, arguments(SqlBroker.asgi) - {"auth"}),
+        (models.HttpSection, arguments(SqlBroker.asgi) - {"auth", "redact"}),
     ],
 )
 def test_a_section_has_the_options_of_python(section: type[Section], options: set[str]) -> None:

@@ -1,0 +1,82 @@
+"""What operators do on the pages; each goes to the audit under the user's name."""
+
+from typing import Any
+
+from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.http.dashboard.asked import Asked, Done, decimal, moment_or_age, whole
+from faststream_sqlbroker.http.dashboard.rendering import query_text
+
+
+async def pause(asked: Asked) -> Done:
+    """Stop all claims from a queue."""
+    queue = asked.needed("queue")
+    until = moment_or_age(asked.sent("until"))
+    reason = asked.sent("reason")
+    await asked.admin.pause(queue, reason=reason, until=until, by=asked.user.name)
+    return _queue(queue, "paused")
+
+
+async def resume(asked: Asked) -> Done:
+    """Let processes claim again."""
+    queue = asked.needed("queue")
+    was = await asked.admin.resume(queue, by=asked.user.name)
+    return _queue(queue, "resumed" if was else "not_paused")
+
+
+def _queue(name: str, note: str) -> Done:
+    return Done(f"/ui/queue?{query_text({'name': name})}", note)
+
+
+async def cancel(asked: Asked) -> Done:
+    """End a message."""
+    number = _number(asked)
+    reason = asked.sent("reason")
+    return _message(await asked.admin.cancel(number, reason=reason, by=asked.user.name))
+
+
+async def retry(asked: Asked) -> Done:
+    """Make a message due now."""
+    return _message(await asked.admin.retry_now(_number(asked), by=asked.user.name))
+
+
+async def move(asked: Asked) -> Done:
+    """Move a message to another queue."""
+    to = asked.needed("to")
+    return _message(await asked.admin.move(_number(asked), to, by=asked.user.name))
+
+
+async def edit(asked: Asked) -> Done:
+    """Change priority, key or due time; what is left empty stays."""
+    fields: dict[str, Any] = {}
+    priority = whole(asked.sent("priority"), "priority")
+    if priority is not None:
+        fields["priority"] = priority
+    if asked.sent("no_key") is not None:
+        fields["key"] = None
+    elif (key := asked.sent("key")) is not None:
+        fields["key"] = key
+    if (due := moment_or_age(asked.sent("due"))) is not None:
+        fields["due"] = due
+    return _message(await asked.admin.edit(_number(asked), **fields, by=asked.user.name))
+
+
+def _number(asked: Asked) -> int:
+    number: int = asked.request.path_params["message"]
+    return number
+
+
+def _message(found: Repair) -> Done:
+    return Done(f"/ui/messages/{found.message_id}", found.verdict)
+
+
+async def release(asked: Asked) -> Done:
+    """Make due what a dead worker has leased."""
+    worker = asked.needed("worker")
+    force = asked.sent("force") is not None
+    count = await asked.admin.release(worker, force=force, by=asked.user.name)
+    return Done("/ui/workers", "released" if count else "nothing_released")
+
+
+def rate_of(asked: Asked) -> float | None:
+    """Most messages a second of a bulk action."""
+    return decimal(asked.sent("rate"), "rate")

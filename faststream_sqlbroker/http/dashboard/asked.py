@@ -1,0 +1,143 @@
+"""What a page or an action gets, and what it answers with."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from faststream_sqlbroker.core.stored import Redact
+from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.users import Role, User
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.admin import Admin
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much the dashboard shows and allows."""
+
+    writes: bool
+    """Whether there are actions at all."""
+    bodies: bool
+    """Whether headers and bodies are shown."""
+    redact: Redact | None
+    """Changes each message before it is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request of a known user."""
+
+    request: Request
+    user: User
+    admin: "Admin"
+    settings: Settings
+    pulled: Callable[[], Awaitable[list[str]]]
+    """The queues of pull consumers."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Of the form that was sent; empty for a page."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this user may change something here."""
+        return self.settings.writes and self.user.may(Role.OPERATOR)
+
+    def given(self, name: str) -> str | None:
+        """The parameter `name` of the address; None: it is missing or empty."""
+        return self.request.query_params.get(name) or None
+
+    def sent(self, name: str) -> str | None:
+        """The field `name` of the form; None: it is missing or empty."""
+        return self.fields.get(name) or None
+
+    def needed(self, name: str) -> str:
+        """The field `name` of the form.
+
+        Raises:
+            Problem: it is missing or empty (400).
+        """
+        found = self.sent(name)
+        if found is None:
+            raise Problem(400, f"the field {name} is needed")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A page: its template and what that shows."""
+
+    template: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An action that was done: which page follows, and what is said there."""
+
+    path: str
+    """Below the dashboard's root."""
+    note: str
+    """A key of `NOTES`."""
+
+
+NOTES = {
+    "paused": "The queue is paused.",
+    "resumed": "The queue is resumed.",
+    "not_paused": "The queue was not paused.",
+    "done": "Done.",
+    "requested": "Its subscriber is asked to cancel it. A handler that ends first wins.",
+    "running": "Not changed: a subscriber has leased it.",
+    "busy": "Not changed: another transaction has locked it just now. Try again.",
+    "ended": "Not changed: it has ended, and is in the archive.",
+    "not_found": "Not changed: there is no such message.",
+    "begun": "The job has begun.",
+    "stopped": "The job stops behind its running batch.",
+    "goes_on": "The job goes on.",
+    "undoing": "The undo has begun.",
+    "released": "What the worker had leased is due again.",
+    "nothing_released": "The worker had leased nothing.",
+}
+"""What a page says after an action: texts are chosen here, so that no link can bring its own."""
+
+
+def moment_or_age(text: str | None) -> Duration | datetime | None:
+    """A time in ISO 8601 (in UTC if it names no zone), or a duration such as 90s, 15m or 2h."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return text.strip()
+    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
+
+
+def whole(text: str | None, name: str) -> int | None:
+    """A whole number.
+
+    Raises:
+        Problem: it is none (400).
+    """
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise Problem(400, f"{name} must be a whole number") from None
+
+
+def decimal(text: str | None, name: str) -> float | None:
+    """A number.
+
+    Raises:
+        Problem: it is none (400).
+    """
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise Problem(400, f"{name} must be a number") from None

@@ -1,0 +1,163 @@
+"""The pages about queues and messages."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from faststream_sqlbroker.core.overview import QueueOverview
+from faststream_sqlbroker.core.status import error_text
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.dashboard.asked import Asked, Shown
+from faststream_sqlbroker.http.dashboard.drawing import boxes
+from faststream_sqlbroker.http.dashboard.filters import (
+    STATES,
+    given_filter,
+    is_archived,
+    search_of,
+)
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.http.dashboard.live import Live
+
+STUCK_AFTER = 60.0
+"""Seconds that a due message waits, though there are subscribers, before its queue is a problem."""
+FAILING = 5
+"""Fewer messages that have failed before are no problem of their queue."""
+FAILING_SHARE = 0.5
+"""A queue is failing if this share or more of its waiting messages have failed before."""
+OF_ERROR = error_text("\0").partition("\0")[0]
+"""What stands before an error at the end of a sentence."""
+A_PAGE = 50
+"""Messages of a page."""
+LATELY = "1h"
+"""How far back the overview looks for dead letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem of the overview."""
+
+    kind: str
+    text: str
+    queue: str | None = None
+
+
+def findings_of(queue: QueueOverview) -> list[Finding]:
+    """What is wrong with one queue."""
+    found = []
+    name = queue.queue
+    if queue.problem is not None:
+        found.append(Finding("unused" if not queue.used else "no subscriber", queue.problem, name))
+    if queue.paused is not None:
+        why = f": {queue.paused.reason}" if queue.paused.reason else ""
+        found.append(Finding("paused", f"paused by {queue.paused.by}{why}", name))
+    elif queue.live_subscribers and queue.oldest_due_age > STUCK_AFTER:
+        text = f"its oldest due message has waited for {queue.oldest_due_age:.0f} s"
+        found.append(Finding("stuck", text, name))
+    if queue.retrying.value >= max(FAILING, FAILING_SHARE * queue.waiting):
+        text = f"{queue.retrying} of {queue.waiting} waiting messages have failed before"
+        found.append(Finding("failing", text, name))
+    return found
+
+
+async def overview(asked: Asked, _live: "Live") -> Shown:
+    """Problems first, then rates and ages."""
+    queues = await asked.admin.queues()
+    health = await asked.admin.health()
+    try:
+        dead = await asked.admin.dead_letters(since=LATELY, limit=5)
+    except SetupError:
+        dead = None  # There is no archive.
+    findings = [found for queue in queues for found in findings_of(queue)]
+    findings += [Finding(what, text) for what, texts in health.findings().items() for text in texts]
+    return Shown(
+        "overview.html",
+        {
+            "queues": queues,
+            "findings": findings,
+            "health": health,
+            "dead": dead,
+            "totals": totals(queues),
+        },
+    )
+
+
+def totals(queues: list[QueueOverview]) -> dict[str, Any]:
+    """Sums and worst values of all queues."""
+    rates = [queue.out_per_minute for queue in queues if queue.out_per_minute is not None]
+    return {
+        "ready": sum(queue.ready.value for queue in queues),
+        "in_flight": sum(queue.in_flight.value for queue in queues),
+        "delayed": sum(queue.delayed.value for queue in queues),
+        "in": round(sum(queue.in_per_minute for queue in queues), 1),
+        "out": round(sum(rates), 1),
+        "oldest": max((queue.oldest_due_age for queue in queues), default=0.0),
+    }
+
+
+async def queues(asked: Asked, live: "Live") -> Shown:
+    """All queues, each with what is in it."""
+    found = await asked.admin.queues()
+    return Shown("queues.html", {"queues": found, "history": live.history})
+
+
+async def queue(asked: Asked, live: "Live") -> Shown:
+    """One queue."""
+    name = _name(asked)
+    found = (await asked.admin.queues(name))[0]
+    subscribers = await asked.admin.subscribers(name)
+    policies = await asked.admin.policies(name)
+    values = {
+        "queue": found,
+        "findings": findings_of(found),
+        "subscribers": subscribers[:A_PAGE],
+        "policies": policies,
+        "history": live.history,
+    }
+    return Shown("queue.html", values)
+
+
+def _name(asked: Asked) -> str:
+    name = asked.given("name")
+    if name is None:
+        raise Problem(400, "the address names no queue: ?name=")
+    return name
+
+
+async def messages(asked: Asked, _live: "Live") -> Shown:
+    """A page of those that match the search."""
+    fields = given_filter(asked.given)
+    page = await asked.admin.messages(
+        **search_of(fields),
+        limit=A_PAGE,
+        after=asked.given("after"),
+        # A hook may need headers and body to decide.
+        bodies=asked.settings.redact is not None and asked.settings.bodies,
+        redact=asked.settings.redact,
+    )
+    return Shown(
+        "messages.html",
+        {
+            "page": page,
+            "search": fields,
+            "states": STATES,
+            "archived": is_archived(fields),
+            "more": bool(fields.keys() - {"queue", "state", "error", "archived"}),
+        },
+    )
+
+
+async def message(asked: Asked, _live: "Live") -> Shown:
+    """One message with all that is known of it."""
+    number = asked.request.path_params["message"]
+    redact = asked.settings.redact
+    detail = await asked.admin.message(number, body=asked.settings.bodies, redact=redact)
+    if detail is None:
+        raise Problem(404, "there is no such message, live or archived")
+    # The reasons are made of the row: the hook does not see the error at their end.
+    reasons = [
+        (each, each.text if redact is None else each.text.partition(OF_ERROR)[0])
+        for each in detail.explanation.reasons
+    ]
+    values = {"detail": detail, "message": detail.message, "reasons": reasons}
+    return Shown("message.html", {**values, "boxes": boxes(detail.message)})

@@ -1,0 +1,85 @@
+"""Templates become pages: everything that they show is escaped."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from faststream_sqlbroker.core.overview import Count
+from faststream_sqlbroker.http.dashboard.drawing import spark_points
+from faststream_sqlbroker.http.dashboard.words import plain_schedule
+
+LONGEST_BODY = 100_000
+"""Characters of a body that a page shows."""
+_UNITS = ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h"))
+
+
+def environment() -> Environment:
+    """The templates of this package."""
+    made = Environment(
+        loader=PackageLoader("faststream_sqlbroker.http.dashboard"),
+        # Of all templates, whatever their names end with.
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "when": when,
+        "length": length_text,
+        "count": count_text,
+        "body": body_text,
+        "query": query_text,
+        "size": len,
+        "plain_schedule": plain_schedule,
+        "spark": spark_points,
+    }
+    return made
+
+
+def when(at: datetime | float | None) -> Markup | str:
+    """A moment, for people and for programs; or seconds before the database's now."""
+    if at is None:
+        return "–"
+    if not isinstance(at, datetime):
+        return f"{length_text(at)} ago"
+    element = '<time datetime="{}">{}</time>'
+    return Markup(element).format(at.isoformat(), f"{at:%Y-%m-%d %H:%M:%S} UTC")  # noqa: S704
+
+
+def length_text(seconds: float | None) -> str:
+    """A length of time, rounded."""
+    if seconds is None:
+        return "–"
+    for limit, unit, name in _UNITS:
+        if abs(seconds) < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def count_text(count: Count | int) -> str:
+    """A number with separators, and whether it is an estimate."""
+    if isinstance(count, int):
+        return f"{count:,}"
+    return f"{count.value:,}" if count.exact else f"{count.how} {count.value:,}"
+
+
+def body_text(body: Any) -> str:
+    """A body or a header: JSON indented, text as it is, bytes in hexadecimal."""
+    if isinstance(body, str):
+        found = body
+    elif isinstance(body, bytes):
+        found = f"{len(body)} bytes: {body[:LONGEST_BODY].hex(' ')}"
+    else:
+        found = json.dumps(body, indent=2, ensure_ascii=False, default=str)
+    more = len(found) - LONGEST_BODY
+    return found if more <= 0 else f"{found[:LONGEST_BODY]}\n… and {more:,} characters more"
+
+
+def query_text(values: Mapping[str, Any]) -> str:
+    """Parameters of an address, without those that are None or empty."""
+    return urlencode({name: value for name, value in values.items() if value not in {None, ""}})

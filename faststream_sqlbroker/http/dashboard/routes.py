@@ -1,0 +1,175 @@
+"""The paths of the dashboard, and how its answers become pages."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from faststream_sqlbroker.exceptions import SqlBrokerError
+from faststream_sqlbroker.http.answers import BodyLimits, Problem
+from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.dashboard import actions, fleet, pages
+from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Done, Settings, Shown
+from faststream_sqlbroker.http.dashboard.bulk import Bulk
+from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
+from faststream_sqlbroker.http.dashboard.rendering import environment
+from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.service import Service
+from faststream_sqlbroker.http.shield import told_problem
+from faststream_sqlbroker.http.users import Role, User, role_of
+
+STATIC = Path(__file__).parent / "static"
+Page = Callable[[Asked, Live], Awaitable[Shown]]
+Action = Callable[[Asked], Awaitable[Done | Shown]]
+PAGES: Mapping[str, Page] = {
+    "/": pages.overview,
+    "/ui/queues": pages.queues,
+    "/ui/queue": pages.queue,
+    "/ui/messages": pages.messages,
+    "/ui/messages/{message:int}": pages.message,
+    "/ui/dead-letters": fleet.dead_letters,
+    "/ui/schedules": fleet.schedules,
+    "/ui/policies": fleet.policies,
+    "/ui/locks": fleet.locks,
+    "/ui/workers": fleet.workers,
+    "/ui/channels": fleet.channels,
+    "/ui/jobs": fleet.jobs,
+    "/ui/jobs/{job}": fleet.job,
+    "/ui/audit": fleet.audit,
+}
+
+
+class DashboardRoutes:
+    """Serves the pages, what belongs to them, and the actions on them."""
+
+    def __init__(
+        self, service: Service, gate: Gate, csrf: Csrf, limits: BodyLimits, settings: Settings
+    ) -> None:
+        self._service = service
+        self._gate = gate
+        self._limits = limits
+        self._settings = settings
+        self._templates = environment()
+        self._bulk = Bulk(csrf, service.log)
+        self._live = Live(lambda: service.admin().queues(), pages.totals)
+
+    def routes(self) -> list[BaseRoute]:
+        """All paths; without those of actions if the dashboard is read-only."""
+        shown = [Route(path, self._page(page), methods=["GET"]) for path, page in PAGES.items()]
+        # In the read-only mode there is no such path, not for administrators either.
+        done = [Route(path, self._action(a), methods=["POST"]) for path, a in self._actions()]
+        return [
+            *shown,
+            *(done if self._settings.writes else ()),
+            Route("/ui/live", self._stream, methods=["GET"]),
+            # The same for all, and nothing of any queue: no user is needed to read it.
+            Mount("/ui/static", StaticFiles(directory=STATIC)),
+        ]
+
+    def _actions(self) -> list[tuple[str, Action]]:
+        message = "/ui/messages/{message:int}"
+        return [
+            ("/ui/pause", actions.pause),
+            ("/ui/resume", actions.resume),
+            (f"{message}/cancel", actions.cancel),
+            (f"{message}/retry", actions.retry),
+            (f"{message}/move", actions.move),
+            (f"{message}/edit", actions.edit),
+            ("/ui/release", actions.release),
+            ("/ui/plan", self._bulk.plan),
+            ("/ui/begin", self._bulk.begin),
+            ("/ui/jobs/{job}/stop", self._bulk.stop),
+            ("/ui/jobs/{job}/resume", self._bulk.resume),
+            ("/ui/jobs/{job}/undo", self._bulk.undo),
+        ]
+
+    def _page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            user = await self._gate.enter(request, Role.VIEWER)
+            asked = self._asked(request, user, {})
+            return self._shown(asked, await page(asked, self._live))
+
+        return self._guarded(answer)
+
+    def _action(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            user, fields = await self._gate.enter_form(request, Role.OPERATOR, self._limits)
+            asked = self._asked(request, user, fields)
+            found = await action(asked)
+            if isinstance(found, Shown):
+                return self._shown(asked, found)
+            mark = "&" if "?" in found.path else "?"
+            # Without a host: that of the request may be anything.
+            address = f"{_root(request)}{found.path}{mark}note={found.note}"
+            return RedirectResponse(address, 303)
+
+        return self._guarded(answer)
+
+    async def _stream(self, request: Request) -> Response:
+        await self._gate.enter(request, Role.VIEWER)
+        self._live.check()
+        return LiveResponse(self._live.stream())
+
+    def _guarded(
+        self, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Errors are pages, too."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await answer(request)
+            except Problem as problem:
+                return self._error(request, problem)
+            except SqlBrokerError as error:
+                return self._error(request, told_problem(self._service.log, request, error))
+
+        return guarded
+
+    def _asked(self, request: Request, user: User, fields: Mapping[str, str]) -> Asked:
+        return Asked(
+            request=request,
+            user=user,
+            admin=self._service.admin(),
+            settings=self._settings,
+            pulled=self._service.pulled,
+            fields=fields,
+        )
+
+    def _shown(self, asked: Asked, shown: Shown) -> Response:
+        values = {
+            "user": asked.user,
+            "role": role_of(asked.user.role).name.lower(),
+            "writes": asked.writes,
+            "settings": asked.settings,
+            "csrf": self._gate.token(asked.user),
+            "note": NOTES.get(asked.given("note") or ""),
+            **shown.values,
+        }
+        return self._rendered(asked.request, shown.template, values)
+
+    def _error(self, request: Request, problem: Problem) -> Response:
+        values = {"problem": problem, "user": None, "writes": False, "note": None}
+        found = self._rendered(request, "error.html", values)
+        found.status_code = problem.status
+        found.headers.update(problem.headers)
+        return found
+
+    def _rendered(self, request: Request, template: str, values: Mapping[str, Any]) -> Response:
+        text = self._templates.get_template(template).render(
+            **values, root=_root(request), path=_path(request)
+        )
+        return HTMLResponse(text)
+
+
+def _root(request: Request) -> str:
+    """The path that the application is mounted at."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def _path(request: Request) -> str:
+    """The path of the page, below that."""
+    return request.url.path.removeprefix(_root(request))

@@ -1,0 +1,94 @@
+// Numbers change while a page is open. Every page is complete without this file.
+"use strict";
+
+const REFRESH = 5000; // Milliseconds between two readings of a page whose parts change.
+const address = document.body.dataset.live;
+const sign = document.getElementById("live");
+let source = null;
+let failures = 0;
+let refreshed = Date.now();
+
+function say(text) {
+  if (sign && sign.textContent !== text) sign.textContent = text;
+}
+
+function fill(element, row) {
+  for (const cell of element.querySelectorAll("[data-cell]")) {
+    const value = row[cell.dataset.cell];
+    if (value === undefined) continue;
+    if (cell.tagName === "polyline") cell.setAttribute("points", value);
+    else if (cell.textContent !== value) cell.textContent = value;
+  }
+}
+
+function show(told) {
+  say(told.problem ? "· not live: " + told.problem : "· live");
+  for (const element of document.querySelectorAll("[data-queue]")) {
+    const row = told.rows[element.dataset.queue];
+    if (row !== undefined) fill(element, row);
+  }
+  for (const cell of document.querySelectorAll("[data-total]")) {
+    const value = told.totals[cell.dataset.total];
+    if (value !== undefined) cell.textContent = value;
+  }
+  const table = document.querySelector("[data-queues]");
+  const note = document.getElementById("queues-note");
+  if (table && note && Number(table.dataset.queues) !== told.queues) {
+    note.textContent = "There are " + told.queues + " queues now: load the page again.";
+  }
+  refresh();
+}
+
+// Parts of a page that are not numbers of queues are read again, from the same address.
+async function refresh() {
+  const parts = document.querySelectorAll("[data-part]");
+  if (!parts.length || Date.now() - refreshed < REFRESH) return;
+  refreshed = Date.now();
+  const url = new URL(location.href);
+  url.searchParams.delete("note");
+  let page;
+  try {
+    const answer = await fetch(url, { headers: { Accept: "text/html" } });
+    if (!answer.ok) return;
+    page = new DOMParser().parseFromString(await answer.text(), "text/html");
+  } catch {
+    return;
+  }
+  for (const part of parts) {
+    const fresh = page.getElementById(part.id);
+    // What has the focus, or is selected, must not vanish under its reader.
+    const busy = part.contains(document.activeElement) || !document.getSelection().isCollapsed;
+    if (fresh && !busy && fresh.innerHTML !== part.innerHTML) part.replaceWith(document.importNode(fresh, true));
+  }
+}
+
+function begin() {
+  if (!address || source || document.hidden) return;
+  source = new EventSource(address);
+  source.onmessage = (event) => {
+    failures = 0;
+    show(JSON.parse(event.data));
+  };
+  // A stream ends after some seconds, and the browser opens another one.
+  source.onerror = () => {
+    failures += 1;
+    if (failures > 1 || source.readyState === EventSource.CLOSED) say("· not live");
+  };
+}
+
+function end() {
+  if (source) source.close();
+  source = null;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? end() : begin()));
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, select, textarea");
+  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const first = document.querySelector("form[role=search] input");
+  if (first) {
+    event.preventDefault();
+    first.focus();
+  }
+});
+begin();

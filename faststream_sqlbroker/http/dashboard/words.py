@@ -1,0 +1,19 @@
+"""Plain words for what is stored in a shorter form."""
+
+from datetime import datetime, timezone
+
+_SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
+
+
+def plain_schedule(expression: str) -> str:
+    """When a cron expression fires, in words; the expression itself without the extra `schedule`.
+
+    The table may hold what another program has written, so nothing is raised.
+    """
+    # Without the extra, too: a dashboard must not need what only declares schedules.
+    try:
+        from cronsim import CronSim  # noqa: PLC0415 - an extra
+
+        return str(CronSim(expression, _SOME_DAY).explain())
+    except Exception:  # noqa: BLE001 - cronsim raises errors of several kinds for odd texts
+        return expression

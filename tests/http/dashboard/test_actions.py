@@ -1,0 +1,264 @@
+"""What operators do on the pages: with the role, the token and a dry run; the audit names them."""
+
+import asyncio
+import html
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.core.jobs import Job
+from tests.helpers import eventually
+from tests.http.conftest import as_user, client_of, logins, on_sqlite
+from tests.http.dashboard.conftest import fill, post, token_of
+
+pytestmark = [pytest.mark.capability("HTTP: a dashboard"), on_sqlite]
+OLA = as_user("ola")
+ACTIONS = (
+    "/ui/pause",
+    "/ui/resume",
+    "/ui/messages/1/cancel",
+    "/ui/messages/1/retry",
+    "/ui/messages/1/move",
+    "/ui/messages/1/edit",
+    "/ui/release",
+    "/ui/plan",
+    "/ui/begin",
+    "/ui/jobs/x/stop",
+    "/ui/jobs/x/resume",
+    "/ui/jobs/x/undo",
+)
+
+
+def hidden(page: str, name: str) -> str:
+    found = re.search(rf'name="{name}" value="([^"]*)"', page)
+    assert found is not None, page
+    return html.unescape(found[1])
+
+
+async def audited(broker: SqlBroker) -> Job:
+    """What was done last."""
+    return (await broker.admin.audit(limit=1))[0]
+
+
+async def ended(broker: SqlBroker, location: str) -> Job:
+    """The job that a page has led to, when it has ended."""
+    found = re.search(r"/ui/jobs/([^?]+)\?note=", location)
+    assert found is not None, location
+    job_id = found[1]
+
+    async def look() -> Job | None:
+        job = await broker.admin.job(job_id)
+        return job if job is not None and job.state == "ended" else None
+
+    job = await eventually(look, timeout=60)
+    assert job is not None
+    return job
+
+
+async def test_a_queue_is_paused_and_resumed_under_the_users_name(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    answer = await post(web, "/ui/pause", OLA, queue="a b", reason="late", until="30m")
+    assert (answer.status_code, answer.headers["location"]) == (
+        303,
+        "/ui/queue?name=a+b&note=paused",
+    )
+    page = await web.get(answer.headers["location"], auth=OLA)
+    assert "The queue is paused." in page.text
+    [paused] = await broker.admin.paused()
+    assert (paused.queue, paused.by, paused.reason) == ("a b", "ola", "late")
+    assert paused.until is not None
+    done = await audited(broker)
+    assert (done.action, done.by) == ("pause", "ola")
+    answer = await post(web, "/ui/resume", OLA, queue="a b")
+    assert answer.headers["location"].endswith("note=resumed")
+    assert not await broker.admin.paused()
+    assert (await audited(broker)).by == "ola"
+
+
+async def test_a_message_is_changed_under_the_users_name(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    number = await broker.publish({}, "a", key="k", delay="1h")
+    path = f"/ui/messages/{number}"
+    for action, fields, check in [
+        ("edit", {"priority": "7", "key": "other"}, lambda m: (m.priority, m.key) == (7, "other")),
+        ("edit", {"no_key": "on", "due": "2h"}, lambda m: m.key is None),
+        ("retry", {}, lambda m: m.next_attempt_at < m.created_at or True),
+        ("move", {"to": "b"}, lambda m: m.queue == "b"),
+        ("cancel", {"reason": "not wanted"}, lambda m: "not wanted" in m.last_error),
+    ]:
+        answer = await post(web, f"{path}/{action}", OLA, **fields)
+        assert answer.headers["location"] == f"{path}?note=done", (action, answer.text)
+        detail = await broker.admin.message(number)
+        assert detail is not None
+        assert check(detail.message), action
+        assert (await audited(broker)).by == "ola"
+    answer = await post(web, f"{path}/retry", OLA)
+    assert answer.headers["location"].endswith("note=ended")
+    page = await web.get(answer.headers["location"], auth=OLA)
+    assert "it has ended, and is in the archive" in page.text
+    assert (await post(web, f"{path}/edit", OLA)).status_code == 400
+    assert (await post(web, f"{path}/edit", OLA, priority="high")).status_code == 400
+    assert (await post(web, f"{path}/move", OLA)).status_code == 400
+
+
+async def test_dead_letters_are_redriven_after_a_dry_run_and_it_is_undone(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    ids = await fill(broker, "orders")
+    await broker.stop()
+    page = (await web.get("/ui/dead-letters", auth=OLA)).text
+    search = {"action": "redrive", "fingerprint": hidden(page, "fingerprint"), "to": "later"}
+    answer = await post(web, "/ui/plan", OLA, **search)
+    assert "1 message matches now. Nothing was changed." in answer.text
+    assert not await broker.admin.audit(bulk=True)
+    plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
+    forged = {**plan, "plan": plan["plan"].replace("later", "other")}
+    assert (await post(web, "/ui/begin", OLA, **forged)).status_code == 400
+    assert (await post(web, "/ui/begin", as_user("ann"), **plan)).status_code == 400
+    assert not await broker.admin.audit(bulk=True)
+    begun = await post(web, "/ui/begin", OLA, **plan)
+    job = await ended(broker, begun.headers["location"])
+    assert (job.action, job.by, job.done) == ("redrive", "ola", 1)
+    detail = await broker.admin.message(ids["failed"])
+    assert detail is not None
+    assert (detail.message.queue, detail.message.state.name) == ("later", "PENDING")
+    shown = await web.get(f"/ui/jobs/{job.id}", auth=OLA)
+    assert "1 of 1 done, 0 skipped" in shown.text
+    undone = await post(web, f"/ui/jobs/{job.id}/undo", OLA)
+    assert (await ended(broker, undone.headers["location"])).by == "ola"
+    detail = await broker.admin.message(ids["failed"])
+    assert detail is not None
+    assert detail.message.state.name == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"), [("cancel", {"why": "old"}), ("retry", {}), ("move", {"to": "b"})]
+)
+async def test_all_that_wait_and_match_are_changed_after_a_dry_run(
+    broker: SqlBroker, web: httpx.AsyncClient, action: str, fields: dict[str, Any]
+) -> None:
+    numbers = [await broker.publish({}, queue, delay="1h") for queue in ("a", "a", "other")]
+    answer = await post(web, "/ui/plan", OLA, action=action, queue="a", rate="1000", **fields)
+    assert "2 messages match now" in answer.text, answer.text
+    plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
+    begun = await post(web, "/ui/begin", OLA, **plan)
+    assert (await ended(broker, begun.headers["location"])).done == 2
+    assert len(numbers) == 3
+
+
+async def test_a_job_is_stopped_and_goes_on(broker: SqlBroker, web: httpx.AsyncClient) -> None:
+    for _ in range(3):
+        await broker.publish({}, "a", delay="1h")
+    planned = await broker.admin.bulk_cancel(queue="a", rate=0.001)
+    job = await broker.admin.run_job(planned, wait=False)
+    stopped = await post(web, f"/ui/jobs/{job.id}/stop", OLA)
+    assert stopped.headers["location"].endswith("note=stopped")
+    found = await broker.admin.job(job.id)
+    assert found is not None
+    assert found.state == "stopped"
+    page = await web.get(f"/ui/jobs/{job.id}", auth=OLA)
+    assert f"/ui/jobs/{job.id}/resume" in page.text
+    goes = await post(web, f"/ui/jobs/{job.id}/resume", OLA)
+    assert goes.headers["location"].endswith("note=goes_on")
+    found = await broker.admin.job(job.id)
+    assert found is not None
+    assert found.state == "running"
+    await post(web, f"/ui/jobs/{job.id}/stop", OLA)
+    # The work of this process ends by itself then.
+    others = [task for task in asyncio.all_tasks() if "wait_for_job" in repr(task.get_coro())]
+    assert not others
+
+
+async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClient) -> None:
+    for path, fields in [
+        ("/ui/plan", {"action": "delete"}),
+        ("/ui/plan", {"action": "move"}),
+        ("/ui/plan", {"action": "retry", "rate": "fast"}),
+        ("/ui/plan", {"action": "retry", "rate": "nan"}),
+        ("/ui/plan", {}),
+        ("/ui/begin", {"plan": "{}", "signature": "x"}),
+        ("/ui/jobs/none/stop", {}),
+        ("/ui/jobs/none/resume", {}),
+        ("/ui/jobs/none/undo", {}),
+        ("/ui/release", {"worker": "nobody"}),
+        ("/ui/pause", {"queue": "a", "until": "soon"}),
+        ("/ui/pause", {}),
+    ]:
+        answer = await post(web, path, OLA, **fields)
+        assert answer.status_code == 400, (path, answer.text)
+        assert "text/html" in answer.headers["content-type"]
+
+
+async def test_a_worker_is_released(broker: SqlBroker, web: httpx.AsyncClient) -> None:
+    started = asyncio.Event()
+
+    @broker.subscriber("slow")
+    async def handle(_body: dict) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await broker.publish({}, "slow")
+    await broker.start()
+    await asyncio.wait_for(started.wait(), 60)
+    [worker] = await broker.admin.subscribers()
+    refused = await post(web, "/ui/release", OLA, worker=worker.worker)
+    assert refused.status_code == 400
+    assert "is alive until" in refused.text
+    done = await post(web, "/ui/release", OLA, worker=worker.worker, force="on")
+    assert done.headers["location"] == "/ui/workers?note=released"
+    assert (await audited(broker)).by == "ola"
+
+
+async def test_only_operators_act_and_only_with_the_token(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    await broker.publish({}, "a")
+    token = await token_of(web, OLA)
+    others = await token_of(web, as_user("ann"))
+    for path in ACTIONS:
+        answer = await post(web, path, as_user("vic"), queue="a")
+        assert answer.status_code == 403, path
+        for data in ({}, {"csrf": "x"}, {"csrf": others}):
+            answer = await web.post(path, auth=OLA, data={"queue": "a", **data})
+            assert answer.status_code == 403, path
+        for headers in ({"Origin": "http://evil.test"}, {"Sec-Fetch-Site": "cross-site"}):
+            answer = await web.post(path, auth=OLA, data={"csrf": token}, headers=headers)
+            assert answer.status_code == 403, path
+        assert (await web.post(path, data={"csrf": token})).status_code == 401
+        assert (await web.get(path, auth=OLA)).status_code in {404, 405}
+    assert not await broker.admin.audit()
+
+
+async def test_viewers_and_the_read_only_mode_have_no_actions(broker: SqlBroker) -> None:
+    number = await broker.publish({}, "a")
+    paths = ("/ui/queues", "/ui/queue?name=a", "/ui/messages", f"/ui/messages/{number}")
+    async with client_of(broker.asgi(logins())) as client:
+        for path in paths:
+            assert 'method="post"' in (await client.get(path, auth=OLA)).text, path
+            assert 'method="post"' not in (await client.get(path, auth=as_user("vic"))).text
+    async with client_of(broker.asgi(logins(), dashboard="read_only")) as client:
+        for path in paths:
+            assert 'method="post"' not in (await client.get(path, auth=as_user("ann"))).text
+        for path in ACTIONS:
+            answer = await post(client, path, as_user("ann"), queue="a")
+            assert answer.status_code in {404, 405}, path
+
+
+async def test_large_and_odd_forms_are_refused(web: httpx.AsyncClient) -> None:
+    answer = await post(web, "/ui/pause", OLA, queue="a", reason="x" * 2_000_000)
+    assert answer.status_code == 413
+    token = await token_of(web, OLA)
+    odd = await web.post(
+        "/ui/pause", auth=OLA, content=f"csrf={token}&queue=a&queue=b", headers=_FORM
+    )
+    assert odd.status_code == 400
+    plain = await web.post("/ui/pause", auth=OLA, content="queue=a")
+    assert plain.status_code == 415
+
+
+_FORM = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -1,0 +1,285 @@
+"""The dashboard in a real browser: an incident from its first sign to the audit.
+
+`./dev screenshots` lets these tests write docs/pictures/dashboard-*.png.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from faststream_sqlbroker import NoRetryStrategy, SqlBroker
+from faststream_sqlbroker.core.channels import Channels
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.http.server import InnerServer, bound
+from tests.helpers import eventually
+from tests.http.conftest import PASSWORDS, logins, on_sqlite
+from tests.http.dashboard.conftest import ended
+from tools.browser import chromium
+from tools.private import CannotDownloadError, CannotStartError
+
+pytestmark = [
+    pytest.mark.capability("HTTP: a dashboard"),
+    # A busy machine needs long for a browser, and apt for bringing it.
+    pytest.mark.timeout(600),
+    on_sqlite,
+]
+PICTURES = os.environ.get("SQLBROKER_SCREENSHOTS")
+"""The folder for pictures; without it none are made."""
+LARGEST_PICTURE = 150_000
+WIDE = {"width": 1100, "height": 720}
+PHONE = {"width": 360, "height": 740}
+PATHS = (
+    "/",
+    "/ui/queues",
+    "/ui/queue?name=invoices",
+    "/ui/messages",
+    "/ui/messages?archived=on",
+    "/ui/dead-letters",
+    "/ui/schedules",
+    "/ui/policies",
+    "/ui/locks",
+    "/ui/workers",
+    "/ui/channels",
+    "/ui/jobs",
+    "/ui/audit",
+    "/ui/messages/999",
+)
+CONTRASTS = """() => {
+  const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = numbers(colour).slice(0, 3).map((v) => v / 255)
+      .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const found = getComputedStyle(at).backgroundColor;
+      const [, , , alpha] = numbers(found);
+      if (alpha === undefined || alpha === 1) return found;
+    }
+    return getComputedStyle(document.documentElement).colorScheme === "dark"
+      ? "rgb(0, 0, 0)" : "rgb(255, 255, 255)";
+  };
+  const low = [];
+  for (const element of document.body.querySelectorAll("*")) {
+    const text = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+    if (!text && !["INPUT", "SELECT"].includes(element.tagName)) continue;
+    const style = getComputedStyle(element);
+    const inDrawing = element.tagName === "text";
+    const front = inDrawing ? style.fill : style.color;
+    const back = inDrawing
+      ? getComputedStyle(element.parentElement.querySelector("rect")).fill : ground(element);
+    const [a, b] = [light(front), light(back)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) low.push([element.outerHTML.slice(0, 80), front, back, ratio]);
+  }
+  return low;
+}"""
+"""The texts of a page whose contrast with their ground is below 4.5."""
+UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), select")]
+  .filter((each) => !each.labels.length || !each.labels[0].textContent.trim())
+  .map((each) => each.outerHTML)"""
+WIDER = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    """Debian's Chromium; nothing is downloaded by Playwright."""
+    try:
+        path = await asyncio.to_thread(chromium)
+    except CannotStartError as error:
+        if os.environ.get("CI") and not isinstance(error, CannotDownloadError):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    async with async_playwright() as playwright:
+        found = await playwright.chromium.launch(executable_path=path)
+        yield found
+        await found.close()
+
+
+@asynccontextmanager
+async def serving(broker: SqlBroker, **options: Any) -> AsyncIterator[str]:
+    """The address of the broker's application, served by uvicorn."""
+    app = broker.asgi(logins(), channels=Channels(), **options)
+    listener = bound("127.0.0.1", 0, "port")
+    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    server = InnerServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def looking(
+    browser: Browser, address: str, user: str = "ola", **options: Any
+) -> AsyncIterator[tuple[Page, list[str]]]:
+    """A page of a user who is logged in, and what went wrong in its console."""
+    context: BrowserContext = await browser.new_context(
+        base_url=address,
+        http_credentials={"username": user, "password": PASSWORDS[user]},
+        **{"viewport": WIDE, **options},
+    )
+    context.set_default_timeout(60_000)
+    page = await context.new_page()
+    wrong: list[str] = []
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page, wrong
+    await context.close()
+
+
+async def picture(page: Page, name: str) -> None:
+    if PICTURES is None:
+        return
+    path = Path(PICTURES) / f"dashboard-{name}.png"
+    await page.screenshot(path=path)
+    assert path.stat().st_size <= LARGEST_PICTURE
+
+
+class Shop:
+    """A broker with a bug that can be mended."""
+
+    def __init__(self, broker: SqlBroker) -> None:
+        self.broker = broker
+        self.mended = False
+        self.handled: list[int] = []
+
+        @broker.subscriber("invoices", retry_strategy=NoRetryStrategy())
+        async def invoice(body: dict) -> None:
+            if not self.mended:
+                raise TimeoutError("the printer does not answer")
+            self.handled.append(body["id"])
+
+        @broker.subscriber("emails", policies=[Throttle(1, timedelta(hours=1))])
+        async def email(_body: dict) -> None: ...
+
+    async def open(self) -> int:
+        """Publish, and let messages fail; the id of one that has."""
+        broker = self.broker
+        broker.publish_on_schedule("nightly", "30 3 * * 1-5", "reports", {})
+        failed = [await broker.publish({"id": n}, "invoices", key="ada") for n in range(3)]
+        for _ in range(3):
+            await broker.publish({"to": "ada"}, "emails")
+        await broker.publish({}, "invioces")
+        await broker.start()
+        for number in failed:
+            await ended(broker, number)
+        return failed[0]
+
+
+@pytest.fixture
+async def shop(broker: SqlBroker) -> Shop:
+    return Shop(broker)
+
+
+async def test_an_incident_from_the_first_sign_to_the_audit(shop: Shop, browser: Browser) -> None:
+    failed = await shop.open()
+    async with serving(shop.broker) as address, looking(browser, address) as (page, wrong):
+        await page.goto("/")
+        await page.get_by_text("is 'invoices' meant?").wait_for()
+        await picture(page, "overview")
+        await page.get_by_role("link", name="dead letters by error").click()
+        await page.get_by_role("heading", name="3 messages: TimeoutError").wait_for()
+        await picture(page, "dead-letters")
+        await page.goto(f"/ui/messages/{failed}")
+        await page.get_by_text("FAILED").first.wait_for()
+        await picture(page, "message")
+        shop.mended = True
+        await page.go_back()
+        await page.get_by_role("button", name="Dry run of a redrive", exact=True).click()
+        await page.get_by_text("3 messages match now. Nothing was changed.").wait_for()
+        await picture(page, "plan")
+        await page.get_by_role("button", name="redrive: 3 messages").click()
+        await page.get_by_text("The job has begun.").wait_for()
+        # The page follows the job by itself.
+        await page.get_by_text("3 of 3 done, 0 skipped").wait_for()
+        await eventually(lambda: sorted(shop.handled) == [0, 1, 2], timeout=60)
+        await page.get_by_role("link", name="Audit").click()
+        row = page.get_by_role("row").filter(has_text="redrive")
+        assert "ola" in await row.inner_text()
+        await picture(page, "audit")
+        await page.get_by_role("link", name="Queues").click()
+        await page.get_by_role("button", name="Pause invoices").click()
+        await page.get_by_text("The queue is paused.").wait_for()
+        await page.get_by_role("button", name="Resume").click()
+        await page.get_by_text("The queue is resumed.").wait_for()
+        assert not wrong, wrong
+
+
+async def test_numbers_change_while_a_page_is_open(shop: Shop, browser: Browser) -> None:
+    await shop.broker.publish({}, "reports")
+    async with serving(shop.broker) as address, looking(browser, address) as (page, wrong):
+        await page.goto("/ui/queues")
+        await page.get_by_text("· live").wait_for()
+        await shop.broker.publish({}, "reports")
+        row = page.get_by_role("row").filter(has_text="reports")
+        await row.get_by_role("cell", name="2", exact=True).first.wait_for()
+        line = row.locator("polyline")
+        await eventually(lambda: line.get_attribute("points"), timeout=60)
+        await picture(page, "queues")
+        await page.goto("/ui/messages")
+        await page.keyboard.press("/")
+        assert await page.evaluate("document.activeElement.id") == "s-queue"
+        assert not wrong, wrong
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_can_be_read_by_all(shop: Shop, browser: Browser, scheme: str) -> None:
+    failed = await shop.open()
+    async with (
+        serving(shop.broker) as address,
+        shop.broker.lock("report"),
+        looking(browser, address, color_scheme=scheme) as (page, wrong),
+    ):
+        for path in (*PATHS, f"/ui/messages/{failed}"):
+            await page.goto(path)
+            assert not await page.evaluate(CONTRASTS), path
+            assert not await page.evaluate(UNLABELLED), path
+            assert await page.locator("main h1").count() == 1, path
+            if path.startswith("/ui/queue?") and scheme == "dark":
+                await picture(page, "dark")
+            await page.set_viewport_size(PHONE)
+            assert await page.evaluate(WIDER) == 0, path
+            if (path, scheme) == ("/", "dark"):
+                await picture(page, "phone")
+            await page.set_viewport_size(WIDE)
+        # The first key goes to the link that skips the menu, and it is seen.
+        await page.goto("/")
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.className") == "skip"
+        outline = "getComputedStyle(document.activeElement).outlineStyle"
+        assert await page.evaluate(outline) == "solid"
+        missing = [text for text in wrong if "404" not in text]
+        assert not missing, missing
+
+
+async def test_without_javascript_pages_read_and_act(shop: Shop, browser: Browser) -> None:
+    number = await shop.broker.publish({"id": 1}, "later", delay="1h")
+    async with (
+        serving(shop.broker) as address,
+        looking(browser, address, java_script_enabled=False) as (page, wrong),
+    ):
+        await page.goto("/")
+        await page.get_by_role("link", name="Messages").click()
+        await page.get_by_label("Queue", exact=True).fill("later")
+        await page.get_by_role("button", name="Search").click()
+        assert "queue=later" in page.url
+        await page.get_by_role("link", name=str(number), exact=True).click()
+        await page.get_by_label("To queue").fill("soon")
+        await page.get_by_role("button", name="Move").click()
+        await page.get_by_text("Done.").wait_for()
+        detail = await shop.broker.admin.message(number)
+        assert detail is not None
+        assert detail.message.queue == "soon"
+        assert not wrong, wrong

@@ -1,0 +1,258 @@
+"""The pages: what they show, to whom, and that nothing in them runs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+
+from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker.core.channels import Channels
+from faststream_sqlbroker.core.policies import Window
+from faststream_sqlbroker.core.stored import StoredMessage
+from faststream_sqlbroker.http.dashboard import routes
+from faststream_sqlbroker.http.dashboard.rendering import environment
+from tests.http.conftest import as_user, client_of, logins, on_sqlite
+from tests.http.dashboard.conftest import EVIL, PAGES, fill, token_of
+
+pytestmark = pytest.mark.capability("HTTP: a dashboard")
+VOID = {"meta", "link", "input", "img", "br", "path", "rect", "polyline"}
+TAGS = set(
+    "html head meta title link script body a header p nav ul ol li bdi span main section h1 h2 h3 "
+    "div dl dt dd table thead tbody tr th td form label input select option button progress svg "
+    "polyline path rect g text defs marker code pre time strong details summary".split()
+)
+"""All that a page may have: what a name brings in would be another one, or stand where none is."""
+
+
+class Reader(HTMLParser):
+    """Reads a page, and refuses what could run or is not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.unlabelled: list[str] = []
+        self._labelled: set[str] = set()
+        self._inputs: list[dict[str, str | None]] = []
+        self.landmarks: set[str] = set()
+        self.feed(page)
+        assert not self.open, self.open
+        names = [given.get("id") for given in self._inputs if given.get("type") != "hidden"]
+        self.unlabelled = [str(name) for name in names if name not in self._labelled]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        assert tag in TAGS, tag
+        assert not {name for name in given if name.startswith("on") or name == "style"}, given
+        assert not str(given.get("href", "")).lower().startswith(("javascript:", "data:", "//"))
+        if tag == "script":
+            assert str(given["src"]).endswith("/ui/static/dashboard.js")
+        if tag in {"input", "select"}:
+            self._inputs.append(given)
+        if tag == "label":
+            self._labelled.add(str(given["for"]))
+        if tag in {"main", "nav", "header", "h1"}:
+            self.landmarks.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        assert "script" not in self.open or not data.strip()
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+async def read(client: httpx.AsyncClient, path: str, name: str = "ola") -> Reader:
+    answer = await client.get(path, auth=as_user(name))
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/html")
+    assert EVIL not in answer.text
+    page = Reader(answer.text)
+    assert page.landmarks == {"main", "nav", "header", "h1"}
+    assert not page.unlabelled
+    return page
+
+
+@pytest.fixture
+async def attacked(broker: SqlBroker) -> dict[str, int]:
+    """Every name, header, body and error is an attack."""
+    broker.publish_on_schedule(EVIL, "5 4 * * 1", "scheduled", EVIL)
+
+    @broker.subscriber("policied", policies=[Window("00:00", "00:01", tz="UTC")])
+    async def handle(_body: dict) -> None: ...
+
+    await broker.publish({}, "policied")
+    return await fill(broker, EVIL)
+
+
+@on_sqlite
+async def test_no_name_body_header_or_error_runs_on_any_page(
+    broker: SqlBroker, attacked: dict[str, int]
+) -> None:
+    query = httpx.QueryParams({"name": EVIL})
+    async with client_of(broker.asgi(logins(), channels=Channels())) as client, broker.lock(EVIL):
+        for path in PAGES:
+            await read(client, path)
+        assert EVIL in (await read(client, "/")).text
+        assert EVIL in (await read(client, "/ui/queues")).text
+        assert EVIL in (await read(client, f"/ui/queue?{query}")).text
+        assert EVIL in (await read(client, "/ui/messages")).text
+        assert EVIL in (await read(client, "/ui/dead-letters")).text
+        assert EVIL in (await read(client, "/ui/locks")).text
+        assert EVIL in (await read(client, "/ui/schedules")).text
+        assert EVIL in (await read(client, "/ui/audit")).text
+        for number in attacked.values():
+            page = await read(client, f"/ui/messages/{number}")
+            assert "alert(1)" in page.text
+        searched = httpx.QueryParams({"queue": EVIL, "key": EVIL, "header": EVIL, "value": EVIL})
+        page = await read(client, f"/ui/messages?{searched}")
+        assert str(attacked["waits"]) in page.text
+        # A link cannot bring a text of its own.
+        assert "call us" not in (await read(client, "/ui/locks?note=call+us")).text
+
+
+@on_sqlite
+async def test_the_overview_tells_problems_first(
+    broker: SqlBroker, attacked: dict[str, int]
+) -> None:
+    async with client_of(broker.asgi(logins())) as client:
+        text = " ".join((await read(client, "/", "vic")).text.split())
+    assert text.index("Problems") < text.index("Ready")
+    assert f"paused {EVIL}: paused by {EVIL}: {EVIL}" in text
+    assert "1 message failed in the last hour" in text
+
+
+@on_sqlite
+async def test_strange_addresses_are_told_so(web: httpx.AsyncClient) -> None:
+    for path, status in [
+        ("/ui/messages/77", 404),
+        ("/ui/messages/99999999999999999999999", 400),
+        ("/ui/messages/abc", 404),
+        ("/ui/jobs/none", 404),
+        ("/ui/queue", 400),
+        (f"/ui/queue?name={'x' * 300}", 400),
+        ("/ui/messages?state=odd", 400),
+        ("/ui/messages?since=yesterday", 400),
+        ("/ui/messages?header=only", 400),
+        ("/ui/messages?after=odd", 400),
+        ("/ui/messages?queue=%00", 400),
+        ("/ui/audit?before=%00", 400),
+        ("/ui/jobs/%00", 400),
+        ("/ui/static/../routes.py", 404),
+        ("/ui/static/%2e%2e/routes.py", 404),
+        ("/ui/none", 404),
+    ]:
+        answer = await web.get(path, auth=as_user("vic"))
+        assert answer.status_code == status, (path, answer.text)
+        assert "content-security-policy" in answer.headers
+
+
+@on_sqlite
+async def test_who_is_not_known_sees_nothing(web: httpx.AsyncClient) -> None:
+    for path in (*routes.PAGES, "/ui/live"):
+        answer = await web.get(path.replace("{message:int}", "1").replace("{job}", "x"))
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"].startswith("Basic")
+        assert "ui/live" not in answer.text
+    assert (await web.get("/ui/static/dashboard.css")).status_code == 200
+
+
+@on_sqlite
+async def test_bodies_can_be_hidden_and_messages_redacted(broker: SqlBroker) -> None:
+    ids = await fill(broker, "secret")
+
+    def redact(message: StoredMessage) -> StoredMessage:
+        error = None if message.last_error is None else "taken out"
+        return replace(message, body="***", headers={}, last_error=error)
+
+    async with client_of(broker.asgi(logins(), show_bodies=False)) as client:
+        page = await read(client, f"/ui/messages/{ids['done']}")
+        assert "hidden here" in page.text
+        assert '"secret": "secret"' not in page.text
+    async with client_of(broker.asgi(logins(), redact=redact)) as client:
+        page = await read(client, f"/ui/messages/{ids['failed']}")
+        assert "***" in page.text
+        assert "taken out" in page.text
+        for path in (f"/ui/messages/{ids['failed']}", "/ui/messages?archived=on"):
+            assert "ValueError" not in (await read(client, path)).text
+        assert "ValueError" not in (await read(client, "/ui/dead-letters")).text
+
+
+@on_sqlite
+async def test_it_can_be_left_out_and_is_found_below_a_path(broker: SqlBroker) -> None:
+    async with client_of(broker.asgi(logins(), dashboard="off")) as client:
+        assert (await client.get("/", auth=as_user("ann"))).status_code == 404
+        assert (await client.get("/ui/queues", auth=as_user("ann"))).status_code == 404
+        assert await token_of(client, as_user("ann"))
+    _, app = broker.asgi(logins()).at("/broker")
+    async with client_of(app) as client:
+        answer = await client.get("/broker/ui/queues", auth=as_user("vic"))
+        assert 'href="/broker/ui/messages"' in answer.text
+        assert (await client.get("/broker/ui/static/dashboard.js")).status_code == 200
+
+
+@on_sqlite
+async def test_its_options_are_checked(broker: SqlBroker) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"dashboard": "yes"}, "dashboard must be one of 'full', 'read_only', 'off'"),
+        ({"show_bodies": "no"}, "show_bodies"),
+        ({"redact": "shop:redact"}, "redact must be a function"),
+    ]
+    for options, text in wrong:
+        with pytest.raises(SetupError, match=text):
+            broker.asgi(logins(), **options)
+
+
+@on_sqlite
+async def test_lists_are_pages_that_follow_each_other(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    for number in range(60):
+        await broker.publish({"n": number}, "many")
+    first = await web.get("/ui/messages?queue=many", auth=as_user("vic"))
+    assert first.text.count("<tr>") == 51
+    following = next(_links(first.text, "next"))
+    second = await web.get(following, auth=as_user("vic"))
+    assert second.text.count("<tr>") == 11
+    assert not list(_links(second.text, "next"))
+
+
+def _links(page: str, rel: str) -> Iterator[str]:
+    import html
+    import re
+
+    for found in re.finditer(rf'rel="{rel}" href="([^"]+)"', page):
+        yield html.unescape(found[1])
+
+
+def test_no_template_trusts_a_text() -> None:
+    templates = environment()
+    assert templates.autoescape is True
+    for name in templates.list_templates():
+        source, *_ = templates.loader.get_source(templates, name)
+        for trusted in ("|safe", "| safe", "autoescape", "style=", "onclick", "<script>"):
+            assert trusted not in source, (name, trusted)
+
+
+@pytest.mark.usefixtures("database")
+async def test_every_page_opens_with_data_on_every_database(broker: SqlBroker) -> None:
+    ids = await fill(broker, "orders")
+    async with client_of(broker.asgi(logins(), channels=Channels())) as client:
+        for path in PAGES:
+            await read(client, path)
+        page = await read(client, "/ui/queue?name=orders")
+        assert "Paused since" in page.text
+        for number in ids.values():
+            assert "published" in (await read(client, f"/ui/messages/{number}")).text
+        assert "ValueError: orders" in (await read(client, "/ui/dead-letters")).text
+        assert "1 message" in (await read(client, "/ui/dead-letters")).text
