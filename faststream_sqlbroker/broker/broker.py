@@ -21,7 +21,7 @@ from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.configured import SqlBrokerConfigured
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
-from faststream_sqlbroker.broker.logging import make_queue_logger_state
+from faststream_sqlbroker.broker.logging import make_queue_logger_state, passing_level
 from faststream_sqlbroker.broker.pipelines import ServiceTags, refuse_endless_dead_letters
 from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
@@ -40,6 +40,7 @@ from faststream_sqlbroker.core.retention import NO_ARCHIVE, Retention, checked_r
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.debug_log import DebugLog, checked_header
 from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.jobs import JobRunner
@@ -106,6 +107,7 @@ class SqlBroker(
         retention: Retention | None = None,
         metrics: Recorder | None = None,
         health_port: int | str | None = None,
+        debug_header: str | None = None,
         ack_policy: "AckPolicy" = EMPTY,
         decoder: "CustomCallable | None" = None,
         parser: "CustomCallable | None" = None,
@@ -163,6 +165,9 @@ class SqlBroker(
             health_port: Serve /health/live, /health/ready and /metrics without authentication on
                 this port while the broker runs: a number (of all addresses), or "host:port". It
                 needs the extra `http`; each process needs a port of its own.
+            debug_header: The name of a header, such as "X-Debug", with which a message asks that
+                each of its steps is logged, with its time, whatever the level of the logger is; at
+                most 60 messages a minute of a process. None: no message can ask for it.
             ack_policy: Default policy of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
@@ -225,10 +230,13 @@ class SqlBroker(
         self._retention = checked_retention(retention)
         if retention is not None and store.tables.archive is None:
             raise SetupError(NO_ARCHIVE)
+        self._debug: DebugLog | None = None
+        if debug_header is not None:
+            self._debug = DebugLog(checked_header(debug_header), self._tell_debug, clock)
         self._serve_probes(health_port, metrics)
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
-        publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock))
+        publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock), self._debug)
         self._requests = Requests(store, publisher, self._wakeups, self._rights, self._log_of_loops)
         super().__init__(
             config=SqlBrokerConfig(
@@ -239,6 +247,7 @@ class SqlBroker(
                 housekeeping=self._housekeeping,
                 rights=self._rights,
                 recorder=self._recorder,
+                debug=self._debug,
                 direct_claimer=self._direct_claimer,
                 producer=SqlBrokerProducer(
                     publisher, self._requests, parser=parser, decoder=decoder
@@ -271,6 +280,8 @@ class SqlBroker(
         """Make the parts that work on `store` and live by `clock`."""
         self._clock = clock
         self._store = store
+        if self._debug is not None:
+            store.policies.tell_decisions(self._debug.decided)
         self._wakeups = Wakeups(store, self._log_of_loops, clock)
         self._serve_application(store, self._wakeups, self._log_of_loops, self._recorder)
         self._heartbeat = Heartbeat(
@@ -513,6 +524,12 @@ class SqlBroker(
             SchemaError: a table of that name exists and is not the broker's.
         """
         await self._store.create_tables()
+
+    def _tell_debug(self, text: str, message_id: int | None, queue: str) -> None:
+        self._setup_logger()
+        logger = self.config.logger
+        extra = {"queue": queue, "message_id": "" if message_id is None else str(message_id)}
+        logger.log(text, passing_level(getattr(logger.logger, "logger", None)), extra=extra)
 
     def _log_of_loops(
         self, level: int, text: str, *, exc_info: BaseException | None = None, **_: Any

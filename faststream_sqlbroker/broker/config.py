@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from faststream_sqlbroker.adapter.broker import BrokerConfig
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.debug_log import DebugLog
 from faststream_sqlbroker.flow.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
@@ -59,6 +60,7 @@ class SqlBrokerConfig(BrokerConfig):
     rights: Rights
     direct_claimer: DirectClaimer
     recorder: Recorder | None = None
+    debug: DebugLog | None = None
     make_consumer: Callable[..., Consumer] = Consumer
     """Makes the loops of a subscriber; a test makes some that it moves on by itself."""
     note_failure: Callable[[Any, BaseException], None] = _not_noted
@@ -133,6 +135,15 @@ class SqlBrokerRouterConfig(BrokerConfig):
 
     @property
     def recorder(self) -> NoReturn:
+        """A router has none.
+
+        Raises:
+            IncorrectState: always.
+        """
+        raise IncorrectState(_NOT_INCLUDED)
+
+    @property
+    def debug(self) -> NoReturn:
         """A router has none.
 
         Raises:

@@ -57,3 +57,18 @@ class QueueLoggerStorage(DefaultLoggerStorage):
 
 
 make_queue_logger_state = partial(make_logger_state, default_storage_cls=QueueLoggerStorage)
+
+
+def passing_level(logger: Any) -> int:
+    """A level of which `logger` writes lines, whatever its own level and those of its handlers."""
+    if not isinstance(logger, logging.Logger):
+        return logging.CRITICAL  # its levels are not known; loguru's and structlog's end there, too
+    levels = [logging.DEBUG, logger.getEffectiveLevel(), logger.manager.disable + 1]
+    found: logging.Logger | None = logger
+    handlers: list[logging.Handler] = []
+    while found is not None:
+        handlers += found.handlers
+        found = found.parent if found.propagate else None
+    if handlers:
+        levels.append(min(handler.level for handler in handlers))
+    return max(levels)

@@ -26,6 +26,7 @@ BROKER_OPTIONS = (
     "max_depth",
     "retention",
     "health_port",
+    "debug_header",
     "ack_policy",
 )
 """Options of `SqlBroker` that a file has."""

@@ -15,6 +15,7 @@ from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.cancels import Cancels
+from faststream_sqlbroker.flow.debug_log import DebugLog, WatchedInflight
 from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.flush import Flusher
@@ -71,6 +72,7 @@ class Consumer:
         recorder: Recorder | None = None,
         lookout: Lookout | None = None,
         housekeeping: Housekeeping | None = None,
+        debug: DebugLog | None = None,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
@@ -79,12 +81,13 @@ class Consumer:
         tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
         a thread: cancelling would only stop waiting for it. `recorder` is told of each claim, of
         each write of outcomes and of what is rare. The subscribers of a broker share its `lookout`
-        and `housekeeping`.
+        and `housekeeping`. `debug` tells of single messages.
         """
         self._store = store
         self._wakeups = wakeups
         self._settings = settings
-        self._handle = handle
+        self._debug = debug
+        self._handle = handle if debug is None else debug.handling(handle)
         self._log = log
         self._ack_first = ack_first
         self._cancellable = cancellable
@@ -123,7 +126,9 @@ class Consumer:
         store = self._store
         clock = self._wakeups.clock
         signals = Signals()
-        held = self.inflight = Inflight(log, clock, signals, self._metrics)
+        debug = self._debug
+        own = (log, clock, signals, self._metrics)
+        held = self.inflight = Inflight(*own) if debug is None else WatchedInflight(debug, *own)
         self._keeper = LeaseKeeper(
             store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )

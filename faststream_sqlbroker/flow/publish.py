@@ -4,6 +4,7 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.flow.debug_log import DebugLog
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -20,9 +21,14 @@ class Publisher:
     """Writes messages and sends the hints that follow them."""
 
     def __init__(
-        self, store: "Store", wakeups: Wakeups, limits: PublishLimits | None = None
+        self,
+        store: "Store",
+        wakeups: Wakeups,
+        limits: PublishLimits | None = None,
+        debug: DebugLog | None = None,
     ) -> None:
-        """Write to `store`, within `limits`."""
+        """Write to `store`, within `limits`; `debug` tells of single messages."""
+        self._debug = debug
         self._store = store
         self._wakeups = wakeups
         self._limits = limits
@@ -71,6 +77,15 @@ class Publisher:
         return connection
 
     async def _write(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
+        if self._debug is None:
+            return await self._written(rows, connection=connection)
+        began = self._wakeups.clock.monotonic()
+        ids = await self._written(rows, connection=connection)
+        where = "" if connection is None else " in the caller's transaction, not committed yet,"
+        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - began, where)
+        return ids
+
+    async def _written(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         if not rows:
             return []
         due = due_queues(rows)
@@ -141,7 +156,12 @@ class Publisher:
         return spread(kept, self._write_sync(only(rows, kept), connection=connection))
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
-        return self._store.insert_sync(connection, rows) if rows else []
+        began = self._wakeups.clock.monotonic()
+        ids = self._store.insert_sync(connection, rows) if rows else []
+        if self._debug is not None:
+            where = " in the caller's transaction, not committed yet,"
+            self._debug.published(rows, ids, self._wakeups.clock.monotonic() - began, where)
+        return ids
 
 
 def only(rows: Sequence[NewMessage], kept: Sequence[bool]) -> list[NewMessage]:

@@ -36,7 +36,7 @@ from faststream_sqlbroker.policies.request import (
     PolicyClaimRequest,
     ScanPosition,
 )
-from faststream_sqlbroker.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.policies.rows import Decided, Live, PolicyRows
 from faststream_sqlbroker.policies.shared_leases import shared_leases
 from faststream_sqlbroker.policies.slots import Slots
 
@@ -54,6 +54,10 @@ class PolicyClaims:
         self._clock = clock
         self.rows = PolicyRows(dialect)
         self._by_header = PolicyRows(dialect, by_header=True)
+
+    def tell_decisions(self, decided: Decided) -> None:
+        """Let `decided` be told of what claims decide."""
+        self.rows.decided = self._by_header.decided = decided
 
     def claim(
         self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition

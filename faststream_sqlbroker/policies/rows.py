@@ -1,7 +1,7 @@
 """Reads and writes of claims under policies: arrivals, due times, states by key. All in lists."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,10 +10,13 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.ordered_sql import BY_HEADER
 from faststream_sqlbroker.policies.read_time import ReadTime
 
+Decided = Callable[[str, Mapping[int, str], Mapping[int, Any]], None]
+"""Called with a queue, texts by id, and the headers as they are stored, by id."""
 SCAN = 5_000
 """Messages that one statement looks at, shifts or discards."""
 
@@ -61,6 +64,8 @@ class PolicyRows:
         """Those of `dialect`; `by_header`: keys are those that were read from a header."""
         self._dialect = dialect
         self.by_header = by_header
+        self.decided: Decided | None = None
+        """Told of what is decided of messages without a lease, before it is written."""
 
     def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
         if self.by_header and name + BY_HEADER in self._dialect.sql:
@@ -163,6 +168,7 @@ class PolicyRows:
         None.
         """
         if due:
+            self._tell(connection, queue, {i: _put_off(at) for i, at in due.items()})
             rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
             self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
 
@@ -172,6 +178,7 @@ class PolicyRows:
         """End messages that have no lease as DISCARDED, archived if `keep`."""
         if not ends:
             return
+        self._tell(connection, queue, {i: f"ended, {end.reason}" for i, end in ends.items()})
         rows = _ends_json(ends)
         archived = keep and self._dialect.has_archive
         if archived and "policy_discard" in self._dialect.sql:
@@ -184,6 +191,11 @@ class PolicyRows:
             rows = _ends_json({message: end for message, end in ends.items() if message in held})
             self._run(connection, "policy_archive", rows=rows, queue=queue)
         self._run(connection, "policy_drop", rows=rows, queue=queue)
+
+    def _tell(self, connection: Connection, queue: str, decisions: Mapping[int, str]) -> None:
+        if self.decided is not None:
+            stored = self.headers(connection, queue, list(decisions))
+            self.decided(queue, decisions, stored)
 
     def states(self, connection: Connection, scope: str, keys: Iterable[str]) -> dict[str, Any]:
         """What is stored under `scope` for each of `keys`."""
@@ -313,6 +325,10 @@ class StatesOn:
     def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
         """As `PolicyRows.keep`."""
         self.rows.keep(self.connection, scope, states)
+
+
+def _put_off(due: int | None) -> str:
+    return "taken in" if due is None else f"due at {from_microseconds(due).isoformat()}"
 
 
 def _ends_json(ends: Mapping[int, Discard]) -> str:

@@ -15,6 +15,7 @@ from faststream_sqlbroker.policies.claims import PolicyClaims
 from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.removed import Freeing, free, removed
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.rows import Decided
 from faststream_sqlbroker.policies.swaps import SwapClaim, looking, swaps
 from faststream_sqlbroker.store.ack_first import worker_name
 from faststream_sqlbroker.store.transaction import Transactions
@@ -35,6 +36,10 @@ class PolicyStore:
         self._dialect = dialect
         self._claims = PolicyClaims(dialect, transactions.clock)
         self._places = places
+
+    def tell_decisions(self, decided: Decided) -> None:
+        """Let `decided` be told of what claims decide."""
+        self._claims.tell_decisions(decided)
 
     async def claim(
         self, wanted: PolicyClaimRequest, memory: ScanPosition

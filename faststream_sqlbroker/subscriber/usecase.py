@@ -268,6 +268,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             rights=outer.rights,
             paused=self._is_paused,
             recorder=outer.recorder,
+            debug=outer.debug,
         )
         return consumer
 

@@ -1,0 +1,184 @@
+"""One message is logged on its whole way, because its header asks for it."""
+
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import ConstantRetryStrategy, Debounce, SetupError, SqlBroker
+from faststream_sqlbroker.broker.logging import passing_level
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.flow import debug_log
+from faststream_sqlbroker.flow.debug_log import DebugLog, PerMinute
+from tests.faststream.conftest import QUICK, Heard, Look, Make
+from tests.helpers import eventually
+from tests.http.conftest import on_sqlite
+
+pytestmark = pytest.mark.capability("`debug_header`: one message is logged at each step")
+ASKS = {"X-Debug": "1"}
+BODY = "the-body-is-secret"
+
+
+@pytest.fixture(autouse=True)
+def a_limit_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have asked, too."""
+    monkeypatch.setattr(debug_log.OF_THIS_PROCESS, "_admitted", debug_log.deque())
+
+
+def in_order(texts: list[str], parts: list[str]) -> bool:
+    """Whether each part is in a text after that of the part before."""
+    rest = iter(texts)
+    return all(any(part in text for text in rest) for part in parts)
+
+
+@pytest.mark.parametrize("pipeline", ["", "generic"])
+async def test_p14_one_message_is_told_at_each_step(
+    make: Make,
+    broker: SqlBroker,
+    look: Look,
+    heard: Heard,
+    logger: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    pipeline: str,
+) -> None:
+    """P14: on a level that the logger would not write, with times, without the body."""
+    if pipeline:
+        monkeypatch.setenv("SQLBROKER_PIPELINE", pipeline)
+    logger.setLevel(logging.ERROR)
+    debugged = make(debug_header="X-Debug")
+    once = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=2)
+
+    @debugged.subscriber("q", retry_strategy=once, **QUICK)
+    async def handle(body: str) -> None:
+        if body == BODY:
+            raise ValueError(body)
+
+    headers = {**ASKS, "correlation_id": "a\x1b[31m\nb"}
+    message_id = await debugged.publish(BODY, "q", headers=headers)
+    await debugged.publish("quiet", "q", headers={"X-Debug": ""})
+    await debugged.publish("quiet", "q")
+    await debugged.start()
+    await look.archived(3)
+
+    def told() -> list[str]:
+        return heard.texts("debug: ")
+
+    await eventually(lambda: any("in the archive" in text for text in told()), timeout=60)
+    texts = told()
+    assert all(f"message {message_id} of 'q', correlation id 'a" in text for text in texts)
+    steps = [
+        "published in ",
+        "claimed, delivery 1, attempts before 0, publish count 1",
+        "attempt 1 begins",
+        "attempt ended: Nack for ValueError",
+        "settled: RETRYABLE, due in 0.010 s, waits for the flush",
+        "flush: sent to the database",
+        "written: RETRYABLE",
+        "claimed, delivery 2, attempts before 1",
+        "attempt 2 begins",
+        "settled: FAILED, reason 'max_attempts'",
+        "written: FAILED, reason 'max_attempts', in the archive",
+    ]
+    assert in_order(texts, steps), texts
+    assert all(" ms)" in text for text in texts)
+    joined = "".join(texts)
+    assert BODY not in joined
+    assert "\x1b" not in joined
+    assert "\n" not in joined
+
+
+async def test_p14_decisions_of_policies_are_told(
+    make: Make, broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    """P14."""
+    debugged = make(debug_header="X-Debug")
+
+    @debugged.subscriber("q", policies=[Debounce("200ms")], **QUICK)
+    async def handle(body: str) -> None: ...
+
+    first = await debugged.publish("1", "q", key="k", headers=ASKS)
+    await debugged.publish("2", "q", key="k")
+    await debugged.start()
+    await look.archived(2)
+    of_first = heard.texts(f"debug: message {first} of 'q'")
+    assert any("policies: ended, superseded" in text for text in of_first), of_first
+
+
+@on_sqlite
+async def test_p14_it_is_off_unless_the_broker_allows_it(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    """P14."""
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: str) -> None: ...
+
+    await broker.publish("x", "q", headers=ASKS)
+    await broker.start()
+    await look.archived()
+    assert heard.texts("debug: ") == []
+
+
+def test_p14_at_most_sixty_messages_a_minute() -> None:
+    """P14."""
+    now = 100.0
+    told: list[str] = []
+
+    clock = Clock()
+    clock.monotonic = lambda: now
+    limit = PerMinute(clock=clock)
+    debug = DebugLog("X-Debug", lambda text, _id, _queue: told.append(text), Clock(), limit)
+    asks = NewMessage("q", b"body", '{"X-Debug": true}')
+
+    def publish(first: int, count: int) -> None:
+        ids = list(range(first, first + count))
+        debug.published([asks] * count, ids, 0.001, "")
+
+    publish(1, 100)
+    assert len(told) == 61
+    assert told[60] == "debug: more than 60 messages a minute ask for it; the others are not told"
+    now += 59
+    publish(101, 5)
+    assert len(told) == 61
+    now += 1
+    publish(201, 5)
+    assert len(told) == 66
+
+
+@pytest.mark.parametrize(
+    ("headers", "asked"),
+    [
+        ('{"X-Debug": "1"}', True),
+        ('{"X-Debug": false}', False),
+        ('{"X-Debug": null}', False),
+        ('{"other": "X-Debug"}', False),
+        ('{"other": {"X-Debug": 1}}', False),
+        ('["X-Debug"]', False),
+        ("not JSON", False),
+        (None, False),
+        ({"X-Debug": 1}, True),
+    ],
+)
+def test_what_asks(headers: Any, asked: bool) -> None:
+    debug = DebugLog("X-Debug", lambda *_: None, Clock(), PerMinute())
+    assert debug._asks(headers) is asked
+
+
+def test_a_level_that_passes() -> None:
+    quiet = logging.Logger("quiet", logging.ERROR)  # noqa: LOG001 - one for this test
+    assert passing_level(quiet) == logging.ERROR
+    handler = logging.NullHandler()
+    handler.setLevel(logging.CRITICAL)
+    quiet.addHandler(handler)
+    assert passing_level(quiet) == logging.CRITICAL
+    assert passing_level(logging.Logger("all", logging.DEBUG)) == logging.DEBUG  # noqa: LOG001
+    assert passing_level(object()) == logging.CRITICAL
+
+
+@pytest.mark.parametrize("name", ["", "x y", 'x"', "x\n", "é", "x" * 101, 7])
+@on_sqlite
+async def test_what_is_no_header(engine: AsyncEngine, name: Any) -> None:
+    with pytest.raises(SetupError, match="debug_header is a name such as 'X-Debug'"):
+        SqlBroker(engine, debug_header=name)
