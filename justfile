@@ -58,6 +58,10 @@ test-spark version="4.3.0" *args: setup
 test-faststream version *args: setup
     @{{ servers }} -- sh tools/faststream.sh "$@"
 
+# Run the tests that FastStream takes part in, the contract and the short pass of faults with FastStream's own pipeline
+test-generic *args: setup
+    @{{ servers }} -- sh tools/generic.sh "$@"
+
 # Run most tests with the oldest SQLAlchemy allowed
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"

@@ -53,10 +53,10 @@ class BatchFiller:
             if not items:
                 return True
             row = items[0]
-            if row is None or seconds_to_slot(row, self._clock) > 0:
+            if row is None or (row.slot is not None and seconds_to_slot(row, self._clock) > 0):
                 return False
             rows.append(row)
-            self._waiting.get_nowait()
+            items.popleft()
         return False
 
     async def _wait_for_more(self, rows: list[ClaimedMessage], longest: float) -> None:

@@ -1,6 +1,7 @@
 """A function of FastStream or FastDepends that is not known rules the compiled pipeline out."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,18 @@ def test_the_installed_versions_are_known(group: str) -> None:
 @pytest.mark.parametrize("group", REPLACED)
 def test_each_known_digest_is_of_a_function_that_is_asked_for(group: str) -> None:
     assert set(KNOWN[group]) == {name for name, _ in fingerprints.digests(group)}
+
+
+@pytest.mark.parametrize("group", REPLACED)
+def test_lines_found_by_code_are_those_that_inspect_finds(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprints._digest.cache_clear()
+    quick = list(fingerprints.digests(group))
+    # Without lines of its own it asks inspect.
+    monkeypatch.setattr(fingerprints, "linecache", SimpleNamespace(getlines=lambda _: []))
+    fingerprints._digest.cache_clear()
+    assert list(fingerprints.digests(group)) == quick
 
 
 async def test_an_unknown_function_of_the_pipeline_means_faststreams(

@@ -28,16 +28,18 @@ _common = attrgetter(
     "queue", "priority", "key", "dedup_id", "delay", "next_attempt_at", "expires_in"
 )
 """What is bound once if all rows have the same."""
+_options = attrgetter("priority", "key", "delay", "next_attempt_at", "expires_in")
+_NO_OPTIONS = (0, None, None, None, None)
 
 
 def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
     """The insert of `rows`; gives their ids in order, None where dedup_id exists."""
     first = rows[0]
     if len(rows) == 1 and first.dedup_id is None:
-        binds = _common_binds(first)
-        binds["payload"] = first.payload
-        binds["headers"] = first.headers
-        return Query(sql["insert_one"], binds, _firsts)
+        body = {"queue": first.queue, "payload": first.payload, "headers": first.headers}
+        if _options(first) == _NO_OPTIONS:
+            return Query(sql["insert_now"], body, _firsts)
+        return Query(sql["insert_one"], _common_binds(first) | body, _firsts)
     if first.dedup_id is not None or list(map(_common, rows)).count(_common(first)) != len(rows):
         deduplicated = any(row.dedup_id is not None for row in rows)
         return Query(sql["insert_dedup" if deduplicated else "insert"], insert_binds(rows), _firsts)

@@ -180,6 +180,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         )
         single = bindparam("payload", type_=LargeBinary), bindparam("headers", type_=Text)
         self.add_statement("insert_one", sql.INSERT_ONE, *one, *single)
+        self.add_statement("insert_now", sql.INSERT_NOW, *single)
         self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *_BODIES)
         self.add_statement("insert_bodies", sql.INSERT_BODIES, *one, _BODIES[0], single[1])
         new = *_NEW, _array("dedup_ids", String)

@@ -41,6 +41,14 @@ RETURNING id
 """
 )
 
+# What is published without options, which nearly all messages are: values that are not bound need
+# neither be sent nor worked out.
+INSERT_NOW = """
+INSERT INTO {message} (queue, payload, headers, priority, created_at, next_attempt_at)
+VALUES (:queue, :payload, (:headers)::jsonb, 0, statement_timestamp(), statement_timestamp())
+RETURNING id
+"""
+
 # The column's default draws the ids after the sort, so the smallest id is the first row's.
 # RETURNING promises no order, so the client sorts the ids. SQLAlchemy's insertmanyvalues relies on
 # the same.

@@ -7,8 +7,10 @@ digests that `python -m tools.fingerprints` prints to `KNOWN`.
 """
 
 import ast
+import contextlib
 import hashlib
 import inspect
+import linecache
 import logging
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -67,10 +69,26 @@ def _digest(function: Any) -> str:
     if not isinstance(function, FunctionType):
         return ""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        tree = _tree(function)
     except (OSError, TypeError, SyntaxError):
         return ""
     return hashlib.sha256(_text(tree).encode()).hexdigest()[:_LENGTH]
+
+
+def _tree(function: FunctionType) -> ast.Module:
+    """The syntax tree of `function`, from the lines that its code is of.
+
+    Raises:
+        OSError: it has no source.
+    """
+    code = inspect.unwrap(function).__code__
+    last = max((end for _, end, _, _ in code.co_positions() if end), default=0)
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : last]
+    if lines:
+        # inspect finds the end by reading token after token, which is half of the time of a start.
+        with contextlib.suppress(SyntaxError):
+            return ast.parse(textwrap.dedent("".join(lines)))
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
 
 
 def _text(node: Any) -> str:

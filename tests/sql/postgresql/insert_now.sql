@@ -1,0 +1,3 @@
+INSERT INTO message (queue, payload, headers, priority, created_at, next_attempt_at)
+VALUES (:queue, :payload, (:headers)::jsonb, 0, statement_timestamp(), statement_timestamp())
+RETURNING id
