@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
+import aiosqlite
 import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -243,3 +244,23 @@ async def test_each_message_is_written_four_times(bench: Bench) -> None:
         return found == {"message": (SIZE, SIZE, SIZE), "message_archive": (SIZE, 0, 0)}
 
     await eventually(writes, timeout=30)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_transaction_begins_in_one_call_of_sqlites_thread(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call waits until the event loop has its next turn."""
+    await bench.put(1)
+    calls = list[str]()
+    execute = aiosqlite.Connection._execute
+
+    async def counting(connection: Any, function: Any, *args: Any, **options: Any) -> Any:
+        calls.append(" ".join(map(str, args)))
+        return await execute(connection, function, *args, **options)
+
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", counting)
+    await bench.put(1)
+    begins = [call for call in calls if "PRAGMA" in call or "BEGIN" in call]
+    assert len(begins) == 1, begins
+    assert begins[0].endswith("BEGIN IMMEDIATE")

@@ -40,3 +40,26 @@ async def test_a_claim_whose_time_is_over_between_its_statement_and_its_rows(
     assert kept.value.__cause__ is not None
     await asyncio.wait_for(bench.put(1), AT_ONCE)
     assert len(await bench.claim()) == 4
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_a_begin_that_is_cut_off_or_has_lost_its_thread_leaves_no_transaction(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    await bench.put(3)
+    pairs = await bench.store.ready_pairs(["q"])
+    script = aiosqlite.Connection.executescript
+
+    async def fails(connection: Any, sql: str) -> Any:
+        await script(connection, sql)
+        if hangs:
+            await asyncio.Event().wait()
+        raise ValueError("no active connection")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(aiosqlite.Connection, "executescript", fails)
+        patched.setattr(bench.store._consuming, "timeout", 0.2)
+        with pytest.raises(TransientStoreError):
+            await bench.store.claim(pairs, 3, LEASE, uuid4())
+    await asyncio.wait_for(bench.put(1), AT_ONCE)
+    assert len(await bench.claim()) == 4

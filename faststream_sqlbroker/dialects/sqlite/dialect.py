@@ -6,12 +6,14 @@ the write lock at its start and waits for it (busy timeout). Times are integers,
 """
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, null, text, update
+from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.suspects import Suspicion
@@ -118,11 +120,14 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         SQLITE_BUSY_SNAPSHOT.
         """
         _end_listeners_transaction(connection)
-        connection.exec_driver_sql(
-            f"PRAGMA busy_timeout={round(min(BUSY_TIMEOUT, self.time_limit) * 1000)}"
+        patience = round(min(BUSY_TIMEOUT, self.time_limit) * 1000)
+        # The application may have changed them on the connection that it shares.
+        _run_together(
+            connection,
+            f"PRAGMA busy_timeout={patience}",
+            "PRAGMA synchronous=FULL",
+            "BEGIN IMMEDIATE",
         )
-        connection.exec_driver_sql("PRAGMA synchronous=FULL")
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     def bind_time(self, value: datetime) -> int:
         """Microseconds since 1970 (UTC)."""
@@ -256,6 +261,35 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         """One UPDATE over what is PROCESSING in these queues."""
         binds = {"queues": json.dumps(list(queues)), "token": token.hex}
         return len(connection.execute(self.sql["release_claim"], binds).all())
+
+
+def _run_together(connection: Connection, *statements: str) -> None:
+    """Run `statements`, which give no rows and begin outside of a transaction.
+
+    aiosqlite takes them as one call of its thread. SQLAlchemy makes three calls of each, and each
+    waits until the event loop, which runs handlers, has its next turn.
+
+    Raises:
+        DBAPIError: one was refused.
+    """
+    adapted: Any = connection.connection.dbapi_connection
+    if connection.dialect.driver != "aiosqlite":
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+        return
+    script = "; ".join(statements)
+    try:
+        adapted.run_async(lambda driver: driver.executescript(script))
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(
+            script, None, error, sqlite3.Error, dialect=connection.dialect
+        ) from error
+    except BaseException as error:
+        # The thread may be at it still, or has ended.
+        connection.invalidate()
+        if not isinstance(error, Exception):
+            raise
+        raise DBAPIError(script, None, error, connection_invalidated=True) from error
 
 
 def _end_listeners_transaction(connection: Connection) -> None:
