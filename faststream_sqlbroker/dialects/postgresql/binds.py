@@ -36,10 +36,7 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
     """The insert of `rows`; gives their ids in order, None where dedup_id exists."""
     first = rows[0]
     if len(rows) == 1 and first.dedup_id is None:
-        body = {"queue": first.queue, "payload": first.payload, "headers": first.headers}
-        if _options(first) == _NO_OPTIONS:
-            return Query(sql["insert_now"], body, _firsts)
-        return Query(sql["insert_one"], _common_binds(first) | body, _firsts)
+        return _insert_one(sql, first)
     if first.dedup_id is not None or list(map(_common, rows)).count(_common(first)) != len(rows):
         deduplicated = any(row.dedup_id is not None for row in rows)
         return Query(sql["insert_dedup" if deduplicated else "insert"], insert_binds(rows), _firsts)
@@ -51,6 +48,13 @@ def insert_query(sql: Statements, rows: Sequence[NewMessage]) -> Query[list[int 
         return Query(sql["insert_bodies"], binds, partial(_sorted_ids, len(rows)))
     binds = {**common, "payloads": payloads, "headers": headers}
     return Query(sql["insert_alike"], binds, partial(_sorted_ids, len(rows)))
+
+
+def _insert_one(sql: Statements, row: NewMessage) -> Query[list[int | None]]:
+    body = {"queue": row.queue, "payload": row.payload, "headers": row.headers}
+    if _options(row) == _NO_OPTIONS:
+        return Query(sql["insert_now"], body, _firsts)
+    return Query(sql["insert_one"], _common_binds(row) | body, _firsts)
 
 
 def _common_binds(row: NewMessage) -> dict[str, Any]:
