@@ -118,7 +118,12 @@ check: test _others
 # The rest of it, at the same time
 [private]
 [parallel]
-_others: lint types docs _next-spark
+_others: lint types docs _next-spark _generic
+
+# What a handler meets, with FastStream's own pipeline: a cheap part of `test-generic`
+[private]
+_generic: setup
+    @sh tools/generic.sh -q -k "not postgresql and not mariadb and not mysql" tests/faststream/test_handlers.py tests/faststream/test_batch.py tests/faststream/test_ack_policies.py tests/faststream/test_transactional.py
 
 # What pyspark calls of ours, with its next version: which database it is makes no difference to that
 _next-spark: setup
