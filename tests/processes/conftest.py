@@ -52,12 +52,26 @@ class Fleet(Bench):
                 [NewMessage(queue, str(n).encode(), headers) for n in range(first, end)]
             )
 
+    async def live(self, count: int) -> None:
+        """Wait until `count` workers live: before that the first one may do all the work."""
+
+        async def all_live() -> bool:
+            listed = await self.store.live_subscribers.subscribers()
+            # Each has a name for each of its subscribers: host, process id, number.
+            return len({each.worker.split(":")[-2] for each in listed}) == count
+
+        await eventually(all_live, timeout=120, step=0.05)
+
     def started(self) -> dict[int, Counter[int]]:
         """How often each process has started each body."""
         return {
             int(path.name): Counter(int(line) for line in path.read_text().split())
             for path in self.folder.iterdir()
         }
+
+    def order(self, worker: Process) -> list[int]:
+        """The bodies that `worker` has started, one after the other."""
+        return [int(line) for line in (self.folder / str(worker.pid)).read_text().split()]
 
     def total(self) -> Counter[int]:
         """How often each body was started anywhere."""
@@ -70,7 +84,7 @@ class Fleet(Bench):
             result = await connection.execute(text(f"SELECT count(*) FROM {table} WHERE {where}"))
             return int(result.scalar_one())
 
-    async def settled(self, count: int, timeout: float = 90.0) -> None:
+    async def settled(self, count: int, timeout: float = 150.0) -> None:
         """Wait until `count` messages are archived and none is left."""
 
         async def done() -> bool:
@@ -78,7 +92,7 @@ class Fleet(Bench):
 
         await eventually(done, timeout=timeout, step=0.1)
 
-    async def ended(self, worker: Process, timeout: float = 30.0) -> int:
+    async def ended(self, worker: Process, timeout: float = 60.0) -> int:
         """Wait for `worker` to end; its exit code."""
         await eventually(lambda: worker.poll() is not None, timeout=timeout, step=0.05)
         return worker.wait()

@@ -2,7 +2,7 @@
 
 `count`: COUNT times under one lock, read the number in FOLDER/number, wait a moment, write the next
 one; each fence is a line in FOLDER/<process id>. `hold`: note the fence and keep the lock until
-killed; the lease is 6 seconds.
+killed; the lease is COUNT seconds.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ async def count(broker: SqlBroker, folder: Path, file: int, times: int) -> None:
             os.write(file, f"{lock.fence}\n".encode())
 
 
-async def hold(broker: SqlBroker, _folder: Path, file: int, _times: int) -> None:
+async def hold(broker: SqlBroker, _folder: Path, file: int, lease: int) -> None:
     """For ever."""
-    async with broker.lock("number", lease="6s") as lock:
+    async with broker.lock("number", lease=lease) as lock:
         os.write(file, f"{lock.fence}\n".encode())
         await asyncio.Event().wait()
 

@@ -4,6 +4,7 @@ have left."""
 import asyncio
 import json
 import os
+import signal
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -63,9 +64,29 @@ class PolicyFleet:
 
     async def up(self, count: int) -> None:
         """Wait until so many workers are about to connect."""
-        await eventually(
-            lambda: len(list(self.live_subscribers.folder.iterdir())) >= count, timeout=60
-        )
+        await eventually(lambda: len(list(self.live_subscribers.folder.iterdir())) >= count)
+
+    async def kill_at_work(self, workers: Sequence[Process], queue: str | None = None) -> Process:
+        """Kill one of `workers` that runs handlers.
+
+        It stands still while the test looks: a handler that had only just started may have ended
+        before a kill comes.
+        """
+
+        async def stopped() -> Process | None:
+            for worker in workers:
+                worker.send_signal(signal.SIGSTOP)
+                rows = await self.live_subscribers.rows()
+                leased = {row["id"] for row in rows if row["state"] == "PROCESSING"}
+                if leased & {s.id for s in self.starts(queue) if s.pid == worker.pid}:
+                    return worker
+                worker.send_signal(signal.SIGCONT)
+            return None
+
+        victim = await eventually(stopped)
+        assert victim is not None
+        self.kill(victim)
+        return victim
 
     def kill(self, worker: Process) -> None:
         """SIGKILL."""

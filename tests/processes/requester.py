@@ -2,9 +2,9 @@
 python -m tests.processes.requester URL FOLDER WHAT [COUNT].
 
 `answer`: answer each body with the body and the process id, until killed. `hang`: note the body and
-never answer; the lease is a second. `ask`: make COUNT requests at once, and fail if one gets the
-reply of another. `ask in vain`: the same, to a queue without a handler. Each body that is noted is
-a line in FOLDER/<process id>.
+never answer; the lease is two seconds, and only others look whether it is over. `ask`: make COUNT
+requests at once, and fail if one gets the reply of another. `ask in vain`: the same, to a queue
+without a handler. Each body that is noted is a line in FOLDER/<process id>.
 """
 
 import asyncio
@@ -19,13 +19,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker import SqlBroker
 
 TIMEOUT = 60.0
-IN_VAIN = 2.0
+IN_VAIN = 120.0
 """Seconds for which requests wait that get no reply."""
 
 
 async def serve(broker: SqlBroker, file: int, what: str) -> None:
     """Until SIGTERM."""
-    lease = {"release_stuck_timeout": 1.0} if what == "hang" else {}
+    lease = (
+        {"release_stuck_timeout": 2.0, "release_stuck_interval": 3600.0} if what == "hang" else {}
+    )
     subscriber = broker.subscriber("q", max_workers=10, max_fetch_interval=0.1, **lease)  # type: ignore[arg-type]
 
     @subscriber

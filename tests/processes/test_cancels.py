@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
 async def test_each_cancelled_message_ends_once(fleet: Fleet) -> None:
     await fleet.publish(MESSAGES)
     victim = fleet.start("slow", **OPTIONS)
-    await eventually(lambda: fleet.started().get(victim.pid), timeout=60)
+    await eventually(lambda: fleet.started().get(victim.pid))
     fleet.start("slow", **OPTIONS)
     admin = SqlBroker(fleet.store.engine, logger=None).admin
     choose = random.Random(7)
@@ -68,7 +68,7 @@ async def test_the_request_outlives_the_process_that_has_the_message(fleet: Flee
     await fleet.publish(1)
     silent = {**OPTIONS, "presence_interval": 3600.0, "searches": False, "wakeup": "poll"}
     holder = fleet.start("hang", **silent)
-    await eventually(lambda: fleet.started().get(holder.pid), timeout=60)
+    await eventually(lambda: fleet.started().get(holder.pid))
     admin = SqlBroker(fleet.store.engine, logger=None).admin
     [row] = await fleet.rows()
     assert (await admin.cancel(row["id"])).requested

@@ -26,18 +26,14 @@ async def workers(fleet: Fleet, *pids: int) -> Any:
         found = await admin(fleet).subscribers("q")
         return found if sorted(_pid(s.worker) for s in found) == sorted(pids) else None
 
-    return (
-        await eventually(told, timeout=60, step=0.05)
-        if pids
-        else await _without_live_workers(fleet)
-    )
+    return await eventually(told, step=0.05) if pids else await _without_live_workers(fleet)
 
 
 async def _without_live_workers(fleet: Fleet) -> list[Any]:
     async def gone() -> bool:
         return not await admin(fleet).subscribers()
 
-    await eventually(gone, timeout=60, step=0.05)
+    await eventually(gone, step=0.05)
     return []
 
 
@@ -51,11 +47,12 @@ async def test_a_killed_process_is_no_longer_listed_and_its_messages_are_explain
     """Its lease ends its presence; a process that is stopped well says good-bye."""
     await fleet.publish(1)
     [row] = await fleet.rows()
-    victim = fleet.start("hang", release_stuck_timeout=5.0, **QUICK)
-    await eventually(lambda: fleet.total()[0] == 1, timeout=60)
+    victim = fleet.start("hang", release_stuck_timeout=5.0, searches=False, **QUICK)
+    await eventually(lambda: fleet.total()[0] == 1)
     [found] = await workers(fleet, victim.pid)
-    [reason] = (await admin(fleet).explain(row["id"])).reasons
-    assert (reason.code, reason.worker) == ("processing", found.worker)
+    reasons = (await admin(fleet).explain(row["id"])).reasons
+    # On a busy machine a heartbeat may be late for a moment: then there is a reason more.
+    assert ("processing", found.worker) in [(r.code, r.worker) for r in reasons]
     survivor = fleet.start("hang", searches=False, **QUICK)
     await workers(fleet, victim.pid, survivor.pid)
     victim.kill()
@@ -63,11 +60,9 @@ async def test_a_killed_process_is_no_longer_listed_and_its_messages_are_explain
 
     async def expired() -> Any:
         reasons = (await admin(fleet).explain(row["id"])).reasons
-        # On a busy machine the survivor's heartbeat may be late for a moment: then there is a
-        # reason more, that no subscriber lives.
         return [(r.code, r.worker) for r in reasons] == [("lease_expired", found.worker)]
 
-    await eventually(expired, timeout=60, step=0.05)
+    await eventually(expired, step=0.05)
     assert alive.worker != found.worker
     survivor.send_signal(signal.SIGTERM)
     assert await fleet.ended(survivor) == 0
@@ -95,7 +90,7 @@ async def test_a_pause_survives_the_restart_of_all_workers(fleet: Fleet) -> None
                 (s.lease_expires_at - paused.since).total_seconds() > lease + 0.1 for s in found
             )
 
-        await eventually(told, timeout=60, step=0.05)
+        await eventually(told, step=0.05)
 
     await heard([w.pid for w in first])
     await fleet.publish(1_000)
@@ -120,7 +115,7 @@ async def test_a_pause_under_load_loses_nothing(fleet: Fleet) -> None:
     await fleet.publish(many)
     for _ in range(3):
         fleet.start(**QUICK)
-    await eventually(lambda: len(fleet.total()) > 100, timeout=60)
+    await eventually(lambda: len(fleet.total()) > 100)
     for _ in range(3):
         await admin(fleet).pause("q", until="1h")
         await fleet.count()
@@ -130,7 +125,7 @@ async def test_a_pause_under_load_loses_nothing(fleet: Fleet) -> None:
     async def at_rest() -> bool:
         return not await fleet.count("state = 'PROCESSING'")
 
-    await eventually(at_rest, timeout=60, step=0.1)
+    await eventually(at_rest, step=0.1)
     await admin(fleet).resume("q")
     await fleet.settled(many)
     await fleet.stop()

@@ -66,7 +66,7 @@ class Old:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -124,13 +124,13 @@ async def test_its_workers_finish_and_ours_start(
         for body in range(100, 110):
             await broker.publish(body, "q")
         # Delayed ones, and the two that failed and are to be tried again, are left.
-        await eventually(lambda: sorted(old.handled()) == list(range(20)), timeout=60)
-        await eventually(lambda: len(ours) == 10, timeout=60)
+        await eventually(lambda: sorted(old.handled()) == list(range(20)))
+        await eventually(lambda: len(ours) == 10)
 
         async def settled() -> bool:
             return await number("SELECT count(*) FROM message") == 7
 
-        await eventually(settled, timeout=60)
+        await eventually(settled)
         worker.send_signal(signal.SIGTERM)
         worker.wait(60)
     finally:
@@ -151,7 +151,7 @@ async def test_its_workers_finish_and_ours_start(
     async with engine.begin() as connection:
         await connection.execute(update(jobs).values(next_attempt_at=clock()))
     await broker.admin.resume("q")
-    await eventually(lambda: len(ours) == 17, timeout=60)
+    await eventually(lambda: len(ours) == 17)
     await broker.stop()
     assert ours == Counter([*range(100, 110), 9, 19, *range(20, 25)])
     assert Counter(old.handled()) == Counter(range(20))

@@ -107,8 +107,8 @@ FEEDS: dict[str, Callable[[int], Keys]] = {
     "throttle": at(0, 9, [None] * 4),
     "bursts": at(0, 0, [None] * 25),
     "by_key": at(0, 4, ["a", "b", None]),
-    "drop": at(0, 9, [None] * 2),
-    "dead": at(0, 9, [None] * 2),
+    "drop": at(0, 9, [None] * 6),
+    "dead": at(0, 9, [None] * 6),
     "backoff": at(0, 2, [None] * 4),
     "window": at(0, 9, [None]),
     "closed": at(0, 2, [None]),
@@ -142,15 +142,13 @@ async def test_policies_hold_when_a_process_is_killed(fleet: Fleet, processes: i
     for given in subscribers.values():
         looks = {name: seconds * processes for name, seconds in LOOKS.items()}
         given["options"] = {**OPTIONS, **looks, **given.get("options", {})}
-    victim, *_ = [policies.start(subscribers) for _ in range(processes)]
+    workers = [policies.start(subscribers) for _ in range(processes)]
     async with policies.watched() as seen:
-        await policies.up(processes)
+        await fleet.live(processes)
         await policies.feed(range(KILL_AT), STEP, FEEDS)
-        await eventually(
-            lambda: len([s for s in policies.starts() if s.pid == victim.pid]) > 3, timeout=120
-        )
+        await eventually(lambda: len({s.pid for s in policies.starts()}) == processes, timeout=120)
         await policies.feed([KILL_AT], STEP, FEEDS)
-        policies.kill(victim)
+        await policies.kill_at_work(workers)
         if processes == 1:
             policies.start(subscribers)
         await policies.feed(range(KILL_AT + 1, TICKS), STEP, FEEDS)

@@ -58,7 +58,7 @@ async def test_a_shifted_process_keeps_the_databases_time(
         begun = await fleet.store.now()
         # A second burst of each key, when the first has ended.
         await eventually(lambda: _passed(fleet, begun + timedelta(seconds=1)))
-    await eventually(lambda: _all_archived(fleet), timeout=60, step=0.1)
+    await eventually(lambda: _all_archived(fleet), step=0.1)
     await fleet.stop()
     left = await policies.left()
     for queue, found in left.items():

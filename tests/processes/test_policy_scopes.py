@@ -27,7 +27,7 @@ async def test_a_throttle_of_several_queues_is_exact(fleet: Fleet) -> None:
         queue: {"policies": [throttle], "options": OPTIONS, "seconds": 0.05} for queue in QUEUES
     }
     workers = [policies.start(subscribers) for _ in range(PROCESSES)]
-    await policies.up(PROCESSES)
+    await fleet.live(PROCESSES)
     await policies.put({queue: [None] * EACH for queue in QUEUES})
 
     async def half_way() -> bool:
@@ -53,9 +53,10 @@ async def test_a_concurrency_of_several_queues_is_exact(fleet: Fleet) -> None:
     subscribers = {
         queue: {"policies": [given], "options": options, "seconds": 0.03} for queue in QUEUES
     }
-    await policies.put({queue: [None] * EACH for queue in QUEUES})
     for _ in range(PROCESSES):
         policies.start(subscribers)
+    await fleet.live(PROCESSES)
+    await policies.put({queue: [None] * EACH for queue in QUEUES})
     await fleet.settled(EACH * len(QUEUES), timeout=120)
     await fleet.stop()
     left = await policies.left()

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SqlBroker
 from tests.helpers import eventually
 from tests.processes.conftest import Fleet
-from tests.processes.requester import IN_VAIN, TIMEOUT
+from tests.processes.requester import TIMEOUT
 
 EACH = 50
 
@@ -69,7 +69,8 @@ async def test_the_replies_to_a_killed_process_are_removed_when_they_have_expire
 
         await eventually(handled)
     # Their reader is gone; they wait for their expiry, which the database's clock decides.
-    await asyncio.sleep(IN_VAIN)
+    assert await fleet.count("expires_at IS NOT NULL") == EACH
+    await fleet.execute(f"UPDATE message SET expires_at = {fleet.past(1)}")
     cleaning = SqlBroker(engine, logger=None)
 
     @cleaning.subscriber("other")

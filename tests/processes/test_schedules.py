@@ -60,9 +60,7 @@ class Schedulers:
         """SIGTERM to all; those that were not killed end well."""
         for each in self.running:
             each.terminate()
-        await eventually(
-            lambda: all(each.poll() is not None for each in self.running), timeout=30, step=0.05
-        )
+        await eventually(lambda: all(each.poll() is not None for each in self.running), step=0.05)
 
     async def check(self) -> None:
         """Each second from the first one on has one message of each schedule, up to the last one

@@ -23,11 +23,21 @@ from faststream_sqlbroker.flow.prefetch import HandlerTimes
 from faststream_sqlbroker.flow.release import StuckReleaser
 
 
+def gate(folder: Path) -> Path:
+    """The file for which some handlers wait: the test decides when they end."""
+    return folder.parent / "gate"
+
+
 class Handlers:
     """A worker's actions, by the body."""
 
     def __init__(self, folder: Path) -> None:
+        self._opened = gate(folder)
         self._file = os.open(folder / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def _gate(self) -> None:
+        while not self._opened.exists():
+            await asyncio.sleep(0.02)
 
     def note(self, body: int) -> None:
         """Write that `body` has been started."""
@@ -47,11 +57,17 @@ class Handlers:
         self.note(body)
         await asyncio.sleep(0.2)
 
+    async def gated(self, body: int) -> None:
+        """Take half a second, and as long as the gate is closed."""
+        self.note(body)
+        await asyncio.sleep(0.5)
+        await self._gate()
+
     async def stalls(self, body: int) -> None:
-        """Take three seconds for each two hundredth body, and no time for the others."""
+        """Wait for the gate at each two hundredth body, and take no time for the others."""
         self.note(body)
         if body and body % 200 == 0:
-            await asyncio.sleep(3)
+            await self._gate()
 
     async def hang_later(self, body: int) -> None:
         """Never end, but for the first forty bodies."""
@@ -65,9 +81,10 @@ class Handlers:
         await asyncio.Event().wait()
 
     def block(self, body: int) -> None:
-        """Hold a thread for a while."""
+        """Hold a thread until the gate is open."""
         self.note(body)
-        time.sleep(3)
+        while not self._opened.exists():
+            time.sleep(0.02)
 
     async def poison(self, body: int) -> None:
         """Die of body 0."""
