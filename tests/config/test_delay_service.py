@@ -52,10 +52,10 @@ async def serving(path: Path, log: Path, **env: str) -> AsyncIterator[str]:
         return "handling" in log.read_text()
 
     try:
-        await eventually(handling, timeout=60)
+        await eventually(handling)
         yield log.read_text()
         process.send_signal(signal.SIGTERM)
-        await eventually(lambda: process.poll() is not None, timeout=60)
+        await eventually(lambda: process.poll() is not None)
         said = log.read_text()
         assert process.returncode == 0, said
         assert said.splitlines()[-1] == "stopped"
@@ -112,7 +112,7 @@ async def test_p9_the_service_runs_from_the_file(
             ended = await look.rows(archive=True)
             return at_end if len(at_end) == len(ids) and len(ended) == 2 else None
 
-        rows = await eventually(arrived, timeout=60)
+        rows = await eventually(arrived)
         assert rows is not None
         for row in rows:
             waited = row["next_attempt_at"] - row["created_at"]
@@ -186,7 +186,7 @@ def test_without_tables_it_does_not_start(database_url: str, write: Write, tmp_p
         env={**os.environ, "PYTHONPATH": str(ROOT), "SQLBROKER_URL": database_url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 2, done.stdout

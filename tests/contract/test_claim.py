@@ -179,7 +179,7 @@ async def test_a_renewal_does_not_wait_for_a_locked_row_and_knows_it_is_held(ben
         await connection.execute(text("SELECT id FROM message FOR UPDATE"))
         leases = [(message.id, message.lease_token)]
         renewal = bench.store.renew(leases, 60, skip_locked=True)
-        assert await asyncio.wait_for(renewal, 5) == {message.id}
+        assert await asyncio.wait_for(renewal, 60) == {message.id}
         await connection.rollback()
 
 
@@ -212,7 +212,7 @@ async def test_a_renewal_does_not_wait_for_the_next_holder_of_a_message(bench: B
         await connection.commit()
         await connection.execute(text("SELECT id FROM message FOR UPDATE"))
         renewal = bench.store.renew([(message.id, message.lease_token)], 60)
-        assert await asyncio.wait_for(renewal, 5) == set()
+        assert await asyncio.wait_for(renewal, 60) == set()
         await connection.rollback()
 
 
@@ -240,7 +240,7 @@ async def test_a_claim_is_given_back_while_others_have_rows_locked(bench: Bench)
             text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": locked.id}
         )
         release = bench.store.release_claim(["q"], ours.lease_token)
-        assert await asyncio.wait_for(release, 5) == 1
+        assert await asyncio.wait_for(release, 60) == 1
         await connection.rollback()
     states = {r["id"]: (r["state"], r["deliveries_count"]) for r in await bench.rows()}
     held = dict.fromkeys((locked.id, other.id), ("PROCESSING", 1))

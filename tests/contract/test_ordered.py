@@ -133,7 +133,7 @@ async def test_one_claim_of_a_queue_runs_at_a_time(bench: Bench, store: Store) -
         assert [row.id for row in rows] == [second]
         await publisher.commit()
         [other] = await bench.put(1, "r", key="b")
-        found, again, _ = await asyncio.wait_for(claim(bench, 5, "q", "r"), 5)
+        found, again, _ = await asyncio.wait_for(claim(bench, 5, "q", "r"), 60)
         assert ([row.id for row in found], again) == ([other], 0.0), "the other queue is free"
         assert await store.claim_one(first or 0, ("q",), LEASE, uuid4(), ordered=True) == []
         await claimer.commit()

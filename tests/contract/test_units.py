@@ -244,7 +244,7 @@ async def test_an_answer_that_waits_for_its_dedup_id_blocks_no_other_outcome(ben
         settling = asyncio.create_task(bench.store.settle([done(row, unit=unit)]))
         # InnoDB refreshes this table when it has not been read for 0.1 s.
         await eventually(waits, step=0.2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await bench.store.insert([NewMessage("out", b"not alike")])
         assert not settling.done()
         await other.rollback()

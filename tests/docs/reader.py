@@ -64,7 +64,7 @@ class Reader:
                 env=self.env,
                 capture_output=True,
                 text=True,
-                timeout=90,
+                timeout=240,
                 check=False,
             )
             assert done.returncode == fails, done.stdout + done.stderr
@@ -86,10 +86,10 @@ class Reader:
         try:
             await eventually(
                 lambda: len(log.read_text().splitlines()) >= len(wanted) or app.poll() is not None,
-                timeout=90,
+                timeout=240,
             )
             app.send_signal(signal.SIGTERM)
-            await eventually(lambda: app.poll() is not None, timeout=30)
+            await eventually(lambda: app.poll() is not None)
             assert sorted(log.read_text().splitlines()) == wanted, errors.read_text()
         finally:
             app.kill()

@@ -38,7 +38,7 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         )
     try:
         ready = "waiting for messages"
-        await eventually(lambda: log.read_text().count(ready) == workers, timeout=40)
+        await eventually(lambda: log.read_text().count(ready) == workers)
         body = '{"name": "Ada"}'
         subprocess.run(
             [*FASTSTREAM, "publish", APP, body, "--queue", "greetings"],
@@ -46,7 +46,7 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
             env=env,
             check=True,
         )
-        await eventually(lambda: "hello Ada\n" in log.read_text(), timeout=20)
+        await eventually(lambda: "hello Ada\n" in log.read_text())
         options = ["--queue", "greetings", "--rpc", "--timeout", "30"]
         asked = subprocess.run(
             [*FASTSTREAM, "publish", APP, '{"name": "Grace"}', *options],
@@ -58,7 +58,7 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         )
         assert "body=b'hello Grace'" in asked.stdout, asked.stdout + asked.stderr
         running.send_signal(signal.SIGTERM)
-        await eventually(lambda: running.poll() is not None, timeout=30)
+        await eventually(lambda: running.poll() is not None)
         assert log.read_text().count("hello Ada") == 1
         said = log.read_text()
         assert "Traceback" not in said, said

@@ -54,7 +54,7 @@ def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: st
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=110 if "build_session" in code else 60,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, output), done.stderr
@@ -100,11 +100,9 @@ async def test_the_readmes_example_ships_its_order(tmp_path: Path) -> None:
         )
     try:
         said = tmp_path / "out"
-        await eventually(
-            lambda: "shipping order 1" in said.read_text() or app.poll() is not None, timeout=30
-        )
+        await eventually(lambda: "shipping order 1" in said.read_text() or app.poll() is not None)
         app.send_signal(signal.SIGTERM)
-        await eventually(lambda: app.poll() is not None, timeout=30)
+        await eventually(lambda: app.poll() is not None)
         assert "shipping order 1" in said.read_text()
         assert app.returncode == 0, said.read_text()
     finally:

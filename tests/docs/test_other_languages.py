@@ -43,7 +43,7 @@ def client(url: URL, script: str) -> str:
         env={**os.environ, **secret},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     if done.returncode:
@@ -162,7 +162,7 @@ async def test_the_node_program(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "id 1\n"), done.stderr

@@ -86,7 +86,7 @@ async def run(connection: AsyncConnection, *statements: str) -> None:
 
 
 async def handled(got: Got, count: int) -> Got:
-    await eventually(lambda: len(got) >= count, timeout=20)
+    await eventually(lambda: len(got) >= count)
     return got
 
 

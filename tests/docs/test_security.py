@@ -223,7 +223,7 @@ async def test_a_consumer(user: Account, owner: SqlBroker, broker: SqlBroker) ->
     queues = [queue for subscriber in broker.subscribers for queue in subscriber.queues]  # type: ignore[attr-defined]
     for queue in queues:
         await owner.publish("x", queue, key="k")
-    await eventually(lambda: _count(user, "message_archive") == len(queues), timeout=20)
+    await eventually(lambda: _count(user, "message_archive") == len(queues))
     await owner.publish("x", "alone")
     assert await broker.pop("alone") is not None
     await owner.publish("x", "alone")
@@ -259,7 +259,7 @@ async def test_a_consumer_that_answers_is_a_producer_too(
 
     await broker.start()
     await owner.publish("x", "q", reply_to="replies")
-    await eventually(lambda: _count(user, "message") == 3, timeout=20)
+    await eventually(lambda: _count(user, "message") == 3)
 
 
 @servers_only
@@ -269,7 +269,7 @@ async def test_a_lock_needs_three_rights(user: Account, broker: SqlBroker) -> No
     for _ in range(2):
         async with broker.lock("key"):
             pass
-    assert await broker.ping(5.0)
+    assert await broker.ping(60.0)
 
 
 # -- readers and operators -------------------------------------------------------------------------
@@ -318,7 +318,7 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
         handled.set()
 
     await owner.start()
-    await asyncio.wait_for(handled.wait(), 10)
+    await asyncio.wait_for(handled.wait(), 60)
     await eventually(lambda: _count(user, "message_archive") == 2)
     assert [r.code for r in (await admin.explain(waiting or 0)).reasons] == ["archived"]
     assert await admin.subscribers("q")
@@ -330,7 +330,7 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
     assert await admin.forget_unknown(1) == 0
     assert await admin.schedules() == []
     assert await admin.forget_schedule("none") is False
-    assert await broker.ping(5.0)
+    assert await broker.ping(60.0)
     refused = user.try_as(
         "SELECT payload FROM message",
         "SELECT headers FROM message",

@@ -52,7 +52,7 @@ class Look:
             async with self.engine.connect() as connection:
                 return bool((await connection.execute(is_over)).scalar_one())
 
-        await eventually(over, timeout=20, step=0.05)
+        await eventually(over, step=0.05)
 
     async def in_state(self, state: str) -> dict[str, Any]:
         """Wait until the only live message is in `state`."""
@@ -95,12 +95,24 @@ def logger(heard: Heard) -> logging.Logger:
     return logger
 
 
+@pytest.fixture(autouse=True)
+def _long_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats are frequent in tests, and a busy machine may be late with many of them."""
+    monkeypatch.setattr("faststream_sqlbroker.flow.heartbeat.LEASE_INTERVALS", 100)
+
+
+async def clean_up(broker: SqlBroker) -> None:
+    """Stop it at the end of a test, without patience for handlers that never end."""
+    broker.config.broker_config.graceful_timeout = 0.1
+    await broker.stop()
+
+
 @pytest.fixture
 async def broker(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[SqlBroker]:
     broker = SqlBroker(engine, logger=logger, graceful_timeout=5.0)
     await broker.create_tables()
     yield broker
-    await broker.stop()
+    await clean_up(broker)
 
 
 @pytest.fixture
@@ -109,7 +121,7 @@ async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Mak
 
         def make(**options: Any) -> SqlBroker:
             made = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
-            stack.push_async_callback(made.stop)
+            stack.push_async_callback(clean_up, made)
             return made
 
         yield make

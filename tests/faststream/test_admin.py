@@ -28,7 +28,7 @@ async def test_unknown_outcomes_are_listed_and_forgotten(
 
     await broker.start()
     message_id = await broker.publish("hello", "mail", key="user-1")
-    await asyncio.wait_for(began.wait(), 10)
+    await asyncio.wait_for(began.wait(), 60)
     for subscriber in broker.subscribers:
         await subscriber.consumer.stop(0)  # type: ignore[attr-defined] # the handler is cut off
     await broker.stop()
@@ -89,7 +89,7 @@ async def test_a_workers_messages_are_given_back_at_an_operators_word(
     }
     assert await admin.release(live.worker, force=True) == 0
     stop.set()
-    await asyncio.wait_for(broker.stop(), 10)
+    await asyncio.wait_for(broker.stop(), 60)
     assert [r["state"] for r in await look.rows()] == ["PENDING"] * 3, (
         "late outcomes change nothing"
     )

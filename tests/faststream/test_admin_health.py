@@ -72,7 +72,7 @@ async def test_an_old_transaction_is_named(
             found = await broker.admin.health(old_transaction=1)
             return found if any(str(number) in text for text in found.problems) else None
 
-        health = await eventually(seen, timeout=20)
+        health = await eventually(seen)
         assert health is not None
         [one] = [each for each in health.database.transactions if each.name == str(number)]
         assert one.kind == "session"

@@ -131,7 +131,7 @@ async def test_a_job_that_another_process_is_at_is_not_asked_for_again_and_again
         )
         runner.start()
         runner.look()
-        assert await asyncio.wait_for(pauses.asked.get(), 30) == BUSY_PAUSE
+        assert await asyncio.wait_for(pauses.asked.get(), 60) == BUSY_PAUSE
         await runner.stop()
 
 
@@ -172,7 +172,7 @@ async def test_a_job_is_stopped_and_resumed(broker: SqlBroker) -> None:
     waiting = asyncio.create_task(admin.wait_for_job(begun.id))
     stopped = await admin.stop_job(begun.id)
     assert stopped.state == "stopped"
-    assert (await asyncio.wait_for(waiting, 30)).state == "stopped"
+    assert (await asyncio.wait_for(waiting, 60)).state == "stopped"
     await admin.resume_job(begun.id, wait=False)
     seen: list[int] = []
     ended = await admin.wait_for_job(begun.id, progress=lambda job: seen.append(job.done))

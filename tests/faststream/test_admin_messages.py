@@ -66,7 +66,7 @@ async def test_a_message_is_followed_from_its_queue_to_its_end(
         page = await admin.messages(queue="dead", error="no such customer")
         return page.messages
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (found := await dead()):
             await asyncio.sleep(0.05)
     assert [m.id for m in found] == [message_id]

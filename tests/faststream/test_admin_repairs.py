@@ -31,11 +31,11 @@ async def test_an_operator_mends_what_waits(
     gone = await broker.publish("gone", "q", **waits)
     later = await broker.publish("later", "q", **waits)
     assert (await admin.retry_now(str(soon))).done
-    assert await asyncio.wait_for(handled.get(), 20) == "soon"
+    assert await asyncio.wait_for(handled.get(), 60) == "soon"
     assert (await admin.move(moved or 0, "q")).done
-    assert await asyncio.wait_for(handled.get(), 20) == "moved"
+    assert await asyncio.wait_for(handled.get(), 60) == "moved"
     assert (await admin.edit(edited or 0, due=0, key="k", priority=5)).done
-    assert await asyncio.wait_for(handled.get(), 20) == "edited"
+    assert await asyncio.wait_for(handled.get(), 60) == "edited"
     assert (await admin.cancel(gone or 0, reason="no such address", by="Ann")).done
     assert (await admin.postpone(later or 0, "2h")).done
 
@@ -66,7 +66,7 @@ async def test_a_running_handler_is_not_disturbed(broker: SqlBroker, look: Look)
 
     message_id = await broker.publish("x", "q") or 0
     await broker.start()
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), 60)
     found = [
         await broker.admin.postpone(message_id, 60),
         await broker.admin.retry_now(message_id),

@@ -40,7 +40,7 @@ async def test_a_handler_ends_the_application(
         raise ending
 
     await broker.publish_batch("a", "b", queue="q")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await app.run()
     assert not broker.running
     rows = [*await look.rows(), *await look.rows(archive=True)]

@@ -114,7 +114,7 @@ async def test_a_refused_answer_is_a_failed_attempt_of_all(broker: SqlBroker, lo
     await broker.publish_batch(*range(3), queue="in")
     with patch("faststream_sqlbroker.flow.repeat.LESS_AFTER", 2):
         await broker.start()
-        await eventually(lambda: done(look, 3), timeout=30)
+        await eventually(lambda: done(look, 3))
     assert sorted(flat(calls)) == [0, 0, 1, 1, 2, 2]
     rows = await look.rows(archive=True)
     assert {(row["state"], row["attempts_count"], row["reason"]) for row in rows} == {

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from faststream import AckPolicy
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Concurrency, SqlBroker, Throttle
+from tests.clock import VirtualTime
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -78,18 +78,29 @@ async def test_it_starts_with_what_it_has_when_the_time_is_over(
     assert waited.total_seconds() >= 0.9 * wait
 
 
-async def test_its_leases_are_renewed(broker: SqlBroker, look: Look, engine: AsyncEngine) -> None:
+async def test_its_leases_are_renewed(broker: SqlBroker, look: Look) -> None:
     """Another process that looks for expired leases finds none."""
-    got = subscribe(broker, batch_max_wait=1.4, release_stuck_timeout=1.5)
-    other = SqlBroker(engine, logger=None)
-    subscribe(other, batch_max_wait=None, release_stuck_timeout=1.5, release_stuck_interval=0.1)
-    await broker.start()
+    broker._clock.use(time := VirtualTime())
+    got = subscribe(broker, batch_max_wait=50.0, release_stuck_timeout=60.0)
     await broker.publish(0, "q")
-    await leased(look, 1)
-    async with other:
-        await other.start()
-        [row] = await look.archived()
-    assert got == [[0]]
+    await broker.start()
+    [first] = await leased(look, 1)
+    await time.advance(30.0)
+
+    async def renewed() -> bool:
+        [row] = await look.rows()
+        return bool(row["lease_expires_at"] > first["lease_expires_at"])
+
+    await eventually(renewed)
+    assert got == []
+    await time.advance(LONG)
+    await eventually(lambda: got == [[0]])
+
+    async def archived() -> list[dict[str, Any]]:
+        await time.advance(0.1)
+        return await look.rows(archive=True)
+
+    [row] = await eventually(archived)
     assert row["deliveries_count"] == 1
 
 

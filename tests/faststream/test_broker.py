@@ -51,7 +51,7 @@ async def test_a_stopped_broker_takes_nothing(broker: SqlBroker, look: Look) -> 
 async def test_the_context_manager_only_connects(broker: SqlBroker) -> None:
     async with broker as connected:
         assert connected.running is False
-        assert await connected.ping(5.0)
+        assert await connected.ping(60.0)
 
 
 async def test_missing_tables_are_logged_in_one_line_with_the_remedy(
@@ -166,7 +166,7 @@ async def test_ping_sees_a_loop_that_fails(
     async def handle(body: Any) -> None: ...
 
     await broker.start()
-    assert await broker.ping(5.0)
+    assert await broker.ping(60.0)
     async with engine.begin() as connection:
         await connection.execute(text("DROP TABLE message"))
 

@@ -117,7 +117,7 @@ async def test_a_handler_runs_into_its_time_limit_of_an_hour(broker: SqlBroker, 
 
     await broker.publish("x", "q")
     await broker.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await until(started.is_set, 0.01)
         await time.advance(3_600.0)
         archived = asyncio.create_task(look.archived())
@@ -136,7 +136,7 @@ async def test_a_lock_is_waited_for_an_hour(broker: SqlBroker) -> None:
 
     async with broker.lock("k", lease="10h"):
         waiting = asyncio.create_task(wait())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not waiting.done():
                 await time.advance(60.0)
                 await asyncio.sleep(0.001)

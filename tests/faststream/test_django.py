@@ -26,7 +26,7 @@ async def test_messages_are_part_of_djangos_transactions(
         [sys.executable, str(SHOP), url.render_as_string(hide_password=False)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

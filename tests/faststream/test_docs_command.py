@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_generated_document(folder: Path, form: str) -> None:
     option = ["--yaml"] if form == "yaml" else []
     command = [*COMMAND, "gen", "shop_app:app", *option, "--out", f"asyncapi.{form}"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
     text = (folder / f"asyncapi.{form}").read_text()
     document = json.loads(text) if form == "json" else yaml.safe_load(text)
     assert set(document["channels"]) == CHANNELS
@@ -66,7 +66,7 @@ async def test_a_served_document(folder: Path) -> None:
     def page() -> str:
         assert serving.poll() is None, "the server has ended"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
                 return str(answer.read().decode())
         except URLError:
             return ""

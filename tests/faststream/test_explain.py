@@ -30,7 +30,7 @@ from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import QUICK, Look, clean_up
 from tests.helpers import MYSQL, eventually
 
 pytestmark = pytest.mark.capability(
@@ -43,7 +43,7 @@ async def broker(engine: AsyncEngine, logger: Any) -> AsyncIterator[SqlBroker]:
     broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0, presence_interval=2.0)
     await broker.create_tables()
     yield broker
-    await broker.stop()
+    await clean_up(broker)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def test_live_subscribers_are_listed_with_what_they_do(
     assert found["c",].ordered
     assert re.fullmatch(r".+:\d+:[0-9a-f]{16}", first.worker)
     assert [s.worker for s in await other.admin.subscribers("b")] == [first.worker]
-    assert timedelta() < first.lease_expires_at - first.since < timedelta(seconds=30)
+    assert timedelta() < first.lease_expires_at - first.since < timedelta(minutes=10)
     await broker.stop()
     assert await other.admin.subscribers() == []
 
@@ -153,7 +153,7 @@ async def test_a_process_that_died_without_a_stop_is_named(
 ) -> None:
     worker, started = await stuck(broker, other)
     message_id = await broker.publish("x", "q")
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 60)
     [reason] = (await other.admin.explain(message_id)).reasons
     assert (reason.code, reason.worker) == ("processing", worker.worker)
     assert reason.until is not None
@@ -272,7 +272,7 @@ async def test_behind_an_earlier_message_that_is_handled(
 ) -> None:
     worker, started = await stuck(broker, other, ordered=True)
     first = await broker.publish(1, "q", key="k")
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 60)
     message_id = await broker.publish(2, "q", key="k")
     [reason] = (await other.admin.explain(message_id)).reasons
     assert (reason.code, reason.message_id, reason.worker) == (
@@ -288,7 +288,7 @@ async def test_behind_a_later_message_that_runs(
     """An earlier id that is committed late waits for what runs already."""
     _, started = await stuck(broker, other, ordered=True, max_workers=5)
     second = await broker.publish(2, "q", key="k")
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 60)
     # Ids begin at 1: room before it is made by the fixture's empty table.
     await bench.execute(
         f"INSERT INTO message (id, queue, {bench.quoted('key')}, payload) VALUES (0, 'q', 'k', '1')"
@@ -350,7 +350,7 @@ async def put(bench: Bench, message: NewMessage) -> int:
 async def test_a_message_while_all_workers_are_busy(broker: SqlBroker, other: SqlBroker) -> None:
     _, started = await stuck(broker, other, ordered=True)
     await broker.publish(1, "q")
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 60)
     message_id = await broker.publish(2, "q")
     [reason] = (await other.admin.explain(message_id)).reasons
     assert reason.code == "waiting_for_capacity"
@@ -448,7 +448,7 @@ async def test_a_message_of_ack_first_that_never_ended_is_explained(
 ) -> None:
     _, started = await stuck(broker, other, ack_policy=AckPolicy.ACK_FIRST)
     message_id = await broker.publish("x", "q")
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 60)
     explanation = await other.admin.explain(message_id)
     assert codes(explanation) == ["archived", "processing"]
     past = bench.past(1)

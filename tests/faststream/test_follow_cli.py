@@ -100,7 +100,7 @@ async def _follow(
     third = await next_end()
     assert third["id"] == late
     process.send_signal(signal.SIGINT)
-    rest, errors = await asyncio.wait_for(process.communicate(), 30)
+    rest, errors = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, rest) == (0, b""), errors.decode()
     assert b"Traceback" not in errors
 

@@ -101,15 +101,15 @@ async def idle(*subscribers: Any, wait: float) -> None:
 
 
 async def test_the_next_queue_is_woken(broker: SqlBroker, look: Look) -> None:
-    """Without a hint the second step would look after half a minute."""
-    slow: Any = {"max_fetch_interval": 30.0, "flush_interval": 0.01}
+    """Without a hint the second step would look after ten minutes."""
+    slow: Any = {"max_fetch_interval": 600.0, "flush_interval": 0.01}
     broker.subscriber("a", **slow, forward_to="b")
 
     @broker.subscriber("b", **slow)
     async def handle(body: str) -> None: ...
 
     await broker.start()
-    await idle(*broker.subscribers, wait=30.0)
+    await idle(*broker.subscribers, wait=600.0)
     await broker.publish("x", "a")
     await look.archived()
 
@@ -121,13 +121,13 @@ async def test_the_next_queue_is_woken_in_another_process(
     other = SqlBroker(engine, logger=None)
     broker.subscriber("a", **QUICK, forward_to="b")
 
-    @other.subscriber("b", max_fetch_interval=60.0)
+    @other.subscriber("b", max_fetch_interval=600.0)
     async def handle(body: str) -> None: ...
 
     await other.start()
     await broker.start()
     await eventually(lambda: other.config.wakeups.listening)
-    await idle(*other.subscribers, wait=60.0)
+    await idle(*other.subscribers, wait=600.0)
     await broker.publish("x", "a")
     await look.archived()
     await other.stop()

@@ -529,18 +529,18 @@ def test_subscribers_work_in_one_asyncio_run_after_another(
     async def work() -> None:
         await broker.start()
         await broker.publish(1, "q")
-        await eventually(lambda: 1 in done, timeout=30)
+        await eventually(lambda: 1 in done)
         if options.get("ack_policy") is not AckPolicy.ACK_FIRST:
-            await eventually(lambda: 0 in done, timeout=30)
+            await eventually(lambda: 0 in done)
         done.clear()
-        await eventually(lambda: 2 in done, timeout=30)
+        await eventually(lambda: 2 in done)
         assert await broker.ping()
 
         async def is_alone() -> bool:
             return len(await broker.admin.subscribers()) == 1
 
         # A sign of life that was under way at the cut may have been written after the new start.
-        await eventually(is_alone, timeout=60)
+        await eventually(is_alone)
         await broker.stop()
 
     asyncio.run(broker.create_tables())
@@ -563,7 +563,7 @@ def test_a_stop_in_another_asyncio_run_writes_what_the_first_has_left(database_u
     async def cut_off() -> None:
         await broker.start()
         await broker.publish(0, "q")
-        await asyncio.wait_for(started.wait(), 20)
+        await asyncio.wait_for(started.wait(), 60)
 
     async def take() -> Any:
         await broker.stop()

@@ -114,9 +114,7 @@ async def test_an_outage_of_the_server_is_logged_in_two_lines(
         assert told(heard) == []
         process.crash()
         lasting = broker._wakeups.outages._lasting
-        await eventually(
-            lambda: "" in lasting and lasting[""].counts["fetch loop"] >= LEAST, timeout=60
-        )
+        await eventually(lambda: "" in lasting and lasting[""].counts["fetch loop"] >= LEAST)
         process.start()
         await after(broker, heard, handled, "fetch loop", LEAST)
     finally:
@@ -152,9 +150,7 @@ async def test_a_file_that_is_locked_for_long_is_logged_in_two_lines(
     try:
         async with locked(str(tmp_path / "a.db")):
             lasting = broker._wakeups.outages._lasting
-            await eventually(
-                lambda: "" in lasting and lasting[""].counts["heartbeat loop"] >= 2, timeout=60
-            )
+            await eventually(lambda: "" in lasting and lasting[""].counts["heartbeat loop"] >= 2)
         await after(broker, heard, handled, "heartbeat loop", 2)
     finally:
         await broker.stop()

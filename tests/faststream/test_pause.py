@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.flow import heartbeat as heartbeat_module
 from faststream_sqlbroker.flow import registration
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, clean_up
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("pause and resume: a queue for the fleet, or one subscriber")
@@ -28,7 +28,7 @@ async def broker(engine: AsyncEngine, logger: Any) -> AsyncIterator[SqlBroker]:
     broker = SqlBroker(engine, logger=logger, graceful_timeout=5.0, presence_interval=SOON)
     await broker.create_tables()
     yield broker
-    await broker.stop()
+    await clean_up(broker)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def test_a_pause_holds_at_once_in_its_own_process(broker: SqlBroker, look:
         "provider down",
         None,
     )
-    assert await broker.ping(5.0)
+    assert await broker.ping(60.0)
     assert await broker.admin.resume("q")
     await eventually(lambda: sorted(handled) == [1, 2, 3])
     assert not await broker.admin.resume("q")
@@ -300,7 +300,7 @@ async def test_a_subscriber_gives_waiting_rows_back_when_it_pauses(
     await broker.start()
     await eventually(lambda: untouched(look, 49))
     assert len(handled) == 1
-    await asyncio.wait_for(broker.stop(), 10)
+    await asyncio.wait_for(broker.stop(), 60)
     assert await untouched(look, 49)
 
 
@@ -345,7 +345,7 @@ async def test_messages_go_on_when_heartbeats_fail(
     [subscriber, *_] = broker.subscribers
     await eventually(lambda: subscriber.healthy)  # type: ignore[attr-defined] # SQLite: the removal can cost a claim
     assert not await broker.ping(5.0), "a table is missing"
-    await asyncio.wait_for(broker.stop(), 10)
+    await asyncio.wait_for(broker.stop(), 60)
     assert heard.texts("is not written, it is known when its lease ends")
 
 
@@ -400,7 +400,7 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
         monkeypatch.setattr(heartbeat_module, "RIDE_WAIT", 100.0)
     else:
         heartbeat.wake()
-    await asyncio.wait_for(reading.wait(), 10)
+    await asyncio.wait_for(reading.wait(), 60)
     assert carried_by[0] == carrier
     await broker.admin.pause("q")
     opened: list[Any] = []
@@ -446,7 +446,7 @@ async def test_a_pop_that_waits_goes_on_when_the_queue_is_resumed(
 ) -> None:
     await broker.admin.pause("q")
     await broker.publish(1, "q")
-    waiting = asyncio.create_task(other.pop("q", wait=30))
+    waiting = asyncio.create_task(other.pop("q", wait=60))
     await asyncio.sleep(SOON)
     assert await untouched(look, 1)
     assert not waiting.done()
@@ -459,7 +459,7 @@ async def test_a_pop_that_waits_goes_on_when_the_queue_is_resumed(
 async def test_a_pause_that_has_ended_stops_no_pop(broker: SqlBroker, other: SqlBroker) -> None:
     await broker.publish(1, "q")
     await broker.admin.pause("q", until="50ms")
-    assert await other.pop("q", wait=30) is not None
+    assert await other.pop("q", wait=60) is not None
 
 
 async def test_a_pause_is_of_one_queue_by_its_exact_name(broker: SqlBroker) -> None:

@@ -1,7 +1,6 @@
 """Through PgBouncer in transaction mode: named statements are off, LISTEN goes past it."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ async def test_messages_published_and_handled_at_once(
     straight = make_url(database_url).set(port=servers.admin("postgresql").url.port)
     broker = SqlBroker(database_url, pgbouncer=True, listen_url=straight, logger=None)
     handled: list[int] = []
-    slow: Any = {**QUICK, "wakeup": "listen", "max_fetch_interval": 20}
+    slow: Any = {**QUICK, "wakeup": "listen", "max_fetch_interval": 600}
 
     @broker.subscriber("q", **slow, max_workers=4, fetch_batch_size=5)
     async def handle(body: int) -> None:
@@ -40,10 +39,8 @@ async def test_messages_published_and_handled_at_once(
     await broker.start()
     await eventually(lambda: broker.config.broker_config.wakeups.listening)
     other = SqlBroker(database_url, pgbouncer=True, logger=None)
-    started = time.monotonic()
     await asyncio.gather(*(other.publish(n, "q") for n in range(50)))
-    await look.archived(50)
-    assert time.monotonic() - started < 15, "woken, not polled"
+    await look.archived(50)  # woken, not polled
     assert sorted(handled) == list(range(50))
     await other.stop()
     await broker.stop()

@@ -44,13 +44,13 @@ async def test_an_operator_sees_how_far_a_handler_has_come(
     operator = SqlBroker(engine, logger=None)  # of another process
     assert await shown(operator, message_id) is None
     await broker.start()
-    await asyncio.wait_for(said.wait(), 20)
+    await asyncio.wait_for(said.wait(), 60)
     found = await shown(operator, message_id)
     assert found is not None
     assert (found.fraction, found.text) == (0.4, "page 40 of 100")
     said.clear()
     more.set()
-    await asyncio.wait_for(said.wait(), 20)
+    await asyncio.wait_for(said.wait(), 60)
     last = await shown(operator, message_id)
     assert last is not None
     assert (last.fraction, last.text) == (1.0, None)
@@ -76,7 +76,7 @@ async def test_at_most_one_call_a_second_is_written(
 
     message_id = await broker.publish("x", "q") or 0
     await broker.start()
-    await asyncio.wait_for(said.wait(), 20)
+    await asyncio.wait_for(said.wait(), 60)
     found = await shown(broker, message_id)
     assert found is not None
     assert found.text == "page 0"
@@ -98,11 +98,11 @@ async def test_a_worker_that_has_lost_its_lease_says_nothing_any_more(
 
     message_id = await broker.publish("x", "q") or 0
     await broker.start()
-    first = await asyncio.wait_for(started.get(), 20)
+    first = await asyncio.wait_for(started.get(), 60)
     assert await first.progress(0.9, "the first")
     [live] = await broker.admin.subscribers("q")
     assert await broker.admin.release(live.worker, force=True) == 1
-    second = await asyncio.wait_for(started.get(), 20)
+    second = await asyncio.wait_for(started.get(), 60)
     assert await shown(broker, message_id) is None, "the second has said nothing yet"
     assert await second.progress(0.1, "the second")
     assert not await first.progress(1.0, "the first")
@@ -126,7 +126,7 @@ async def test_in_a_transaction_it_is_written_at_once_where_others_may_write(
 
     message_id = await broker.publish("x", "q") or 0
     await broker.start()
-    await asyncio.wait_for(said.wait(), 20)
+    await asyncio.wait_for(said.wait(), 60)
     found = await shown(broker, message_id)
     assert (found is None) == (database == "sqlite")
     end.set()

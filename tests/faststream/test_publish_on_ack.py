@@ -265,7 +265,7 @@ async def test_an_answer_that_cannot_be_stored_is_a_failed_attempt(
         async def done() -> bool:
             return len(await look.rows(archive=True)) == 3
 
-        await eventually(done, timeout=20)
+        await eventually(done)
     rows = {bytes(row["payload"]): row for row in await look.rows(archive=True)}
     assert (rows[b"good"]["state"], rows[b"fine"]["state"]) == ("COMPLETED", "COMPLETED")
     bad = rows[b"bad"]

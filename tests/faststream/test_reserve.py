@@ -234,7 +234,7 @@ async def test_a_shorter_extension_changes_nothing(broker: SqlBroker, look: Look
 async def test_a_short_lease_comes_back_by_itself(broker: SqlBroker) -> None:
     await broker.publish("x", "q")
     first = await reserved(broker, lease="300ms")
-    second = await broker.reserve("q", wait="20s")
+    second = await broker.reserve("q", wait="60s")
     assert second is not None
     assert second.id == first.id
     assert not first.held
@@ -433,16 +433,17 @@ async def test_waiting_is_ended_by_a_publish_a_due_time_and_its_own_limit(
     broker: SqlBroker,
 ) -> None:
     began = monotonic()
-    assert await broker.reserve("q", wait="200ms") is None
-    assert 0.2 <= monotonic() - began < 5
+    async with asyncio.timeout(60):
+        assert await broker.reserve("q", wait="200ms") is None
+    assert monotonic() - began >= 0.2
     task = asyncio.create_task(broker.pop("q", wait=None))
     await eventually(lambda: broker._wakeups._hints)
     await broker.publish("x", "q")
-    found = await asyncio.wait_for(task, 10)
+    found = await asyncio.wait_for(task, 60)
     assert found is not None
     assert broker._wakeups._hints == {}
     await broker.publish("y", "q", delay=0.3)
-    found = await broker.pop("q", wait="20s")
+    found = await broker.pop("q", wait="60s")
     assert found is not None
     assert found.body == "y"
 
@@ -456,18 +457,16 @@ async def test_many_take_each_message_once(
     taken: list[int] = []
 
     async def work(of: SqlBroker, n: int) -> None:
-        while True:
+        while len(taken) < 60:
             if n % 2:
                 popped = await of.pop("q", wait="300ms")
-                if popped is None:
-                    return
-                taken.append(popped.body)
+                if popped is not None:
+                    taken.append(popped.body)
             else:
                 found = await of.reserve("q", wait="300ms")
-                if found is None:
-                    return
-                async with found:
-                    taken.append(found.body)
+                if found is not None:
+                    async with found:
+                        taken.append(found.body)
 
     await asyncio.gather(*(work(of, n) for n, of in enumerate(brokers)))
     assert sorted(taken) == list(range(60))

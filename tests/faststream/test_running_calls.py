@@ -1,7 +1,6 @@
 """FastStream's MultiLock by a counter: the same answers."""
 
 import asyncio
-import time
 
 import pytest
 
@@ -31,15 +30,14 @@ async def test_a_wait_ends_when_no_call_runs(kind: type[MultiLock]) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     lock.release()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
 
 
 @pytest.mark.parametrize("kind", [MultiLock, RunningCalls])
 async def test_a_wait_ends_at_its_time_limit(kind: type[MultiLock]) -> None:
     lock = kind()
     lock.acquire()
-    started = time.monotonic()
-    await lock.wait_release(0.05)
-    assert time.monotonic() - started < 5
+    async with asyncio.timeout(60):
+        await lock.wait_release(0.05)
     await lock.wait_release()
     assert lock.qsize == 1

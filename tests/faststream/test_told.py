@@ -97,7 +97,7 @@ async def test_an_idle_process_sends_nothing(broker: SqlBroker, triggers: None) 
 async def test_a_foreign_insert_is_told(told: Told) -> None:
     await told.start()
     await told.execute(INSERT, body=b"now")
-    await eventually(lambda: told.got == ["now"], timeout=5)
+    await eventually(lambda: told.got == ["now"])
 
 
 @postgresql_only
@@ -108,7 +108,7 @@ async def test_a_message_that_is_due_later_has_a_timer(told: Told) -> None:
     await told.execute(later)
     await told.asleep()
     assert told.got == []
-    await eventually(lambda: told.got == ["later"], timeout=5)
+    await eventually(lambda: told.got == ["later"])
 
 
 @postgresql_only
@@ -116,7 +116,7 @@ async def test_a_retry_is_told(told: Told, look: Look) -> None:
     strategy = ConstantRetryStrategy(delay_seconds=0.5, max_attempts=3)
     await told.start(retry_strategy=strategy)
     await told.execute(INSERT, body=b"again")
-    await eventually(lambda: told.got == ["again", "again"], timeout=5)
+    await eventually(lambda: told.got == ["again", "again"])
     await look.archived()
 
 
@@ -128,7 +128,7 @@ async def test_what_another_process_gives_back_is_told(told: Told) -> None:
     assert len(await store.claim(await store.ready_pairs(["q"]), 1, 600.0, token)) == 1
     await told.start()
     assert await store.release_claim(["q"], token) == 1
-    await eventually(lambda: told.got == ["back"], timeout=4)
+    await eventually(lambda: told.got == ["back"])
 
 
 @postgresql_only
@@ -139,7 +139,7 @@ async def test_the_lease_of_a_dead_process_has_a_timer(told: Told) -> None:
     assert len(await store.claim(await store.ready_pairs(["q"]), 1, 2.0, uuid4())) == 1
     await told.start()
     assert told.got == []
-    await eventually(lambda: told.got == ["left"], timeout=10)
+    await eventually(lambda: told.got == ["left"])
 
 
 @postgresql_only
@@ -152,11 +152,11 @@ async def test_a_lost_listener_looks_when_it_is_back(told: Told) -> None:
         "AND datname = current_database()"
     )
     await store.insert([NewMessage("q", b"missed")])
-    await eventually(lambda: told.got == ["missed"], timeout=15)
-    await eventually(lambda: told.broker._wakeups.listening, timeout=20)
+    await eventually(lambda: told.got == ["missed"])
+    await eventually(lambda: told.broker._wakeups.listening)
     await told.asleep()
     await told.execute(INSERT, body=b"heard")
-    await eventually(lambda: told.got == ["missed", "heard"], timeout=5)
+    await eventually(lambda: told.got == ["missed", "heard"])
 
 
 @postgresql_only

@@ -254,7 +254,10 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
     await running.wait()
     await look.lease_over()
     store = broker._store
-    with patch.object(store, "release_stuck", wraps=store.release_stuck) as searched:
+    with (
+        patch("faststream_sqlbroker.flow.lookout.LONGEST_TRUST", 0.1),
+        patch.object(store, "release_stuck", wraps=store.release_stuck) as searched,
+    ):
         await eventually(lambda: searched.call_count > 2)
     assert [r["state"] for r in await look.rows()] == ["PROCESSING"]
     go_on.set()

@@ -62,14 +62,14 @@ async def test_a_mysql_url_leads_to_both(
 
     await broker.start()
     ids = await broker.publish_batch(*range(10), queue="in", key="k")
-    await eventually(lambda: seen and seen[-1] == 9, timeout=30)
+    await eventually(lambda: seen and seen[-1] == 9)
 
     async def archived() -> bool:
         table = broker._store.tables.archive
         async with broker.engine.connect() as connection:
             return set(await connection.scalars(select(table.c.id))) == set(ids)
 
-    await eventually(archived, timeout=30)
+    await eventually(archived)
     async with broker.engine.connect() as connection:
         names = await connection.run_sync(lambda c: inspect(c).get_table_names())
     assert config.message_table_name in names

@@ -326,7 +326,7 @@ class Cell:
         async def in_again() -> bool:
             return await self.store.ping(1.0)
 
-        await eventually(in_again, timeout=60, step=0.1)
+        await eventually(in_again, step=0.1)
 
     async def close(self) -> None:
         """Kill what is left and let go of the database."""

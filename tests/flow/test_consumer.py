@@ -58,7 +58,7 @@ async def test_two_consumers_share_a_queue(rig: Rig) -> None:
     ids = await rig.put(400)
     for _ in range(2):
         await rig.consumer(fetch_batch_size=20, max_workers=3).start()
-    await eventually(lambda: _archived(rig, 400), timeout=30)
+    await eventually(lambda: _archived(rig, 400))
     assert sorted(r.id for r in rig.handled) == sorted(ids)
 
 
@@ -129,7 +129,7 @@ async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> N
     assert (await rig.one())["state"] == "PROCESSING"
     assert rig.logged("cannot be cancelled")
     go_on.set()
-    await asyncio.wait_for(worker, 5)
+    await asyncio.wait_for(worker, 60)
     assert len(consumer.inflight.queued) == 1, "it has ended, and is not written any more"
     assert (await rig.one())["state"] == "PROCESSING"
 
@@ -308,7 +308,7 @@ async def test_claims_stop_while_outcomes_cannot_be_written(rig: Rig) -> None:
             consumer._fetch_loop.wake()
             await asyncio.sleep(0.01)
         assert len(rig.handled) <= 20 + 15 + 10
-    await eventually(lambda: len(rig.handled) == 200, timeout=30)
+    await eventually(lambda: len(rig.handled) == 200)
 
 
 async def test_room_made_by_the_flush_brings_the_next_claim(rig: Rig) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import time
 from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
@@ -29,7 +28,7 @@ from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig, count_as_quick
-from tests.helpers import MYSQL, eventually
+from tests.helpers import MYSQL, Awake, eventually
 from tests.proxy import COMMIT, ROLLBACK, Proxy, proxied
 
 RULES = SettleRules()
@@ -154,10 +153,9 @@ async def test_a_stalled_server_costs_the_time_limit_and_no_more(far: tuple[Prox
     proxy, store = far
     await store.now()
     proxy.stall()
-    started = time.monotonic()
-    with pytest.raises(TransientStoreError):
-        await store.now()
-    assert time.monotonic() - started < 20, "psycopg waits for its cancel request too"
+    async with asyncio.timeout(60):  # psycopg waits for its cancel request too
+        with pytest.raises(TransientStoreError):
+            await store.now()
     assert not await store.ping(0.5)
     proxy.flow()
     await eventually(lambda: store.ping(1.0))
@@ -170,11 +168,10 @@ async def test_a_stall_while_committing_is_an_unknown_outcome_in_bounded_time(
     proxy, store = far
     await store.insert([NewMessage("q", b"first")])
     proxy.die_at = COMMIT
-    started = time.monotonic()
-    with pytest.raises(UnknownOutcomeError):
-        await store.insert([NewMessage("q", b"second")])
+    async with asyncio.timeout(60):  # psycopg waits for its cancel request too
+        with pytest.raises(UnknownOutcomeError):
+            await store.insert([NewMessage("q", b"second")])
     assert proxy.died == 1
-    assert time.monotonic() - started < 20, "psycopg waits for its cancel request too"
     await store.insert([NewMessage("q", b"third")])
 
 
@@ -187,10 +184,9 @@ async def test_a_connection_that_dies_on_its_way_back_to_the_pool_blocks_nothing
     proxy, store = far
     await store.insert([NewMessage("q", b"first")])
     proxy.die_at = ROLLBACK
-    started = time.monotonic()
-    assert await store.insert([NewMessage("q", b"second")]) == [2]
+    async with asyncio.timeout(60):
+        assert await store.insert([NewMessage("q", b"second")]) == [2]
     assert proxy.died == 1
-    assert time.monotonic() - started < 20
     await store.insert([NewMessage("q", b"third")])
     proxy.die_at = ROLLBACK
     await store.now()
@@ -204,10 +200,9 @@ async def test_a_large_body_that_cannot_be_sent_blocks_nothing(far: tuple[Proxy,
     proxy, store = far
     await store.now()
     proxy.stall()
-    started = time.monotonic()
-    with pytest.raises(TransientStoreError):
-        await store.insert([NewMessage("q", bytes(8 * 1024 * 1024))])
-    assert time.monotonic() - started < 20, "psycopg waits for its cancel request too"
+    async with asyncio.timeout(60):  # psycopg waits for its cancel request too
+        with pytest.raises(TransientStoreError):
+            await store.insert([NewMessage("q", bytes(8 * 1024 * 1024))])
     proxy.flow()
     await store.insert([NewMessage("q", b"x")])
 
@@ -233,7 +228,7 @@ async def test_work_goes_on_after_an_outage(rig: Rig, far: tuple[Proxy, Store]) 
     await eventually(lambda: not consumer.healthy)
     assert not await store.ping(0.2)
     await proxy.start()
-    await eventually(lambda: _count(rig, 30), timeout=30)
+    await eventually(lambda: _count(rig, 30))
     await eventually(lambda: consumer.healthy)
     rows = await rig.rows(archive=True)
     assert {(r["state"], r["deliveries_count"]) for r in rows} == {("COMPLETED", 1)}
@@ -336,11 +331,11 @@ async def test_a_locked_database_costs_the_time_limit_and_no_more(rig: Rig, busy
     store = Store(rig.store.engine, rig.store.tables, statement_timeout=1.0)
     async with rig.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
-        started = time.monotonic()
         with patch("faststream_sqlbroker.dialects.sqlite.dialect.BUSY_TIMEOUT", busy):
-            with pytest.raises(TransientStoreError):
-                await store.insert([NewMessage("q", b"1")])
-        assert time.monotonic() - started < 4
+            async with Awake() as awake:
+                with pytest.raises(TransientStoreError):
+                    await store.insert([NewMessage("q", b"1")])
+        assert awake.seconds < 4
         await connection.exec_driver_sql("ROLLBACK")
 
 
@@ -349,12 +344,11 @@ async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Stor
     proxy, store = far
     await store.now()
     proxy.die_at = re.compile(rb"LISTEN")
-    started = time.monotonic()
-    with pytest.raises(TransientStoreError):
-        async with store.listen("channel", lambda _payload: None, asyncio.Event()):
-            pass
+    async with asyncio.timeout(60):
+        with pytest.raises(TransientStoreError):
+            async with store.listen("channel", lambda _payload: None, asyncio.Event()):
+                pass
     assert proxy.died == 1
-    assert time.monotonic() - started < 20
 
 
 async def test_cancelled_publishes_leave_no_trace_in_the_pool(rig: Rig) -> None:
@@ -395,8 +389,8 @@ async def test_whatever_settles_answer_everything_ends_once(rig: Rig) -> None:
     with patch.object(rig.store, "settle", moody):
         consumer = rig.consumer(**sizes, flush_interval=0.005, max_fetch_interval=0.05)
         await consumer.start()
-        await eventually(lambda: _count(rig, 150), timeout=60)
-        await eventually(lambda: not consumer.inflight.held, timeout=30)
+        await eventually(lambda: _count(rig, 150))
+        await eventually(lambda: not consumer.inflight.held)
     assert sorted(row.id for row in rig.handled) == sorted(
         r["id"] for r in await rig.rows(archive=True)
     )
@@ -525,7 +519,7 @@ async def test_a_claim_whose_commit_was_not_answered_is_given_back(
     with patch.object(store, "claim", claim):
         await consumer.start()
         count_as_quick(consumer)
-        await eventually(lambda: _count(rig, 5), timeout=20)
+        await eventually(lambda: _count(rig, 5))
     assert unanswered == 1
     assert {r["deliveries_count"] for r in await rig.rows(archive=True)} == {1}
 
@@ -553,10 +547,10 @@ async def test_connections_that_broke_in_the_pool_are_replaced_unseen(
     assert len(await store.insert([NewMessage("q", b"1")])) == 1
     assert len(await rig.rows()) == 1
     await proxy.stop()
-    started = time.monotonic()
-    with pytest.raises(TransientStoreError):
-        await store.insert([NewMessage("q", b"2")])
-    assert time.monotonic() - started < 5
+    async with Awake() as awake:
+        with pytest.raises(TransientStoreError):
+            await store.insert([NewMessage("q", b"2")])
+    assert awake.seconds < 5
 
 
 async def test_a_commit_that_the_database_undid_is_repeated(rig: Rig) -> None:
@@ -629,7 +623,7 @@ async def test_f6_suspects_are_never_charged_together(rig: Rig) -> None:
     await rig.consumer(
         handle, retry_strategy=None, max_deliveries=2, max_workers=4, max_fetch_interval=0.05
     ).start()
-    await eventually(lambda: _count(rig, 3), timeout=20)
+    await eventually(lambda: _count(rig, 3))
     assert charged == [1, 1, 1]
     assert {r["deliveries_count"] for r in await rig.rows(archive=True)} == {2}
 

@@ -492,7 +492,7 @@ async def test_a_stop_ends_though_the_end_of_the_transaction_is_unknown(
     consumer = rig.consumer(Handler(sql(effect(1), "COMMIT"), outcome=outcome), **QUICK)
     await consumer.start()
     await silent.wait()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await consumer.stop(graceful)
     await nothing_was_written(rig)
 

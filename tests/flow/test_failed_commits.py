@@ -251,7 +251,6 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds(
         await eventually(lambda: handle.started == 1)
         await eventually(
             lambda: rig.logged("without an attempt") or rig.logged("it is unknown whether"),
-            timeout=60,
         )
         await other.rollback()
     [row] = await eventually(lambda: rig.rows(archive=True), timeout=90)
@@ -330,7 +329,7 @@ async def test_a_handler_that_is_silent_for_too_long_has_failed(rig: Rig, effect
         transaction = current.get()
         assert transaction is not None
         assert await transaction.hold([(row.id, row.lease_token)], 1.0)
-        await eventually(lambda: free(rig, row.id), timeout=60, step=0.1)
+        await eventually(lambda: free(rig, row.id), step=0.1)
 
     await rig.put(1)
     consumer = rig.consumer(silent, store=Store(engine, rig.store.tables), **ONE_ATTEMPT)

@@ -23,7 +23,7 @@ async def test_a_timer_that_found_nothing_is_started_again(rig: Rig) -> None:
     inflight.lose([first], "renew", "")
     await eventually(lambda: flusher._timer is None)
     inflight.finish(settle(second, Ack(), SettleRules(), ended_after=0.0))
-    await asyncio.wait_for(woken.wait(), 5)
+    await asyncio.wait_for(woken.wait(), 60)
 
 
 async def test_the_rest_of_an_early_flush_does_not_wait_for_the_interval(rig: Rig) -> None:

@@ -65,7 +65,7 @@ async def ended(rig: Rig, count: int) -> list[dict[str, Any]]:
         rows = await rig.rows(archive=True)
         return rows if len(rows) == count and not await rig.rows() else []
 
-    return await eventually(done, timeout=30)
+    return await eventually(done)
 
 
 @pytest.mark.parametrize("ahead", [HOUR, YEAR, FAR])
@@ -123,7 +123,7 @@ async def test_a_length_of_time_in_a_header_counts_from_now_at_the_latest(rig: R
         row = await rig.one()
         return row if row["queue"] == "out" else None
 
-    row = await eventually(moved, timeout=20)
+    row = await eventually(moved)
     assert row is not None
     left = row["next_attempt_at"] - await rig.store.now()
     assert timedelta(minutes=55) < left <= timedelta(hours=1, seconds=1)

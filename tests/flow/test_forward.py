@@ -32,7 +32,7 @@ async def test_a_late_move_changes_nothing(rig: Rig) -> None:
     await rig.put(3)
     consumer = rig.consumer(handle, batch=True, max_fetch_interval=0.05)
     await consumer.start()
-    await asyncio.wait_for(reached.wait(), 10)
+    await asyncio.wait_for(reached.wait(), 60)
     taken = "lease_token = NULL, lease_expires_at = NULL, acquired_at = NULL, state = 'PENDING'"
     await rig.execute(f"UPDATE message SET {taken}, queue = 'elsewhere'")
     go_on.set()

@@ -182,7 +182,7 @@ async def test_rows_of_a_claim_come_back(rig: Rig, far: tuple[Proxy, Store]) -> 
             rows.extend(await rig.claim(10))
             return len(rows) >= 3
 
-        await eventually(all_claimed, timeout=60)
+        await eventually(all_claimed)
     assert [row.deliveries_count for row in rows] == [1, 1, 1]
 
 
@@ -199,7 +199,7 @@ async def test_an_order_is_free_again(rig: Rig, far: tuple[Proxy, Store]) -> Non
         return bool(rows)
 
     async with vanished(proxy, b"SET state = 'PROCESSING'", claim):
-        await eventually(again, timeout=60)
+        await eventually(again)
 
 
 @on_servers
@@ -213,7 +213,7 @@ async def test_rows_that_were_being_settled_are_free_again(
     acked = [done(row) for row in rows[2:]]
     last = rb"DELETE m|UPDATE message m SET|u\.delay IS NULL"
     async with vanished(proxy, last, store.settle([*nacked, *acked])):
-        await eventually(lambda: settled(rig, acked), timeout=60)
+        await eventually(lambda: settled(rig, acked))
 
 
 async def settled(rig: Rig, settlements: list[Any]) -> bool:
@@ -240,7 +240,7 @@ async def test_a_deduplicated_publish_of_a_dead_machine_blocks_no_other(
             return False
 
     async with vanished(proxy, rb"COMMIT$", store.insert([row])):
-        await eventually(publish, timeout=60)
+        await eventually(publish)
     assert len(await rig.rows()) == 1
 
 
@@ -262,7 +262,7 @@ async def test_a_handlers_row_is_free_again_after_its_lease(
 
     async with vanished(proxy, b"the handler goes on", handle()):
         assert gone.is_set()
-        await eventually(lambda: settled(rig, [done(row)]), timeout=60)
+        await eventually(lambda: settled(rig, [done(row)]))
 
 
 @on_servers
@@ -277,7 +277,7 @@ async def test_a_handler_that_idles_for_too_long_fails_and_its_connection_is_rep
     async with store.transaction() as transaction:
         assert await transaction.lock([(row.id, row.lease_token)], 1.0) == {row.id}
         await transaction.connection.execute(text("UPDATE message SET last_error = 'lost'"))
-        await eventually(lambda: free(rig, row.id), timeout=60)
+        await eventually(lambda: free(rig, row.id))
         with pytest.raises(TransientStoreError):
             await transaction.commit([done(row)])
     assert (await rig.one())["last_error"] is None

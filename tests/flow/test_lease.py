@@ -46,11 +46,14 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
     await rig.consumer(handle, max_workers=3, **options).start()
     await eventually(lambda: len(started) == 3)
     await rig.consumer(handle, **options).start()
-    await eventually(over, timeout=20, step=0.1)
-    with patch.object(rig.store, "lease_ends_in", wraps=rig.store.lease_ends_in) as searched:
+    await eventually(over, step=0.1)
+    with (
+        patch("faststream_sqlbroker.flow.lookout.LONGEST_TRUST", 0.1),
+        patch.object(rig.store, "lease_ends_in", wraps=rig.store.lease_ends_in) as searched,
+    ):
         await eventually(lambda: searched.call_count > 2)
     go_on.set()
-    rows = await eventually(lambda: _archived(rig, 3), timeout=40)
+    rows = await eventually(lambda: _archived(rig, 3))
     assert len(started) == 3
     assert {r["deliveries_count"] for r in rows} == {1}
     assert not rig.logged("lease lost")
@@ -71,7 +74,7 @@ async def test_a_message_held_longer_than_max_lease_is_given_to_another(rig: Rig
     await eventually(lambda: hung.inflight.running == 1)
     # Its own lease is a long one.
     await rig.consumer(release_stuck_interval=0.05, max_fetch_interval=0.05).start()
-    [row] = await eventually(lambda: _archived(rig, 1), timeout=20)
+    [row] = await eventually(lambda: _archived(rig, 1))
     assert row["deliveries_count"] == 2
     go_on.set()
     await eventually(lambda: hung.inflight.lease_lost_count == 1)
@@ -256,7 +259,7 @@ async def test_neighbours_of_a_poison_message_are_handled(rig: Rig) -> None:
     await rig.execute("UPDATE message SET deliveries_count = 2")
     await rig.put(5)
     await rig.consumer(handle, max_workers=4, max_fetch_interval=0.05).start()
-    rows = await eventually(lambda: _archived(rig, 10), timeout=20)
+    rows = await eventually(lambda: _archived(rig, 10))
     suspects = {r["id"] for r in rows if r["deliveries_count"] == 3}
     assert len(suspects) == 5
     assert {r["deliveries_count"] for r in rows if r["id"] not in suspects} == {1}

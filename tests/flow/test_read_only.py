@@ -149,12 +149,12 @@ async def test_subscribers_go_on(rig: Rig, server: Server) -> None:
     await server.turned()
     server.read_only = True
     go_on.set()
-    await eventually(lambda: not consumer.healthy, timeout=30)
+    await eventually(lambda: not consumer.healthy)
     server.read_only = False
-    await eventually(lambda: count_of(rig, 20), timeout=60)
+    await eventually(lambda: count_of(rig, 20))
     await rig.put(5)
-    await eventually(lambda: count_of(rig, 25), timeout=60)
-    await eventually(lambda: consumer.healthy, timeout=30)
+    await eventually(lambda: count_of(rig, 25))
+    await eventually(lambda: consumer.healthy)
     assert {row["deliveries_count"] for row in await rig.rows(archive=True)} == {1}
 
 

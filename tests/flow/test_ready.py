@@ -1,7 +1,6 @@
 """Which pairs are claimed: after a wake-up without a scan, and while scans are slow."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -12,14 +11,23 @@ import pytest
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ready as module
+from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.fetch_modes import Mode
 from faststream_sqlbroker.flow.ready import Ready
 from faststream_sqlbroker.flow.wakeup import ALL
 from tests.flow.conftest import Rig
-from tests.helpers import eventually
+from tests.helpers import Awake, eventually
 
-SLEEPY = {"max_fetch_interval": 30.0, "release_stuck_interval": 30.0, "wakeup": "poll"}
+SLEEPY = {"max_fetch_interval": 600.0, "release_stuck_interval": 600.0, "wakeup": "poll"}
 MINUTES = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+async def idle(consumer: Consumer) -> None:
+    """Wait until it waits for longer than a second for the next look."""
+    pace = consumer._fetcher.pace
+    await eventually(lambda: pace.idle_wait > 0.1)
+    pace.idle_wait = 1.0  # it grows when the wait begins
+    await eventually(lambda: pace.idle_wait > 1)
 
 
 async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
@@ -27,7 +35,7 @@ async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
     consumer = rig.consumer(**SLEEPY)
     await consumer.start()
     await eventually(lambda: consumer._fetcher.ready.age < 30)
-    await eventually(lambda: consumer._fetcher.pace.idle_wait > 1)
+    await idle(consumer)
     with patch.object(rig.store, "ready_pairs", side_effect=AssertionError("looked")):
         await rig.publisher.publish([NewMessage("q", b"1")])
         await eventually(lambda: rig.handled)
@@ -37,7 +45,7 @@ async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
 async def test_a_wake_up_for_an_unknown_priority_is_answered_too(rig: Rig) -> None:
     consumer = rig.consumer(**SLEEPY)
     await consumer.start()
-    await eventually(lambda: consumer._fetcher.pace.idle_wait > 1)
+    await idle(consumer)
     await rig.publisher.publish([NewMessage("q", b"1", priority=7)])
     await eventually(lambda: rig.handled)
     assert (("q", 7)) in consumer._fetcher.ready._known
@@ -62,7 +70,7 @@ async def test_a_wake_up_is_answered_from_its_queues(
         return await claim(pairs, *args, **kwargs)
 
     await consumer.start()
-    await eventually(lambda: consumer._fetcher.pace.idle_wait > 1)
+    await idle(consumer)
     assert consumer._fetcher.ready.mode is Mode.IDLE
     with patch.object(rig.store, "claim", noted):
         await rig.publisher.publish([NewMessage("b", b"1")])
@@ -97,7 +105,7 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
         result.at = getattr(found, "at", None)
         return result
 
-    consumer = rig.consumer(max_fetch_interval=0.1, release_stuck_interval=30.0, wakeup="poll")
+    consumer = rig.consumer(max_fetch_interval=0.1, release_stuck_interval=600.0, wakeup="poll")
     with patch.object(rig.store, "ready_pairs", slowly):
         await consumer.start()
         await eventually(lambda: consumer._fetcher.ready.mode is Mode.BLIND)
@@ -105,10 +113,10 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
         await eventually(lambda: len(rig.handled) == 5)
         # Due long before what was claimed last, as after a commit that came late or a lost lease.
         await rig.store.insert([NewMessage("q", b"late", next_attempt_at=MINUTES)])
-        await eventually(lambda: len(rig.handled) == 6, timeout=10)
+        await eventually(lambda: len(rig.handled) == 6)
         await rig.store.insert([NewMessage("q", b"new", priority=3)])
-        await eventually(lambda: len(rig.handled) == 7, timeout=10)
-    await eventually(lambda: consumer._fetcher.ready.mode is not Mode.BLIND, timeout=10)
+        await eventually(lambda: len(rig.handled) == 7)
+    await eventually(lambda: consumer._fetcher.ready.mode is not Mode.BLIND)
     await consumer.stop(1)
 
 
@@ -225,10 +233,10 @@ async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
     consumer = rig.consumer(max_fetch_interval=0.1, flush_interval=30.0, wakeup="poll")
     with patch.object(rig.store, "ready_pairs", slowly):
         await consumer.start()
-        await eventually(hanging.is_set, timeout=10)
-        started = time.monotonic()
-        await consumer.stop(1)
-        assert time.monotonic() - started < 5
+        await eventually(hanging.is_set)
+        async with Awake() as awake:
+            await consumer.stop(1)
+        assert awake.seconds < 5
     assert len(await rig.rows(archive=True)) == 3
 
 
@@ -301,5 +309,5 @@ async def test_z2_m2_a_claim_follows_a_scan_that_has_succeeded(rig: Rig, at_once
     with patch.object(rig.store, "ready_pairs", look):
         consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=2)
         await consumer.start()
-        await eventually(lambda: len(order) == 6, timeout=30)
+        await eventually(lambda: len(order) == 6)
     assert order == [100] * 3 + [0] * 3

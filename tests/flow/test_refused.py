@@ -150,10 +150,10 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     async def renewed() -> bool:
         return min(await held()) > first
 
-    await eventually(renewed, timeout=20, step=0.1)
+    await eventually(renewed, step=0.1)
     assert len(rig.handled) == count
     await rig.execute("ALTER TABLE away RENAME TO message_archive")
-    await eventually(lambda: _count(rig, 30), timeout=30)
+    await eventually(lambda: _count(rig, 30))
     rows = await rig.rows(archive=True)
     assert {(r["state"], r["deliveries_count"]) for r in rows} == {("COMPLETED", 1)}
     assert len({r.id for r in rig.handled}) == len(rig.handled) == 30
@@ -250,7 +250,7 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
         ):
             assert consumer._fetcher.room(150) == 0
             assert not consumer.healthy
-    await eventually(lambda: _count(rig, 70), timeout=20)
+    await eventually(lambda: _count(rig, 70))
     assert len(rig.handled) == 70
 
 
@@ -274,7 +274,7 @@ async def test_a_row_locked_by_another_session_does_not_delay_the_others(rig: Ri
         gate.set()
         await eventually(lambda: len(rig.handled) == 1)
         await rig.put(5)
-        await eventually(lambda: _count(rig, 5), timeout=15)
+        await eventually(lambda: _count(rig, 5))
         assert [r["id"] for r in await rig.rows()] == [1]
         await connection.rollback()
     await eventually(lambda: _count(rig, 6))
@@ -329,7 +329,7 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
         with pytest.raises(TransientStoreError):
             await store.now()
         unlock()
-        await eventually(lambda: _count(rig, 5), timeout=30)
+        await eventually(lambda: _count(rig, 5))
         await eventually(lambda: consumer.healthy)
         rows = await rig.rows(archive=True)
         assert {(r["state"], r["deliveries_count"]) for r in rows} == {("COMPLETED", 1)}

@@ -43,11 +43,11 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds_delays_no_othe
         await rig.store.insert_in(other, [NewMessage("out", b"theirs", dedup_id="D")])
         consumer = rig.consumer(handle, store=store, **QUICK)
         await consumer.start()
-        await eventually(lambda: _archived(rig, 40), timeout=60, step=0.1)
+        await eventually(lambda: _archived(rig, 40), step=0.1)
         assert [row["id"] for row in await rig.rows()] == [held]
         assert len(rig.handled) == 41, "none ran twice"
         await other.rollback()
-    await eventually(lambda: _archived(rig, 41), timeout=60, step=0.1)
+    await eventually(lambda: _archived(rig, 41), step=0.1)
     assert [(row["queue"], row["dedup_id"]) for row in await rig.rows()] == [("out", "D")]
     assert {(row["state"], row["attempts_count"]) for row in await rig.rows(archive=True)} == {
         ("COMPLETED", 1)

@@ -2,12 +2,15 @@
 time only."""
 
 import asyncio
+from itertools import pairwise
+from time import monotonic
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
-from tests.flow.conftest import Rig
+from faststream_sqlbroker.flow.solo_run import SLICE
+from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import eventually
 
 TWICE_LOST = "UPDATE message SET deliveries_count = 2 WHERE state = 'PENDING'"
@@ -37,7 +40,7 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
         assert b"suspect" not in {row.payload for row in rig.handled}
         assert consumer.inflight.running == 1
         go_on.set()
-        await eventually(lambda: len(rig.handled) == 22, timeout=20)
+        await eventually(lambda: len(rig.handled) == 22)
 
     async def all_written() -> list[dict[str, object]]:
         rows = await rig.rows(archive=True)
@@ -67,15 +70,19 @@ async def test_a_suspect_that_is_given_back_is_not_taken_for_its_older_outcome(r
         await rig.put()
         await consumer.start()
         await eventually(lambda: consumer.inflight.queued)
+        suspects = consumer._fetcher._solo_runs
+        met = Mock(wraps=suspects.met)
+        suspects.met = met  # type: ignore[method-assign]
         # Its lease has run out twice, here and in another process.
         await rig.execute(
             "UPDATE message SET state = 'PENDING', deliveries_count = 2, acquired_at = NULL, "
             "lease_token = NULL, lease_expires_at = NULL"
         )
-        await eventually(lambda: consumer._fetcher._solo_runs._known)
+        # It may run at once, and be known for a moment only.
+        await eventually(lambda: any(call.args[0] for call in met.call_args_list))
         out_of_reach = False
-        await eventually(lambda: len(rig.handled) == 2, timeout=30)
-        await eventually(lambda: consumer.inflight.empty, timeout=30)
+        await eventually(lambda: len(rig.handled) == 2)
+        await eventually(lambda: consumer.inflight.empty)
     assert [row["queue"] for row in await rig.rows()] == ["out"], "one answer"
     assert (await rig.one(archive=True))["deliveries_count"] == 3
     assert rig.logged("lease lost"), "of the first delivery"
@@ -86,7 +93,7 @@ async def test_many_suspects_leave_every_other_claim_to_the_rest(rig: Rig) -> No
     await rig.execute(TWICE_LOST)
     await rig.put(5, key="normal")
     await rig.consumer(fetch_batch_size=20, max_fetch_interval=0.05, max_workers=2).start()
-    await eventually(lambda: len(rig.handled) == 65, timeout=60)
+    await eventually(lambda: len(rig.handled) == 65)
     first = [n for n, row in enumerate(rig.handled) if row.key]
     assert first[0] <= 2
     assert {row.deliveries_count for row in rig.handled if not row.key} == {3}
@@ -98,33 +105,51 @@ async def test_waiting_rows_are_given_back_so_that_a_suspect_can_run(rig: Rig) -
 
     async def handle(row: ClaimedMessage) -> None:
         order.append(row.payload)
-        await asyncio.sleep(0.05)
+        if b"suspect" not in order:
+            await eventually(lambda: not any(consumer.inflight.waiting.items))
         await rig.ack(row)
 
     await rig.store.insert([NewMessage("q", b"suspect")])
     await rig.execute(TWICE_LOST)
     await rig.put(30)
-    with patch("faststream_sqlbroker.flow.solo_run.SOLO_WAIT", 5.0):
-        await rig.consumer(
-            handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05
-        ).start()
-        await eventually(lambda: len(rig.handled) == 31, timeout=30)
+    consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05)
+    with (
+        patch("faststream_sqlbroker.flow.solo_run.SOLO_WAIT", 120.0),
+        patch("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 120.0),
+    ):
+        await consumer.start()
+        count_as_quick(consumer)
+        await eventually(lambda: len(rig.handled) == 31)
     assert order.index(b"suspect") <= 3
     assert {row.deliveries_count for row in rig.handled} == {1, 3}, "giving back charges nothing"
 
 
 async def test_the_rest_has_as_much_time_as_the_suspects(rig: Rig) -> None:
-    await rig.put(6, key="suspect")
+    await rig.put(4, key="suspect")
     await rig.execute(TWICE_LOST)
     await rig.put(2_000)
+    suspects: list[tuple[float, float]] = []
+    last = 0.0
 
     async def handle(row: ClaimedMessage) -> None:
+        nonlocal last
+        began = monotonic()
         await asyncio.sleep(0.3 if row.key else 0.001)
+        if row.key:
+            suspects.append((began, monotonic()))
+        else:
+            last = monotonic()
         await rig.ack(row)
 
     await rig.consumer(handle, max_fetch_interval=0.05).start()
-    await eventually(lambda: sum(1 for row in rig.handled if row.key) == 6, timeout=60)
-    assert sum(1 for row in rig.handled if not row.key) > 300
+    await eventually(lambda: len(suspects) == 4)
+    times = [
+        (then - ended, max(SLICE, ended - began))
+        for (began, ended), (then, _) in pairwise(suspects)
+        if then < last  # else there was no rest any more
+    ]
+    assert times
+    assert all(rest > 0.9 * ran for rest, ran in times), times
 
 
 async def test_a_full_buffer_does_not_hide_a_suspect_without_patience(rig: Rig) -> None:
@@ -139,7 +164,7 @@ async def test_a_full_buffer_does_not_hide_a_suspect_without_patience(rig: Rig) 
     names = {"SOLO_WAIT": 0.1, "SOLO_PAUSE": 0.3, "SOLO_LIMIT": 2.0}
     with patch.multiple("faststream_sqlbroker.flow.solo_run", **names):
         await rig.consumer(handle, max_fetch_interval=0.05, fetch_batch_size=20).start()
-        await eventually(lambda: any(row.key for row in rig.handled), timeout=20)
+        await eventually(lambda: any(row.key for row in rig.handled))
 
 
 async def test_a_slow_suspect_stops_the_rest_for_a_bounded_time(rig: Rig) -> None:

@@ -17,9 +17,8 @@ from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
-SLEEPY = {"min_fetch_interval": 30, "max_fetch_interval": 30}
-"""Without a wake-up the next look comes half a minute later."""
-SOON = 5.0
+SLEEPY = {"min_fetch_interval": 600, "max_fetch_interval": 600}
+"""Without a wake-up the next look comes ten minutes later."""
 MESSAGE = NewMessage("q", b"hello")
 
 postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -47,7 +46,7 @@ async def _has_looked(rig: Rig) -> None:
 @pytest.mark.capability("wake-up within a process")
 async def test_a_publish_wakes_its_own_process(sleeper: Rig) -> None:
     await sleeper.publisher.publish([MESSAGE])
-    await eventually(lambda: sleeper.handled, timeout=SOON)
+    await eventually(lambda: sleeper.handled)
 
 
 async def test_a_commit_of_the_callers_transaction_wakes(sleeper: Rig) -> None:
@@ -56,13 +55,13 @@ async def test_a_commit_of_the_callers_transaction_wakes(sleeper: Rig) -> None:
         await sleeper.publisher.publish([MESSAGE], connection=connection)
         await asyncio.sleep(0.05)
         assert sleeper.handled == []
-    await eventually(lambda: sleeper.handled, timeout=SOON)
+    await eventually(lambda: sleeper.handled)
 
 
 async def test_a_commit_of_the_callers_session_wakes(sleeper: Rig) -> None:
     async with AsyncSession(sleeper.store.engine) as session, session.begin():
         await sleeper.publisher.publish([MESSAGE], connection=session)
-    await eventually(lambda: sleeper.handled, timeout=SOON)
+    await eventually(lambda: sleeper.handled)
 
 
 async def test_a_rollback_wakes_for_nothing(sleeper: Rig) -> None:
@@ -92,7 +91,7 @@ async def test_a_transaction_is_watched_once_however_often_it_publishes(sleeper:
             await publish([MESSAGE], connection=connection)
         assert len(sleeper.wakeups._watched) == 1, "a savepoint ends nothing"
         assert hints == sleeper.handled == []
-    await eventually(lambda: set(hints) == {"a", "b"} and sleeper.handled, timeout=SOON)
+    await eventually(lambda: set(hints) == {"a", "b"} and sleeper.handled)
     await eventually(lambda: not sleeper.wakeups._watched)
 
 
@@ -103,7 +102,7 @@ async def test_a_session_is_watched_once_for_each_of_its_transactions(sleeper: R
                 await sleeper.publisher.publish([MESSAGE], connection=session)
             assert len(sleeper.wakeups._watched) == 1
             await session.commit()
-            await eventually(lambda handled=handled: len(sleeper.handled) == handled, timeout=SOON)
+            await eventually(lambda handled=handled: len(sleeper.handled) == handled)
             await eventually(lambda: not sleeper.wakeups._watched)
 
 
@@ -122,7 +121,7 @@ async def test_a_transaction_that_was_dropped_without_an_end_hints_too(sleeper: 
     again = Transaction()
     sleeper.wakeups.published_in(again, ["other"])
     assert len(sleeper.wakeups._watched) == 2
-    await eventually(lambda: hints, timeout=SOON)
+    await eventually(lambda: hints)
     assert list(sleeper.wakeups._watched.values()) == [{"other"}]
 
 
@@ -190,7 +189,7 @@ async def elsewhere(rig: Rig) -> AsyncIterator[Publisher]:
 async def test_a_publish_in_another_process_wakes(sleeper: Rig, elsewhere: Publisher) -> None:
     """F11: LISTEN and NOTIFY."""
     await elsewhere.publish([MESSAGE])
-    await eventually(lambda: sleeper.handled, timeout=SOON)
+    await eventually(lambda: sleeper.handled)
 
 
 @postgresql_only
@@ -215,7 +214,7 @@ async def test_the_listener_comes_back_after_its_connection_was_ended(
         await eventually(lambda: sleeper.wakeups.listening)
     await _has_looked(sleeper)
     await elsewhere.publish([MESSAGE])
-    await eventually(lambda: sleeper.handled, timeout=SOON)
+    await eventually(lambda: sleeper.handled)
 
 
 @postgresql_only

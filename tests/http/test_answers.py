@@ -150,7 +150,7 @@ async def test_a_slow_body_is_cut_off() -> None:
         sent.append(message)
 
     app = answering(read_body, BodyLimits(100, 0.05))
-    await asyncio.wait_for(app(scope, receive, send), 20)
+    await asyncio.wait_for(app(scope, receive, send), 60)
     assert sent[0]["status"] == 408
 
 

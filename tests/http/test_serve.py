@@ -42,11 +42,11 @@ async def serving(url: str, log: Path, *options: str) -> AsyncIterator[str]:
             found = re.search(r"serving (http\S+)", log.read_text())
             return found[1] if found else None
 
-        found = await eventually(address, timeout=60)
+        found = await eventually(address)
         assert found is not None
         yield found
         process.send_signal(signal.SIGTERM)
-        await eventually(lambda: process.poll() is not None, timeout=30)
+        await eventually(lambda: process.poll() is not None)
         assert "Traceback" not in log.read_text(), log.read_text()
     finally:
         process.kill()

@@ -91,7 +91,7 @@ class Hand:
     async def claim(self) -> list[int]:
         """Another process claims; it never waits for the first."""
         claim = self.store.policies.claim(self.wanted(), noted())
-        found, _ = await asyncio.wait_for(claim, 5)
+        found, _ = await asyncio.wait_for(claim, 60)
         return [row.id for row in found.rows]
 
     async def claim_first(self, connection: AsyncConnection) -> list[ClaimedMessage]:

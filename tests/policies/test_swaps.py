@@ -128,7 +128,7 @@ async def test_a_claim_does_not_wait_for_one_that_holds_the_lock(stores: list[St
     async with stores[1].engine.begin() as connection:
         assert await connection.run_sync(stores[1].dialect.lock_order, ["q"]) == {"q"}
         claiming = stores[0].policies.claim(request(Concurrency(5)), ScanPosition())
-        claim, _ = await asyncio.wait_for(claiming, 30)
+        claim, _ = await asyncio.wait_for(claiming, 60)
         assert (claim.rows, claim.again) == ([], 0.0)
     claim, _ = await stores[0].policies.claim(request(Concurrency(5)), ScanPosition())
     assert len(claim.rows) == 1

@@ -68,7 +68,7 @@ class Project:
             env=os.environ | path,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -62,7 +62,7 @@ async def passes(archive: Archive, rows: set[int]) -> None:
         horizon = find(archive.url)
         return horizon.source == "transactions" and rows_before(archive, horizon) == rows
 
-    await eventually(look, timeout=30)
+    await eventually(look)
 
 
 async def stands_still(archive: Archive, statement: str, detail: str) -> None:

@@ -148,7 +148,7 @@ async def until_loaded(loads: Loads, wanted: set[int]) -> list[int]:
         found.extend(loads.next())
         return wanted <= set(found)
 
-    await eventually(look, timeout=30)
+    await eventually(look)
     return found
 
 
@@ -426,7 +426,7 @@ def writing(archive: Archive) -> Iterator[None]:
             assert process.stdout is not None
             assert process.stdout.readline() == "started\n"
             yield
-            process.communicate("stop\n", timeout=30)
+            process.communicate("stop\n", timeout=120)
             assert process.returncode == 0
         finally:
             process.kill()
@@ -489,6 +489,6 @@ async def test_many_loads_and_a_stream_during_writes(
     assert len(table) > 20
     if archive.kind != "sqlite":
         assert by_time < table
-    await eventually(lambda: not query.trigger() and len(query.rows) >= len(table), timeout=30)
+    await eventually(lambda: not query.trigger() and len(query.rows) >= len(table))
     assert query.rows == sorted(table)
     assert len(query.windows) > 5

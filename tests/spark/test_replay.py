@@ -389,7 +389,7 @@ def test_a_killed_worker_leaves_whole_batches_and_the_job_goes_on(
             [sys.executable, "-c", KILLED, str(given)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             check=False,
-            timeout=60,
+            timeout=240,
         )
         assert worker.returncode == -signal.SIGKILL
         assert len(messages(archive)) == len(marks(archive)) == there

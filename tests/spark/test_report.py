@@ -262,7 +262,7 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
         spark.sparkContext._jvm.System.gc()
         return not spark.sparkContext._jsc.getPersistentRDDs()
 
-    await eventually(let_go, timeout=60, step=0.2)
+    await eventually(let_go, step=0.2)
 
 
 @pytest.fixture

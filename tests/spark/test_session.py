@@ -60,7 +60,7 @@ def test_under_spark_submit(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=240,
     )
     refused, still, jars, java = done.stdout.splitlines()
     assert (

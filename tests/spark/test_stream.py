@@ -173,18 +173,16 @@ async def test_a_stopped_stream_goes_on_where_it_was(
         query = start(spark, archive, tmp_path, trigger=every, maxRowsPerTrigger=7)
         try:
             offsets = tmp_path / "checkpoint" / "offsets"
-            await eventually(
-                lambda: len(list(offsets.glob("[0-9]*"))) > 3 or not query.isActive, timeout=60
-            )
+            await eventually(lambda: len(list(offsets.glob("[0-9]*"))) > 3 or not query.isActive)
             assert query.exception() is None
         finally:
             query.stop()
-        await eventually(done.is_set, timeout=30)
+        await eventually(done.is_set)
     stopped_at = len(list(offsets.glob("[0-9]*")))
     with archive.engine.begin() as connection:
         for number in range(2001, 2009):
             settle(archive, connection, number)
-    await eventually(lambda: find(archive.url, margin="2s").moment > latest(archive), timeout=30)
+    await eventually(lambda: find(archive.url, margin="2s").moment > latest(archive))
     query = start(spark, archive, tmp_path, trigger=every, maxRowsPerTrigger=7, numPartitions=2)
     try:
         query.processAllAvailable()

@@ -628,7 +628,7 @@ async def test_single_messages_are_taken_under_test() -> None:
 async def test_waits_of_the_test_itself_end_without_a_clock(broker: SqlBroker) -> None:
     """A limit on a time that stands still would never be reached."""
     subscriber = broker.subscriber("single")
-    async with asyncio.timeout(10), TestSqlBroker(broker) as br:
+    async with asyncio.timeout(60), TestSqlBroker(broker) as br:
         assert await subscriber.get_one(timeout=0.01) is None
         assert await br.pop("q", wait=0.01) is None
         assert await br.reserve("q", wait=0.01) is None
@@ -718,7 +718,7 @@ async def test_a_request_that_is_over_is_not_asked_again(broker: SqlBroker) -> N
             await asyncio.sleep(60)
         return body
 
-    async with asyncio.timeout(50), TestSqlBroker(broker) as br:
+    async with asyncio.timeout(60), TestSqlBroker(broker) as br:
         for milliseconds in range(1, 21):
             with pytest.raises(TimeoutError, match="no reply"):
                 await br.request("slow", "q", timeout=milliseconds / 1_000)

@@ -197,9 +197,9 @@ async def test_schedules_fire(broker: SqlBroker, clock: VirtualClock, seen: Seen
         return fire_time.isoformat()
 
     async with TestSqlBroker(broker, clock=clock):
-        began = time.perf_counter()
+        began = time.process_time()
         await clock.advance("24h")
-        took = time.perf_counter() - began
+        took = time.process_time() - began
     ticks = [at for body, at in seen.calls if body == "tick"]
     assert ticks == [3600 * n for n in range(1, 25)]
     assert [body for body, _ in seen.calls if body != "tick"] == ["2030-01-01T06:30:00+00:00"]

@@ -115,7 +115,7 @@ class Running:
     async def ended(self) -> list[Any]:
         """What is settled once the worker has come to its end."""
         self.inflight.waiting.put_nowait(None)
-        await asyncio.wait_for(self.task, 30)
+        await asyncio.wait_for(self.task, 60)
         return self.inflight.queued
 
 

@@ -61,10 +61,10 @@ async def test_a_loop_backs_off_for_an_hour_in_no_time() -> None:
         at.append(clock.monotonic())
         raise TransientStoreError("down")
 
-    began = time.monotonic()
     loop = Loop("test", tick, said, clock)
     loop.start(Outages(said, clock))
-    await source.advance(HOUR)
+    async with asyncio.timeout(60):  # virtual time waits for nothing
+        await source.advance(HOUR)
     pauses = [later - sooner for sooner, later in pairwise(at)]
     assert pauses[:8] == pytest.approx([FIRST_BACKOFF * 2**n for n in range(7)] + [LAST_BACKOFF])
     assert set(map(round, pauses[8:])) == {round(LAST_BACKOFF)}
@@ -74,7 +74,6 @@ async def test_a_loop_backs_off_for_an_hour_in_no_time() -> None:
     level, text = said.lines[-1]
     assert level == logging.WARNING
     assert f"after {HOUR:.1f} s" in text
-    assert time.monotonic() - began < 5, "virtual time waits for nothing"
 
 
 async def test_what_is_over_is_removed_once_an_interval() -> None:
