@@ -1,8 +1,8 @@
 """Hints to look sooner. They may be early, late, lost or spurious; nothing relies on them.
 
 Inside one process a publish wakes its subscribers directly. Between processes PostgreSQL carries
-hints by LISTEN/NOTIFY: the first of a burst goes out at once, later ones together every 10 ms (in a
-flood every 50), off the write path, because a NOTIFY inside a transaction serialises all commits.
+hints by LISTEN/NOTIFY: the first of a burst goes out at once, later ones together every 10 ms, off
+the write path, because a NOTIFY inside a transaction serialises all commits.
 """
 
 import asyncio
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 COALESCE = 0.01
 """Seconds between two notifications, and between two looks at a caller's transaction."""
-FLOOD = 20
-"""Publishes since the last notification from which on it is repeated less often. A subscriber then
-finds messages whenever it looks, so it looks every 10 ms without being told. A notification takes
-as much CPU of a publisher as ten messages."""
-COALESCE_FLOOD = 0.05
-"""Seconds between two notifications in a flood."""
 SECOND_HINT = 0.02
 """Seconds after a caller's transaction has ended at which the hint is sent again."""
 CHECK_INTERVAL = 10.0
@@ -68,10 +62,6 @@ class Wakeups:
         into."""
         self._timers: set[Timer] = set()
         self._sent_at = 0.0
-        self._sent: frozenset[str] = frozenset()
-        """The queues of the last notification."""
-        self._published = 0
-        """Publishes since then."""
         self.channel = store.tables.config.channel
         self.listening = False
         self.on_pauses: Callable[[], None] = lambda: None
@@ -135,7 +125,6 @@ class Wakeups:
             self._wake_local(names)
         if self._store.dialect.can_listen and names:
             self._pending |= names
-            self._published += 1
             if self._sender is None or self._sender.done():
                 self._sender = asyncio.create_task(self._send(), name="sqlbroker-notify")
 
@@ -174,26 +163,13 @@ class Wakeups:
 
     async def _send(self) -> None:
         while self._pending:
-            await self._coalesce()
+            await self.clock.sleep(max(0.0, self._sent_at + COALESCE - self.clock.monotonic()))
             queues, self._pending = sorted(self._pending), set()
-            self._sent = frozenset(queues)
-            self._published = 0
             self._sent_at = self.clock.monotonic()
             try:
                 await self._store.notify(self.channel, queues)
             except Exception as error:  # noqa: BLE001 - a hint is not worth a dead task
                 self._log(logging.DEBUG, f"a wake-up was not sent, subscribers will poll: {error}")
-
-    async def _coalesce(self) -> None:
-        """Wait until the next notification is due, for what else there is to tell."""
-        until = self._sent_at + COALESCE
-        while True:
-            await self.clock.sleep(max(0.0, until - self.clock.monotonic()))
-            until += COALESCE
-            # A queue that was not named last may have a subscriber that rests.
-            is_flood = self._published >= FLOOD and self._pending <= self._sent
-            if not is_flood or until > self._sent_at + COALESCE_FLOOD:
-                return
 
     async def _listen(self) -> None:
         failures = 0

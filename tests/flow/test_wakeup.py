@@ -2,17 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.wakeup import COALESCE, COALESCE_FLOOD, FLOOD, SECOND_HINT, Wakeups
+from faststream_sqlbroker.flow.wakeup import SECOND_HINT, Wakeups
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
@@ -235,57 +232,3 @@ async def test_a_burst_is_notified_together(rig: Rig, elsewhere: Publisher) -> N
             elsewhere._wakeups.published(["b"])
         await eventually(lambda: not elsewhere._wakeups._pending and sent)
     assert sent == [["a", "b"]]
-
-
-class Publishes(Clock):
-    """Sleeps end at once; in each of the first ones `count` messages come into the next queue, and
-    one while a notification is sent."""
-
-    def __init__(self, queues: Sequence[str], count: int) -> None:
-        super().__init__()
-        self.now = 1000.0
-        self.monotonic = lambda: self.now
-        self.sent = list[float]()
-        self._queues = list(queues)
-        self._count = count
-        config = SimpleNamespace(channel="c")
-        store: Any = SimpleNamespace(
-            dialect=SimpleNamespace(can_listen=True),
-            tables=SimpleNamespace(config=config),
-            notify=self._notify,
-        )
-        self.wakeups = Wakeups(store, lambda *_, **__: None, self)
-
-    async def _notify(self, _channel: str, _queues: Sequence[str]) -> None:
-        self.sent.append(self.now)
-        if self._queues:
-            self.wakeups.published([self._queues[0]])
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        if self._queues:
-            queue = self._queues.pop(0)
-            for _ in range(self._count):
-                self.wakeups.published([queue])
-        await asyncio.sleep(0)
-
-    async def pauses(self) -> list[float]:
-        """Seconds between two notifications while messages come."""
-        self.wakeups.published([self._queues[0]])
-        while (sender := self.wakeups._sender) is not None and not sender.done():
-            await sender
-        return [round(b - a, 3) for a, b in zip(self.sent, self.sent[1:], strict=False)]
-
-
-@pytest.mark.parametrize(
-    ("queues", "count", "pause"),
-    [
-        ("q" * 16, FLOOD - 2, COALESCE),
-        ("q" * 16, FLOOD, COALESCE_FLOOD),
-        ("abcdefghijklmnop", FLOOD, COALESCE),
-    ],
-    ids=["few", "a flood", "a flood into other queues"],
-)
-async def test_a_flood_is_told_of_less_often(queues: str, count: int, pause: float) -> None:
-    pauses = await Publishes(queues, count).pauses()
-    assert pauses[:3] == [pause] * 3
