@@ -61,6 +61,7 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     assert page.read_text() == "a\n<!-- x -->\nnew\n<!-- /x -->\nb\n"
 
 
+@pytest.mark.timeout(600)  # all tests are collected
 def test_the_table_of_capabilities_is_todays(request: pytest.FixtureRequest) -> None:
     """Of a run of all tests its own collection is read; else they are collected in a process of its
     own."""
