@@ -11,6 +11,7 @@ WITHOUT_A_MODULE = {
     "unit/test_behaviours.py",
     "unit/test_bench_against.py",
     "unit/test_bench_check.py",
+    "unit/test_helpers.py",
     "unit/test_layers.py",
     "unit/test_measure.py",
     "unit/test_reliability.py",
