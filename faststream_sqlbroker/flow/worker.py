@@ -187,7 +187,7 @@ class Worker:
         """
         inflight = self._inflight
         monotonic = self._clock.monotonic
-        if row.slot is not None:
+        if row.slot is not None and row.slot.earliest > monotonic():
             await self._wait_for_slot(row)
         began = monotonic()
         if began - row.renewed_monotonic > self._longest_wait:
@@ -278,7 +278,7 @@ class Worker:
             row.outcome is None
             and not row.attempts_count
             and row.expires_at is None
-            and row.slot is None
+            and (row.slot is None or row.slot.latest >= self._clock.monotonic())
             and row.deliveries_count <= self._most_deliveries
             and not row.lease_lost
             and row.cancelled is None

@@ -39,7 +39,7 @@ class Gate:
     def read(self, states: States, rates: LiveRates, now: int) -> "Gate":
         """From what no other claim changes before this one is written."""
         info = states.states(self.scope, [self.key]).get(self.key)
-        self.log = load_slots(self.policy, info)
+        self.log = load_slots(info)
         self.log.others = rates.others((self.scope, self.key), self.log.others, now)
         return self
 

@@ -52,7 +52,7 @@ class KeySlots:
         rates = self._intake.position.rates
         for key in missing:
             info = known.get(key)
-            log = self._logs[key] = load_slots(self._policy, info)
+            log = self._logs[key] = load_slots(info)
             log.others = rates.others((self.scope, ""), log.others, self._intake.now)
             self._stored[key] = info.get("next") if isinstance(info, dict) else None
 

@@ -145,7 +145,7 @@ class OwnSlots:
         known = self._intake.rows.states(self._intake.connection, self._scope, missing)
         rates = self._intake.position.rates
         for key in missing:
-            log = self._logs[key] = load_slots(self._policy, known.get(key))
+            log = self._logs[key] = load_slots(known.get(key))
             log.others = rates.others((self._scope, ""), log.others, self._intake.now)
 
     def _key(self, key: str | None) -> str | None:

@@ -117,13 +117,16 @@ class QueueSlots:
             return {}
         doubt = self._read.answered - self._read.asked
         started = {row.id: self._start(n, row) for n, row in enumerate(starting)}
+        slots: dict[int, Slot] = {}  # a fast throttle gives many rows the same
         for row in starting:
             at = started[row.id]
-            # A clock that is read more slowly than max_lag leaves every slot in doubt: then a
-            # start may be later than max_lag, by no more than twice that time.
-            earliest = self._read.surely_after(at)
-            latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
-            row.slot = Slot(earliest, latest, at)
+            if at not in slots:
+                # A clock that is read more slowly than max_lag leaves every slot in doubt: then a
+                # start may be later than max_lag, by no more than twice that time.
+                earliest = self._read.surely_after(at)
+                latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
+                slots[at] = Slot(earliest, latest, at)
+            row.slot = slots[at]
         return started
 
     def _start(self, number: int, row: ClaimedMessage) -> int:  # noqa: ARG002

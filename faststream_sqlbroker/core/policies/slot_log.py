@@ -2,12 +2,15 @@
 counted together.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Self
 
 Limit = tuple[int, int, int]
 """Rate, period (microseconds) and burst of those who take slots."""
+Need = tuple[int, int]
+"""How many of the last slots are needed, and within how many microseconds they may be one group."""
 
 
 class SlotLog:
@@ -17,11 +20,10 @@ class SlotLog:
     is, and what is decided by the log never lets too many start.
     """
 
-    __slots__ = ("_counts", "_grain", "_times", "others")
+    __slots__ = ("_counts", "_times", "others")
 
-    def __init__(self, grain: int = 1, slots: Iterable[int] = ()) -> None:
-        """Slots of the same `grain` microseconds are one group; 1: only equal ones."""
-        self._grain = grain
+    def __init__(self, slots: Iterable[int] = ()) -> None:
+        """Equal ones of `slots` are one group."""
         self._times: list[int] = []
         """Of each group."""
         self._counts: list[int] = []
@@ -41,14 +43,18 @@ class SlotLog:
         return self._times[-1] if self._times else 0
 
     def nth_last(self, n: int) -> int:
-        """The `n`th slot from the end, of 1 to as many as there are; at most a grain too late."""
+        """The `n`th slot from the end, of 1 to as many as there are; never too early."""
         return self._times[bisect_right(self._counts, len(self) - n)]
+
+    def count_since(self, at: int) -> int:
+        """How many slots are at `at` or later."""
+        groups = bisect_left(self._times, at)
+        return len(self) - (self._counts[groups - 1] if groups else 0)
 
     def append(self, slot: int, count: int = 1) -> None:
         """Add `count` slots at `slot`, which is the last or later."""
         total = len(self) + count
-        if self._times and slot // self._grain == self._times[-1] // self._grain:
-            self._times[-1] = slot
+        if self._times and slot == self._times[-1]:
             self._counts[-1] = total
         else:
             self._times.append(slot)
@@ -56,34 +62,51 @@ class SlotLog:
 
     def add(self, slots: Iterable[int]) -> Self:
         """Append each of `slots`; returns the log."""
-        for slot in slots:
-            self.append(slot)
+        for slot, same in groupby(slots):
+            self.append(slot, sum(1 for _ in same))
         return self
 
     def copy(self) -> "SlotLog":
         """One to change."""
-        log = SlotLog(self._grain)
+        log = SlotLog()
         log._times = self._times.copy()
         log._counts = self._counts.copy()
         log.others = self.others
         return log
 
-    def runs(self, most: int) -> list[int]:
-        """The groups of the last `most` slots: pairs of a time and a count; each time but the first
-        is the distance to the one before.
+    def runs(self, needs: Sequence[Need]) -> list[int]:
+        """The groups of the last slots, as many as `needs` say: pairs of a time and a count; each
+        time but the first is the distance to the one before.
+
+        Each group is as long as the strictest of those allows that need its newest slot.
         """
-        first = bisect_right(self._counts, max(0, len(self) - most))
+        most = max(needed for needed, _ in needs)
         before = max(0, len(self) - most)
+        first = bisect_right(self._counts, before)
         found: list[int] = []
         since = 0
-        for time, count in zip(self._times[first:], self._counts[first:], strict=True):
+        for time, count in self._merged(first, needs):
             found += (time - since, count - before)
             since = time
             before = count
         return found
 
+    def _merged(self, first: int, needs: Sequence[Need]) -> Iterable[tuple[int, int]]:
+        groups = zip(self._times[first:], self._counts[first:], strict=True)
+        if all(grain == 1 for _, grain in needs):
+            return groups
+        found: list[tuple[int, int]] = []
+        for time, count in groups:
+            newest = len(self) - count + 1
+            grain = min(grain for needed, grain in needs if needed >= newest)
+            if found and found[-1][0] // grain == time // grain:
+                found[-1] = time, count
+            else:
+                found.append((time, count))
+        return found
+
     def add_runs(self, runs: Sequence[int]) -> None:
-        """Append what `runs` has returned, which need not have the same grain."""
+        """Append what `runs` has returned."""
         at = 0
         for distance, count in zip(runs[::2], runs[1::2], strict=True):
             at += distance

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.header import Key, checked_key, key_text
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
 from faststream_sqlbroker.core.policies.scopes import checked_scope, scope_text
-from faststream_sqlbroker.core.policies.slot_log import Limit, SlotLog
+from faststream_sqlbroker.core.policies.slot_log import Limit, Need, SlotLog
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -159,7 +159,7 @@ class Throttle:
     @property
     def grain(self) -> int:
         """Slots within so many microseconds are kept as one number."""
-        return 1 if self.kept <= MOST_EXACT else -(-self.per // GRAINS)
+        return _need(self.limit)[1]
 
     @property
     def backoff(self) -> int:
@@ -182,13 +182,17 @@ class Throttle:
             at = later
         return max(at, log.last)
 
+    def room(self, log: SlotLog, at: int) -> int:
+        """How many slots may be granted at `at`, where one may."""
+        return min(_room(limit, log, at) for limit in self._limits(log, at))
+
     def _limits(self, log: SlotLog, at: int) -> set[Limit]:
         live = {limit for limit, seen in log.others.items() if seen + OTHERS_LIVE >= at}
         return {self.limit, *live}
 
-    def kept_for(self, log: SlotLog) -> int:
-        """How many of the last slots this and the other processes need."""
-        return max(_kept(limit) for limit in self._limits(log, log.last))
+    def needs(self, log: SlotLog) -> list[Need]:
+        """Which of the last slots this and the other processes need."""
+        return [_need(limit) for limit in self._limits(log, log.last)]
 
     def longest_period(self, log: SlotLog) -> int:
         """For how long a slot counts for this or another process (microseconds)."""
@@ -199,6 +203,11 @@ def _kept(limit: Limit) -> int:
     rate, _, burst = limit
     # If the rate is a multiple of the burst, keeping bursts apart keeps the rate, too.
     return burst if rate % burst == 0 else rate
+
+
+def _need(limit: Limit) -> Need:
+    kept = _kept(limit)
+    return kept, 1 if kept <= MOST_EXACT else -(-limit[1] // GRAINS)
 
 
 def _next(limit: Limit, log: SlotLog, at: int) -> int:
@@ -213,6 +222,13 @@ def _next(limit: Limit, log: SlotLog, at: int) -> int:
     return at
 
 
+def _room(limit: Limit, log: SlotLog, at: int) -> int:
+    """How many more slots `limit` allows at `at`, where `_next` allows one."""
+    rate, per, burst = limit
+    room = burst - log.count_since(at - burst * per // rate)
+    return min(room, rate - log.count_since(at - per)) if rate % burst else room
+
+
 def _unshared(key: Key, when_exceeded: Exceeded) -> str | None:
     """The option that a scope cannot have."""
     if key:
@@ -220,9 +236,9 @@ def _unshared(key: Key, when_exceeded: Exceeded) -> str | None:
     return None if when_exceeded == "wait" else f"when_exceeded={when_exceeded!r}"
 
 
-def load_slots(policy: Throttle, info: Any) -> SlotLog:
+def load_slots(info: Any) -> SlotLog:
     """Slots as `dump_slots` wrote them; anything else counts as none."""
-    log = SlotLog(policy.grain)
+    log = SlotLog()
     if isinstance(info, dict):
         log.add_runs(info.get("slots", ()))
         log.others = {(rate, per, burst): seen for rate, per, burst, seen in info.get("by", ())}
@@ -231,7 +247,7 @@ def load_slots(policy: Throttle, info: Any) -> SlotLog:
 
 def dump_slots(policy: Throttle, log: SlotLog) -> dict[str, Any]:
     """The slots that decide about the next, as JSON values."""
-    runs = log.runs(policy.kept_for(log))
+    runs = log.runs(policy.needs(log))
     if not runs:
         return {"slots": runs}
     live = {limit: at for limit, at in log.others.items() if at + OTHERS_LIVE >= log.last}
@@ -280,9 +296,12 @@ def next_slots(
             slot = later
         if slot > until:
             break
-        found.append(slot)
+        # Many at once, as a fast throttle grants some to each claim.
+        room = min(t.room(log, slot) for t, log in zip(throttles, logs, strict=True))
+        count = min(room, most - len(found))
+        found += [slot] * count
         for log in logs:
-            log.append(slot)
+            log.append(slot, count)
     return found
 
 
