@@ -103,6 +103,8 @@ class Discard:
     """The message that the reason is about."""
     text: str | None = None
     """What becomes the message's error; None leaves that."""
+    not_started: bool = False
+    """No handler has begun with this delivery, so a key that it has claimed is free again."""
 
 
 Outcome = Ack | Nack | Reject | Defer | NotReady | Release | Abandon | Relocate | Discard

@@ -219,8 +219,12 @@ def delivery_token(row: ClaimedMessage) -> UUID:
     return UUID(int=row.lease_token.int ^ row.id)
 
 
-def give_back_keys(connection: Connection, table: Table, rows: Sequence[ClaimedMessage]) -> None:
+def give_back_keys(
+    connection: Connection, table: Table, lock: Lock, rows: Sequence[ClaimedMessage]
+) -> None:
     """Remove the claims of these deliveries; claims of others stay."""
+    # A claim whose COMMIT was not answered may still be under way, and has locked its messages.
+    lock(connection, [(row.id, row.lease_token) for row in rows])
     statement = delete(table).where(_one(table), table.c.lease_token == bindparam("token"))
     ours = sorted(rows, key=lambda row: (row.queue, row.policy_key or ""))
     if ours:

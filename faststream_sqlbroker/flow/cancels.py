@@ -76,10 +76,11 @@ class Cancels:
             loop.call_soon(here.cancel, row)
 
 
-def settle_cancelled(rows: Sequence[ClaimedMessage]) -> None:
-    """The handler of `rows` was cancelled for at least one of them; the others of its batch come
-    again, as if they had not been delivered.
+def settle_cancelled(rows: Sequence[ClaimedMessage], *, not_started: bool = False) -> None:
+    """The handler of `rows` was cancelled for at least one of them, or before it has begun; the
+    others of its batch come again, as if they had not been delivered.
     """
     for row in rows:
         text = row.cancelled
-        row.settle_as(Defer(0.0) if text is None else Discard(CANCELLED, text=text))
+        cancelled = Discard(CANCELLED, text=text, not_started=not_started)
+        row.settle_as(Defer(0.0) if text is None else cancelled)

@@ -177,7 +177,8 @@ class Deliveries:
 
     async def _call_unless_cancelled(self, rows: Rows, here: CurrentDelivery) -> None:
         if self._first is None and any(row.cancelled is not None for row in rows):
-            settle_cancelled(rows)  # asked since the delivery began, before its handler
+            # Asked since the delivery began, before its handler.
+            settle_cancelled(rows, not_started=True)
             return
         try:
             await self._call_handler(rows)

@@ -37,7 +37,8 @@ Rows = list[ClaimedMessage]
 REST_STEP = 0.1
 """Seconds after which a worker that rests looks whether it is to stop."""
 REPEATS = 5
-"""How often a claim of keys is tried whose COMMIT was not answered, and to give them back."""
+"""How often a claim of keys is tried whose COMMIT was not answered, and during a stop, to give them
+back."""
 
 
 def seconds_to_slot(row: ClaimedMessage, clock: Clock) -> float:
@@ -60,6 +61,8 @@ def _may_run_again(row: ClaimedMessage) -> bool:
         return outcome.retry_possible
     if isinstance(outcome, Reject):
         return outcome.reason == INVALID_BODY
+    if isinstance(outcome, Discard):
+        return outcome.not_started
     return isinstance(outcome, Release | Defer | NotReady)
 
 
@@ -177,15 +180,22 @@ class PolicyStarts:
 
     async def _claimed(self, keys: KeyClaims, rows: Rows) -> Verdicts | StoreError:
         """The verdicts, or why there are none: returned, as after an error, too, a cancelled caller
-        gives back.
+        gives back. Only after an `UnknownOutcomeError` a key may be claimed.
         """
-        failures = 0
-        while True:
-            answer = await keys.claim(rows)
-            failures += 1
-            if failures == REPEATS or not isinstance(answer, UnknownOutcomeError):
-                return answer
+        answer = await keys.claim(rows)
+        if not isinstance(answer, UnknownOutcomeError):
+            return answer
+        unsure = answer
+        for failures in range(1, REPEATS):
             await self._clock.sleep(backoff(failures, self._clock))
+            answer = await keys.claim(rows)
+            if not isinstance(answer, TransientStoreError):
+                break
+        if not isinstance(answer, StoreError):
+            return answer
+        # A key that stayed claimed would end the next delivery, though no handler has run.
+        given_back = await self._give_back(rows)
+        return TransientStoreError(str(answer)) if given_back else unsure
 
     async def _cut_off(self, rows: Rows, keyed: Rows) -> None:
         """Give back `rows`, which do not start: first their keys: the next process to get
@@ -246,19 +256,22 @@ class PolicyStarts:
                 row.settle_anew(Reject(FAILED_ONCE, row.outcome.error))
         return again
 
-    async def _give_back(self, rows: Rows) -> None:
-        if not rows:
-            return
-        for failures in range(1, REPEATS + 1):
+    async def _give_back(self, rows: Rows) -> bool:
+        """Whether it was done; passing failures are repeated until a stop."""
+        failures = 0
+        while rows:
             try:
                 await self._store.policies.give_back_keys(rows)
             except StoreError as error:
-                if failures == REPEATS or not isinstance(error, TransientStoreError):
+                failures += 1
+                last = failures >= REPEATS and self._stopping()
+                if last or not isinstance(error, TransientStoreError):
                     self._not_given_back(rows, error)
-                    return
+                    return False
             else:
-                return
+                break
             await self._clock.sleep(backoff(failures, self._clock))
+        return True
 
     def _not_given_back(self, rows: Rows, error: StoreError) -> None:
         text = (

@@ -278,7 +278,7 @@ class Worker:
             row.outcome is None
             and not row.attempts_count
             and row.expires_at is None
-            and (row.slot is None or row.slot.latest >= self._clock.monotonic())
+            and not missed_slot(row, self._clock)
             and row.deliveries_count <= self._most_deliveries
             and not row.lease_lost
             and row.cancelled is None

@@ -154,4 +154,7 @@ class PolicyStore:
     async def give_back_keys(self, rows: Sequence[ClaimedMessage]) -> None:
         """Free the keys of `rows` that are still claimed by them."""
         table = self._dialect.tables.policy_state
-        await self._transactions.run(lambda c: once.give_back_keys(c, table, rows), self._places)
+        lock = self._dialect.lock
+        await self._transactions.run(
+            lambda c: once.give_back_keys(c, table, lock, rows), self._places
+        )

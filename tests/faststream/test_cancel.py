@@ -14,6 +14,8 @@ from faststream.exceptions import NackMessage
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import Once, SqlBroker, SqlBrokerMessage, SqlConnection
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.testing import TestSqlBroker
 from tests.faststream.conftest import QUICK, Heard, Look, clean_up
 from tests.helpers import eventually
@@ -271,6 +273,31 @@ async def test_under_once_the_others_of_a_batch_do_not_run_again(
     rows = await look.archived(2)
     assert [row["reason"] for row in rows] == ["cancelled", "unknown_outcome"]
     assert handler.began.empty()
+
+
+async def test_under_once_a_message_that_is_cancelled_before_its_handler_keeps_no_key(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was done for the key, so the next message that has it runs."""
+    handler = Handler()
+    broker.subscriber("q", **QUICK, policies=[Once("1h")])(handler.__call__)
+    claim = PolicyStarts.claim_keys
+
+    async def cancelled_meanwhile(self: PolicyStarts, rows: list[ClaimedMessage]) -> Any:
+        found = await claim(self, rows)
+        for row in found:
+            if row.id == first:
+                row.cancelled = "cancelled by an operator"
+        return found
+
+    monkeypatch.setattr(PolicyStarts, "claim_keys", cancelled_meanwhile)
+    first = await broker.publish("a", "q", key="k")
+    await broker.start()
+    assert [row["reason"] for row in await look.archived(1)] == ["cancelled"]
+    await broker.publish("b", "q", key="k")
+    assert await handler.has_begun() == "b"
+    handler.end.set()
+    assert [row["state"] for row in await look.archived(2)] == ["DISCARDED", "COMPLETED"]
 
 
 async def test_a_synchronous_handler_ends_with_its_lease(broker: SqlBroker, look: Look) -> None:

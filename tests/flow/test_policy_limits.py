@@ -8,13 +8,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from sqlalchemy import text
 
 from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Once, Policy, Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
@@ -297,6 +298,63 @@ async def test_a_passing_error_does_not_cost_the_retry(
     [message] = await rig.put(1, key="a")
     [row] = await archived(rig, 1)
     assert (row["state"], handled) == ("COMPLETED", [message, message])
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])
+async def test_a_message_runs_once_though_no_answer_says_whether_its_key_was_claimed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """Z4: and though the database fails for a while then. No handler has begun, so the message is
+    not called unknown.
+    """
+    policies = rig.store.policies
+    claim, give_back = policies.claim_keys, policies.give_back_keys
+    claims: list[StoreError] = [UnknownOutcomeError("lost"), *[TransientStoreError("busy")] * 4]
+    busy = [TransientStoreError("busy")] * 7
+
+    async def none_is_free(*_: Any) -> set[int]:
+        return set()
+
+    async def fail_to_claim(*args: Any) -> Any:
+        if not claims:
+            return await claim(*args)
+        error = claims.pop(0)
+        if committed and isinstance(error, UnknownOutcomeError):
+            await claim(*args)
+        raise error
+
+    async def give_back_late(rows: Sequence[ClaimedMessage]) -> None:
+        if busy:
+            raise busy.pop()
+        await give_back(rows)
+
+    monkeypatch.setattr(policies, "claim_free_keys", none_is_free)
+    monkeypatch.setattr(policies, "claim_keys", fail_to_claim)
+    monkeypatch.setattr(policies, "give_back_keys", give_back_late)
+    monkeypatch.setattr("faststream_sqlbroker.flow.policies.backoff", lambda *_: 0.001)
+    await rig.consumer(policies=[Once("1h")], **QUICK).start()
+    [message] = await rig.put(1, key="a")
+    [row] = await archived(rig, 1)
+    assert (row["state"], [each.id for each in rig.handled]) == ("COMPLETED", [message])
+    assert (claims, busy) == ([], [])
+
+
+async def test_a_key_is_given_back_when_its_claim_has_ended(rig: Rig) -> None:
+    """A COMMIT without an answer may still be under way: giving back waits for it."""
+    if rig.store.engine.dialect.name == "sqlite":
+        return  # one writer at a time
+    await rig.put(1, key="a")
+    [row] = await rig.claim(1)
+    engine = rig.store.engine
+    async with engine.connect() as connection:
+        await connection.execute(
+            text("SELECT id FROM message WHERE id = :id FOR UPDATE"), {"id": row.id}
+        )
+        giving = asyncio.create_task(rig.store.policies.give_back_keys([row]))
+        done, _ = await asyncio.wait([giving], timeout=0.3)
+        assert not done
+        await connection.rollback()
+    await giving
 
 
 async def test_a_key_that_is_given_back_too_late_stays_with_the_unknown(
