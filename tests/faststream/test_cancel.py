@@ -283,14 +283,14 @@ async def test_under_once_a_message_that_is_cancelled_before_its_handler_keeps_n
     broker.subscriber("q", **QUICK, policies=[Once("1h")])(handler.__call__)
     claim = PolicyStarts.claim_keys
 
-    async def cancelled_meanwhile(self: PolicyStarts, rows: list[ClaimedMessage]) -> Any:
+    async def claim_and_cancel(self: PolicyStarts, rows: list[ClaimedMessage]) -> Any:
         found = await claim(self, rows)
         for row in found:
             if row.id == first:
                 row.cancelled = "cancelled by an operator"
         return found
 
-    monkeypatch.setattr(PolicyStarts, "claim_keys", cancelled_meanwhile)
+    monkeypatch.setattr(PolicyStarts, "claim_keys", claim_and_cancel)
     first = await broker.publish("a", "q", key="k")
     await broker.start()
     assert [row["reason"] for row in await look.archived(1)] == ["cancelled"]

@@ -177,7 +177,7 @@ def test_fifty_thousand_a_day_go_at_once_and_are_kept_in_little_space() -> None:
     assert load_slots(json.loads(stored)).runs(needs) == log.runs(needs)
 
 
-def test_a_quick_throttle_is_not_slowed_by_a_large_one_beside_it() -> None:
+def test_a_quick_throttle_is_not_slowed_by_a_large_one_of_the_same_slots() -> None:
     """What the quick one needs is kept exactly, whichever of the two stores it; what only the large
     one needs is kept in little space.
     """
