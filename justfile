@@ -94,7 +94,7 @@ fmt: setup
     @.venv/bin/ruff check --fix-only -q .
     @.venv/bin/ruff format .
 
-# Regenerate what is generated from code and tests: golden SQL, migrations, diagram, pictures, tables of the reference and of capabilities
+# Regenerate what is generated from code and tests: golden SQL, migrations, diagram, pictures, tables of the reference and of capabilities, the OpenAPI document
 generate: setup
     @{{ python }} -m tools.golden_sql
     @{{ python }} -m tools.render_migrations
@@ -102,6 +102,7 @@ generate: setup
     @{{ python }} -m tools.picture
     @{{ python }} -m docs.pictures
     @{{ python }} -m tools.reference
+    @{{ python }} -m tools.openapi
     @{{ python }} -m tools.capabilities
 
 # Regenerate the golden SQL in tests/sql

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from faststream_sqlbroker.broker.locking import SqlBrokerLocking
 from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
-from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -24,11 +23,6 @@ from faststream_sqlbroker.subscriber import checks
 
 POP_LEASE = 60.0
 """Seconds. Never runs out: the transaction that leases a popped message also removes it."""
-MOST_DELIVERIES = 20
-"""Default of max_deliveries where the retry strategy has no limit; the same as for subscribers."""
-MORE_DELIVERIES = 3
-"""Deliveries allowed on top of the strategy's attempts: a crash loses a delivery, no attempt."""
-
 Auto = Literal["auto"]
 
 
@@ -89,7 +83,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             queues=_names(queues, more_queues),
             lease=POP_LEASE,
             rules=SettleRules(),
-            most_deliveries=_most_deliveries(max_deliveries, None),
+            most_deliveries=checks.most_deliveries(max_deliveries, None),
             remove=True,
         )
 
@@ -143,7 +137,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             queues=_names(queues, more_queues),
             lease=seconds,
             rules=rules,
-            most_deliveries=_most_deliveries(max_deliveries, checks.most_attempts(strategy)),
+            most_deliveries=checks.most_deliveries(max_deliveries, checks.most_attempts(strategy)),
             remove=False,
         )
 
@@ -184,12 +178,3 @@ def _names(queues: str | Sequence[str], more: tuple[str, ...]) -> tuple[str, ...
     return checks.queue_names(
         [*([queues] if isinstance(queues, str) else queues), *more] if more else queues
     )
-
-
-def _most_deliveries(given: int | Auto | None, attempts: int | None) -> float:
-    if given == "auto":
-        return MOST_DELIVERIES if attempts is None else attempts + MORE_DELIVERIES
-    if given is None:
-        return float("inf")
-    whole_number("max_deliveries", given, other=', "auto", or None for no limit')
-    return given

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from faststream_sqlbroker.core.channels import Channels, ids_of
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.core.queue_api import Queues
+from faststream_sqlbroker.core.retry import default_retry_strategy
+from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.flow.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.pull_jobs import PullJobs, refuse_subscriber
+from faststream_sqlbroker.flow.queue_jobs import QueueJobs
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.subscriber import checks
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.http.app import HttpApp
@@ -32,6 +38,7 @@ class SqlBrokerServing:
     config: Any
     _under_test: Any
     _wakeups: Wakeups
+    _direct_claimer: DirectClaimer
     _recorder: Recorder | None
     _log_of_loops: Callable[..., None]
     _process_health: Callable[[], ProcessHealth]
@@ -44,7 +51,7 @@ class SqlBrokerServing:
         """Note where probes are served; called before FastStream's `__init__`."""
         self._exposition = getattr(metrics, "exposition", None)
         self._probes: Any = None
-        self._jobs_of_channels: list[PullJobs] = []
+        self._jobs_of_http: list[PullJobs | QueueJobs] = []
         if health_port is not None:
             host, port = probe_address(health_port)
             http = _http()
@@ -55,6 +62,7 @@ class SqlBrokerServing:
         auth: Any,
         *,
         channels: Channels | None = None,
+        queues: Queues | None = None,
         max_body: int = 1024 * 1024,
         body_timeout: Duration = 10.0,
         max_failures: int = 10,
@@ -73,6 +81,7 @@ class SqlBrokerServing:
             auth: Who may ask: `BasicAuth`, `ProxyAuth`, a function of the request (which may be a
                 coroutine function) that returns a `User` or None, or a list of them.
             channels: Channels whose pull consumers take their jobs here; None: there are none.
+            queues: Queues that clients publish into and take messages from; None: there are none.
             max_body: Most bytes of a request's body.
             body_timeout: Longest time in which a body must have arrived: seconds, a timedelta or
                 text like "10s".
@@ -103,17 +112,32 @@ class SqlBrokerServing:
             redact=redact,
         )
         known = http.authentication(auth)
-        app: HttpApp = http.HttpApp(self._service(http, channels=channels), known, options)
+        app: HttpApp = http.HttpApp(
+            self._service(http, channels=channels, queues=queues), known, options
+        )
         return app
 
-    def _asgi_alone(self, auth: Any, channels: Channels | None = None, **options: Any) -> "HttpApp":
+    def _asgi_alone(
+        self,
+        auth: Any,
+        channels: Channels | None = None,
+        queues: Queues | None = None,
+        **options: Any,
+    ) -> "HttpApp":
         """The application of `sqlbroker serve`, whose process handles no messages."""
         http = _http()
-        service = self._service(http, alone=True, channels=channels)
+        service = self._service(http, alone=True, channels=channels, queues=queues)
         app: HttpApp = http.HttpApp(service, auth, http.HttpOptions(**options))
         return app
 
-    def _service(self, http: Any, *, alone: bool = False, channels: Channels | None = None) -> Any:
+    def _service(
+        self,
+        http: Any,
+        *,
+        alone: bool = False,
+        channels: Channels | None = None,
+        queues: Queues | None = None,
+    ) -> Any:
         return http.Service(
             ping=self.ping,
             differences=self._differences,
@@ -123,8 +147,42 @@ class SqlBrokerServing:
             admin=lambda: self.admin,
             pulled=self._pulled,
             jobs=None if channels is None else self._pull_jobs(channels),
+            queues=None if queues is None else self._queue_jobs(queues),
             exposition=self._exposition,
         )
+
+    def _queue_jobs(self, queues: Queues) -> Callable[[], QueueJobs]:
+        """The queues of the store that the broker has, as `_pull_jobs`.
+
+        Raises:
+            SetupError: an option is not valid.
+        """
+        strategy = queues.retry_strategy
+        strategy = default_retry_strategy() if strategy == "auto" else strategy
+        checks.retry_strategy(strategy)
+        most = checks.most_deliveries(queues.max_deliveries, checks.most_attempts(strategy))
+        made: dict[Store, QueueJobs] = {}
+
+        def current() -> QueueJobs:
+            if self._store not in made:
+                jobs = QueueJobs(
+                    self._store,
+                    self._wakeups,
+                    self._direct_claimer,
+                    self.config.producer.write,
+                    queues,
+                    rules=SettleRules(retry_strategy=strategy),
+                    most_deliveries=most,
+                    log=self._log_of_loops,
+                    recorder=self._recorder,
+                    looks=self._under_test is None,
+                )
+                made[self._store] = jobs
+                self._jobs_of_http.append(jobs)
+            return made[self._store]
+
+        current()
+        return current
 
     def _pull_jobs(self, channels: Channels) -> Callable[[], PullJobs]:
         """The jobs of the store that the broker has: a test puts its own in its place.
@@ -148,7 +206,7 @@ class SqlBrokerServing:
                     looks=self._under_test is None,
                 )
                 made[self._store] = jobs
-                self._jobs_of_channels.append(jobs)
+                self._jobs_of_http.append(jobs)
             return made[self._store]
 
         current()
@@ -191,9 +249,13 @@ class SqlBrokerServing:
         except BaseException:
             await self._end_probes()
             raise
+        for jobs in self._jobs_of_http:
+            # A test has put another store in the place of the one that some were made for.
+            if jobs.store is self._store:
+                jobs.start()
 
     async def _end_serving(self) -> None:
-        for jobs in self._jobs_of_channels:
+        for jobs in self._jobs_of_http:
             await jobs.stop()
         await self._end_probes()
 

@@ -13,6 +13,7 @@ from faststream_sqlbroker.cli.shown import print_line
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.imports import imported
+from faststream_sqlbroker.core.queue_api import Queues
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 
@@ -44,6 +45,10 @@ def serve(
         bool,
         typer.Option("--channels", help="Channels with pull consumers, made by administrators."),
     ] = False,
+    queues: Annotated[
+        bool,
+        typer.Option("--queues", help="Queues for clients, with tokens made by administrators."),
+    ] = False,
     certificate: Annotated[
         Path | None, typer.Option("--certificate", help="The certificate of TLS, as PEM.")
     ] = None,
@@ -64,9 +69,12 @@ def serve(
         known = _known(users, auth, insecure=insecure, host=host)
 
     async def work(broker: SqlBroker) -> None:
-        found = Channels() if channels else None
         # The only way without authentication, which is refused in any other place.
-        served = broker._asgi_alone(known, found)  # noqa: SLF001
+        served = broker._asgi_alone(  # noqa: SLF001
+            known,
+            Channels() if channels else None,
+            Queues() if queues else None,
+        )
         await broker.connect()
         await _serve(served, host, port, tls)
 
@@ -150,7 +158,7 @@ def _logins(path: Path) -> list[Any]:
 
 
 async def _serve(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
-    import uvicorn  # noqa: PLC0415 - an extra
+    from faststream_sqlbroker.http.server import Server  # noqa: PLC0415 - an extra
 
     config, listener = listening(app, host, port, tls)
-    await uvicorn.Server(config).serve(sockets=[listener])
+    await Server(config).serve(sockets=[listener])

@@ -10,6 +10,7 @@ from faststream_sqlbroker.core.channels import Channel, Channels, Consumer
 from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.checks import KINDS
+from faststream_sqlbroker.core.queue_api import Queues, QueueTokens
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -61,6 +62,10 @@ OBJECTS: dict[Any, Any] = {
     Policy: PolicyField,
     retry.RetryStrategyProto: StrategyField,
     MaxDepth: _object(MaxDepth),
+    Queues: _object(
+        Queues,
+        known={QueueTokens: _object(QueueTokens), retry.RetryStrategyProto: StrategyField},
+    ),
     Retention: _object(Retention, known={Duration | None: Age | None}),
     SqlBrokerSchemaConfig: _object(SqlBrokerSchemaConfig),
 }

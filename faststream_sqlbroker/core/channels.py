@@ -146,7 +146,7 @@ class Consumer:
     def __post_init__(self) -> None:
         """Check both."""
         consumer_type(self.type)
-        _check_token(self.token)
+        check_token(self.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ class Channel:
 
     def __post_init__(self) -> None:
         """Check both."""
-        _check_token(self.token)
+        check_token(self.token)
         for name in self.consumers:
             channel_id(name)
 
@@ -205,7 +205,12 @@ class Channels:
         return positive_seconds("stop_timeout", self.stop_timeout) + longer
 
 
-def _check_token(token: object) -> None:
+def check_token(token: object) -> None:
+    """Refuse what is too easy to guess; None is no token.
+
+    Raises:
+        SetupError: it is.
+    """
     if token is not None and (not isinstance(token, str) or len(token) < SHORTEST_TOKEN):
         raise SetupError(f"a token is text of {SHORTEST_TOKEN} characters or more")
 
@@ -223,6 +228,8 @@ class Registered:
     created: bool = False
     changed: bool = False
     """Whether anything was written."""
+    earlier_type: str = ""
+    """Of a consumer: its type before; of a new one the type that it has got."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +245,8 @@ class PullJob:
     due: bool = True
     """Whether a queued job may be taken now."""
     lease_expires_at: datetime | None = None
+    over: bool = False
+    """Whether its time was over when it was read."""
 
     @property
     def retries(self) -> int:

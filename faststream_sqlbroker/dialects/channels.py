@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, select, update
+from sqlalchemy import Connection, Table, and_, func, or_, select, update
 
 from faststream_sqlbroker.core.channels import Registered, hashed_token, new_token
 from faststream_sqlbroker.dialects.policy_state import insert_new
@@ -14,7 +14,9 @@ CHANNEL = "channel"
 CONSUMER = "consumer:"
 """The scope of a channel's consumers is this and its id; the key is the consumer's."""
 MOST_CONSUMERS = 1_000
-"""Consumers of a channel, and those whose leases one process watches."""
+"""Consumers of a channel."""
+READ_AT_ONCE = 1_000
+"""Consumers of all channels that one statement reads."""
 
 
 def find(connection: Connection, table: Table, scope: str, key: str) -> Registered | None:
@@ -65,7 +67,8 @@ def put(
     found = _registered(key, wanted)
     told = made if token is None and replaced else None
     changed = created or wanted != info
-    return Registered(found.id, found.token_hash, found.type, told, created, changed)
+    earlier = _registered(key, info).type
+    return Registered(found.id, found.token_hash, found.type, told, created, changed, earlier)
 
 
 def _refuse_too_many(connection: Connection, table: Table, scope: str) -> None:
@@ -74,7 +77,7 @@ def _refuse_too_many(connection: Connection, table: Table, scope: str) -> None:
     Raises:
         SetupError: its channel has as many as it can have.
     """
-    if scope == CHANNEL:
+    if not scope.startswith(CONSUMER):
         return
     count = select(func.count()).select_from(table).where(table.c.scope == scope)
     if connection.execute(count).scalar_one() >= MOST_CONSUMERS:
@@ -93,14 +96,23 @@ def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
     """Channel and id of all pull consumers."""
     c = table.c
     # A range, which the primary key serves on every database; ";" comes after ":".
-    ours = (c.scope > CONSUMER, c.scope < CONSUMER[:-1] + ";")
-    statement = select(c.scope, c.key, c.info).where(*ours).order_by(c.scope, c.key)
-    rows = connection.execute(statement.limit(MOST_CONSUMERS))
-    return [
-        (row.scope.removeprefix(CONSUMER), row.key)
-        for row in rows
-        if (row.info or {}).get("type") == "pull"
-    ]
+    ours: list[Any] = [c.scope > CONSUMER, c.scope < CONSUMER[:-1] + ";"]
+    found: list[tuple[str, str]] = []
+    behind: list[Any] = []
+    # Push ones are read, too: no index knows the type, and there are few of both.
+    while True:
+        statement = select(c.scope, c.key, c.info).where(*ours, *behind)
+        statement = statement.order_by(c.scope, c.key).limit(READ_AT_ONCE)
+        rows = connection.execute(statement).all()
+        found += [
+            (row.scope.removeprefix(CONSUMER), row.key)
+            for row in rows
+            if (row.info or {}).get("type") == "pull"
+        ]
+        if len(rows) < READ_AT_ONCE:
+            return found
+        last = rows[-1]
+        behind = [or_(c.scope > last.scope, and_(c.scope == last.scope, c.key > last.key))]
 
 
 def _registered(key: str, info: Any) -> Registered:

@@ -44,6 +44,11 @@ _STATES = {
 }
 _CLAIMABLE = "state IN ('PENDING', 'RETRYABLE')"
 _LEASED = "state = 'PROCESSING'"
+_WITHOUT_LEASE: dict[str, Any] = {
+    "acquired_at": None,
+    "lease_token": None,
+    "lease_expires_at": None,
+}
 _COLUMNS = ("id", "priority", "deliveries_count", "headers", "payload")
 
 
@@ -164,7 +169,8 @@ def one(connection: Connection, dialect: Dialect, queue: str, job_id: int) -> Pu
         columns = shown_columns(table, (*_COLUMNS, "state"), dialect.name)
         if table is tables.message:
             columns += shown_columns(table, ("lease_expires_at",), dialect.name)
-            columns.append(_is_due(table).label("is_due"))
+            over = case((table.c.lease_expires_at <= clock(), 1), else_=0).label("over")
+            columns += [_is_due(table).label("is_due"), over]
         of_queue = and_(table.c.id == job_id, table.c.queue == queue)
         row = connection.execute(select(*columns).where(of_queue)).first()
         if row is not None:
@@ -187,6 +193,7 @@ def _job(row: Any, state: JobState) -> PullJob:
         payload=load_payload(row.payload),
         due=bool(getattr(row, "is_due", 1)),
         lease_expires_at=getattr(row, "lease_expires_at", None),
+        over=bool(getattr(row, "over", 0)),
     )
 
 
@@ -238,13 +245,17 @@ def _live(connection: Connection, dialect: Dialect, row: Any, max_retries: int) 
 def _requeue(connection: Connection, dialect: Dialect, job_id: int, attempts: int) -> None:
     table = dialect.tables.message
     state = MessageState.RETRYABLE if attempts else MessageState.PENDING
-    values = {
-        "state": state.name,
-        "acquired_at": None,
-        "lease_token": None,
-        "lease_expires_at": None,
-    }
+    values = {"state": state.name, **_WITHOUT_LEASE}
     connection.execute(update(table).where(table.c.id == job_id).values(values))
+
+
+def requeue_all(connection: Connection, dialect: Dialect, queue: str) -> None:
+    """Queue all jobs again that are in flight: no client can end them any more."""
+    table = dialect.tables.message
+    names = (MessageState.RETRYABLE.name, MessageState.PENDING.name)
+    state = case((table.c.attempts_count > 0, names[0]), else_=names[1])
+    leased = (table.c.queue == queue, text(_LEASED))
+    connection.execute(update(table).where(*leased).values(state=state, **_WITHOUT_LEASE))
 
 
 def start(
@@ -257,6 +268,10 @@ def start(
         new = {
             "state": literal(MessageState.PENDING.name),
             "publish_count": archive.c.publish_count + 1,
+            # One that has ended before its first delivery is retried, too.
+            "deliveries_count": case(
+                (archive.c.deliveries_count < 1, 1), else_=archive.c.deliveries_count
+            ),
             "next_attempt_at": clock(),
             # Both are over by now: who starts it wants it to run.
             "expires_at": None,

@@ -50,6 +50,8 @@ class DirectClaimRequest:
     """Whether it is removed at once, as acked."""
     listen: bool = False
     """Whether to take a connection for the wake-ups of other processes, where there are any."""
+    limit: int = 1
+    """How many at most."""
 
 
 class DirectClaimer:
@@ -138,8 +140,8 @@ class DirectClaimer:
 
         async def work() -> T | None:
             nonlocal again
-            row, again = await self._take(wanted, queues, token)
-            return None if row is None else await read(row)
+            rows, again = await self._take(wanted, queues, token)
+            return await read(rows[0]) if rows else None
 
         try:
             return await self.shielded.run(work(), give_back), again
@@ -150,6 +152,29 @@ class DirectClaimer:
             await give_back()
             return None, 0.0
 
+    async def take_now(self, wanted: DirectClaimRequest) -> list[ClaimedMessage]:
+        """Lease up to `wanted.limit` due messages, in the same lease, without waiting.
+
+        Cancelled, or if it cannot be known, what was leased is given back.
+
+        Raises:
+            StoreError: the database refused or could not be reached.
+        """
+        token = uuid4()
+
+        async def give_back() -> None:
+            await self._store.release_claim(wanted.queues, token)
+
+        async def work() -> list[ClaimedMessage] | None:
+            rows, _ = await self._take(wanted, wanted.queues, token)
+            return rows or None
+
+        try:
+            return await self.shielded.run(work(), give_back) or []
+        except UnknownOutcomeError:
+            await give_back()
+            return []
+
     def _in_turn(self, queues: tuple[str, ...]) -> tuple[str, ...]:
         # Each claim begins with the next queue, so that a full queue does not starve the others.
         first = next(self._turns) % len(queues)
@@ -157,7 +182,7 @@ class DirectClaimer:
 
     async def _take(
         self, wanted: DirectClaimRequest, queues: Sequence[str], token: UUID
-    ) -> tuple[ClaimedMessage | None, float | None]:
+    ) -> tuple[list[ClaimedMessage], float | None]:
         asked = self.clock.monotonic()
 
         # By id, as the database may make the broker repeat the transaction.
@@ -184,18 +209,19 @@ class DirectClaimer:
             judge,
             release=release,
             archive=wanted.rules.retain_on_reject,
+            limit=wanted.limit,
         )
         if release:
             self._released = {
                 q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL
             }
             self._released[wanted.queues] = asked
-        rows = [*taken.refused, *([] if taken.row is None else [taken.row])]
+        rows = [*taken.refused, *taken.rows]
         self._metrics.taken(rows, [written[row.id] for row in rows if row.id in written])
         for row in taken.refused:
             if isinstance(row.outcome, Reject):
                 self._log(logging.ERROR, refusal_text(row, row.outcome), message_id=row.id)
-        return taken.row, taken.again
+        return taken.rows, taken.again
 
     async def settle(self, settlement: Settlement, replaced: Replaced | None, queue: str) -> bool:
         """Write what a reservation from `queue` ended in; whether its lease was still held.

@@ -1,8 +1,8 @@
 """Jobs of channels: published to all consumers at once, taken and ended over HTTP."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
@@ -20,6 +20,7 @@ from faststream_sqlbroker.core.channels import (
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.configured import Configured
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -36,13 +37,24 @@ BY_CONFIGURATION = "configuration"
 """Who the audit says has made what the configuration names."""
 
 
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """What became of a message to a channel."""
+
+    message_id: str
+    """What its jobs have in common."""
+    consumers: int
+    jobs: int
+    """Written: fewer than consumers if some had the message already."""
+
+
 class PullJobs:
     """One broker's channels; its loop queues jobs again whose time is over."""
 
     def __init__(
         self,
         store: "Store",
-        write: Callable[[Sequence[NewMessage]], Awaitable[None]],
+        write: Callable[[Sequence[NewMessage]], Awaitable[list[int | None]]],
         wakeups: Wakeups,
         options: Channels,
         *,
@@ -62,7 +74,7 @@ class PullJobs:
                 "channels need the archive, which knows what has become of a job: give the "
                 "message_archive_table_name in SqlBrokerSchemaConfig"
             )
-        self._store = store
+        self.store = store
         self._write = write
         self._looks = looks
         self._wakeups = wakeups
@@ -71,12 +83,17 @@ class PullJobs:
         self._metrics = DirectMetrics(recorder)
         self._loop = Loop("pull jobs", self._tick, log, wakeups.clock)
         self._runs = False
-        self._configured = False
-        self._turn = asyncio.Lock()
+        self._configured = Configured(self._configure, wakeups.clock)
         for channel, of_channel in options.channels.items():
             for name, consumer in of_channel.consumers.items():
                 if consumer_type(consumer.type) == "pull":
                     refuse_subscriber(queue_of(channel, name), subscribed())
+
+    def start(self) -> None:
+        """Start the loop; without effect while it runs."""
+        if self._looks and (not self._runs or self._loop.orphaned):
+            self._runs = True
+            self._loop.start(self._wakeups.outages)
 
     async def begin(self) -> None:
         """Make what the configuration names, and start the loop; without effect the second time.
@@ -84,17 +101,12 @@ class PullJobs:
         Raises:
             SetupError: a subscriber has the queue of a pull consumer.
         """
-        if self._looks and (not self._runs or self._loop.orphaned):
-            self._runs = True
-            self._loop.start(self._wakeups.outages)
-        async with self._turn:
-            if not self._configured:
-                await self._configure()
-                self._configured = True
+        self.start()
+        await self._configured.begin()
 
     async def _configure(self) -> None:
         for channel, settings in self._options.channels.items():
-            await self._store.channels.put(channel, by=BY_CONFIGURATION, token=settings.token)
+            await self.store.channels.put(channel, by=BY_CONFIGURATION, token=settings.token)
             for name, consumer in settings.consumers.items():
                 await self.put_consumer(
                     channel,
@@ -117,7 +129,7 @@ class PullJobs:
         Raises:
             SetupError: `channel` cannot be an id.
         """
-        found = await self._store.channels.put(channel_id(channel), by=by, rotate=rotate)
+        found = await self.store.channels.put(channel_id(channel), by=by, rotate=rotate)
         assert found is not None  # noqa: S101 - only a consumer can be without its channel
         return found
 
@@ -141,15 +153,15 @@ class PullJobs:
         queue = queue_of(channel_id(channel), channel_id(consumer))
         if wanted == "pull":
             refuse_subscriber(queue, self._subscribed())
-            living = await self._store.live_subscribers.subscribers()
+            living = await self.store.live_subscribers.subscribers()
             refuse_subscriber(queue, {q: each.worker for each in living for q in each.queues})
-        return await self._store.channels.put(
+        return await self.store.channels.put(
             channel, consumer, by=by, kind=wanted, rotate=rotate, token=token
         )
 
     async def find(self, channel: str) -> Registered | None:
         """The channel; None for what cannot be an id, which the database may refuse to look up."""
-        return await self._store.channels.find(channel) if is_id(channel) else None
+        return await self.store.channels.find(channel) if is_id(channel) else None
 
     async def both(
         self, channel: str, consumer: str
@@ -157,16 +169,22 @@ class PullJobs:
         """The channel and the consumer; None as `find`."""
         if not (is_id(channel) and is_id(consumer)):
             return None, None
-        of_channel, of_consumer = await self._store.channels.both(channel, consumer)
+        of_channel, of_consumer = await self.store.channels.both(channel, consumer)
         return of_channel, of_consumer
 
     # Jobs.
 
     async def broadcast(
-        self, channel: str, payload: bytes, content_type: str | None, priority: int
-    ) -> tuple[str, int]:
-        """Write a job for each consumer of the channel, in one transaction; the id that they have
-        in common, and how many there are.
+        self,
+        channel: str,
+        payload: bytes,
+        content_type: str | None,
+        priority: int,
+        dedup_id: str | None = None,
+    ) -> Broadcast:
+        """Write a job for each consumer of the channel, in one transaction.
+
+        A consumer whose queue has a job with the `dedup_id` already gets none.
 
         Raises:
             PublishError: the body is too large.
@@ -176,12 +194,13 @@ class PullJobs:
         headers = {MESSAGE_ID: message}
         if content_type:
             headers["content-type"] = content_type
+        told = json.dumps(headers)
         rows = [
-            NewMessage(queue_of(channel, each.id), payload, json.dumps(headers), priority)
-            for each in await self._store.channels.consumers(channel)
+            NewMessage(queue_of(channel, each.id), payload, told, priority, dedup_id=dedup_id)
+            for each in await self.store.channels.consumers(channel)
         ]
-        await self._write(rows)
-        return message, len(rows)
+        ids = await self._write(rows)
+        return Broadcast(message, len(rows), len([i for i in ids if i is not None]))
 
     async def queued(
         self, queue: str, after: str | None, limit: int
@@ -191,14 +210,20 @@ class PullJobs:
         Raises:
             NotACursorError: `after` is not of such a list.
         """
-        overdue, _ = await self._store.channels.overdue([queue])
+        overdue, _ = await self.store.channels.overdue([queue])
         if overdue:
             await self._sweep(queue)
-        return await self._store.channels.queued(queue, after, limit)
+        return await self.store.channels.queued(queue, after, limit)
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
-        """One job."""
-        return await self._store.channels.job(queue, job_id)
+        """One job; one whose time is over is queued again first, or dead."""
+        found = await self.store.channels.job(queue, job_id)
+        if found is None or not found.over:
+            return found
+        end = await self.store.channels.end_overdue(queue, job_id, self._options.max_retries)
+        if end is not None:
+            self._metrics.settled(end, queue)
+        return await self.store.channels.job(queue, job_id)
 
     async def change(
         self,
@@ -214,7 +239,7 @@ class PullJobs:
         `longer` are seconds added to the timeout of a start; `token` is the lease that the consumer
         believes to have, None if it does not say.
         """
-        changed = await self._store.channels.change(
+        changed = await self.store.channels.change(
             self._request(queue, job_id, wanted, longer, token)
         )
         if changed.started is not None:
@@ -229,7 +254,7 @@ class PullJobs:
     async def extend(self, queue: str, job_id: int, token: UUID, *, longer: int = 0) -> bool:
         """Let the lease end after one more timeout and `longer` seconds; false if it is gone."""
         request = self._request(queue, job_id, JobState.INFLIGHT, longer, token)
-        changed = await self._store.channels.extend(request)
+        changed = await self.store.channels.extend(request)
         if changed.died is not None:
             self._metrics.settled(changed.died, queue)
         return changed.verdict == "done"
@@ -250,17 +275,17 @@ class PullJobs:
     # What no consumer ends.
 
     async def _tick(self) -> float:
-        queues = await self._store.channels.pulled()
+        queues = await self.store.channels.pulled()
         if not queues:
             return LONGEST_PAUSE
-        overdue, ends_in = await self._store.channels.overdue(queues)
+        overdue, ends_in = await self.store.channels.overdue(queues)
         for queue in overdue:
             await self._sweep(queue)
         pause = LONGEST_PAUSE if ends_in is None else ends_in
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, pause))
 
     async def _sweep(self, queue: str) -> None:
-        for end in await self._store.channels.sweep(queue, self._options.max_retries):
+        for end in await self.store.channels.sweep(queue, self._options.max_retries):
             self._metrics.settled(end, queue)
 
 

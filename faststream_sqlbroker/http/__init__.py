@@ -7,6 +7,7 @@ from faststream_sqlbroker.exceptions import MissingExtraError
 
 try:
     from faststream_sqlbroker.core.channels import Channel, Channels, Consumer
+    from faststream_sqlbroker.core.queue_api import Queues, QueueTokens
     from faststream_sqlbroker.http.app import HttpApp
     from faststream_sqlbroker.http.basic import BasicAuth, Login
     from faststream_sqlbroker.http.passwords import hash_password
@@ -27,6 +28,8 @@ __all__ = (
     "HttpApp",
     "Login",
     "ProxyAuth",
+    "QueueTokens",
+    "Queues",
     "Role",
     "User",
     "hash_password",

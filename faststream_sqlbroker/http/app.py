@@ -1,7 +1,8 @@
 """The HTTP application of a broker, put together."""
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -20,6 +21,7 @@ from faststream_sqlbroker.http.channels import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import DashboardRoutes
 from faststream_sqlbroker.http.dashboard.asked import Settings
+from faststream_sqlbroker.http.described import Part
 from faststream_sqlbroker.http.diagnosis import DiagnosisRoutes
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.local import LocalOnly
@@ -33,8 +35,10 @@ from faststream_sqlbroker.http.mounting import (
     below,
     checked_prefix,
 )
+from faststream_sqlbroker.http.openapi import document
 from faststream_sqlbroker.http.probes import Probes
 from faststream_sqlbroker.http.proxies import networks
+from faststream_sqlbroker.http.queues import QueueRoutes
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import Shield, handlers
 from faststream_sqlbroker.http.users import Authentication, ByCallable, FirstOf, Role, User
@@ -99,6 +103,7 @@ class HttpApp:
     def __init__(self, service: Service, auth: Authentication, options: HttpOptions) -> None:
         """Serve `service` to those whom `auth` knows."""
         csrf = options.csrf
+        self._service = service
         self._gate = Gate(
             auth,
             csrf,
@@ -107,21 +112,44 @@ class HttpApp:
             proxies=networks(options.proxies),
         )
         routes: list[BaseRoute] = [*probe_routes(service, self._for), self._csrf_route()]
+        routes.append(self._document_route())
         routes += MirrorRoutes(service.admin, options.limits, self._for).routes()
         routes += DiagnosisRoutes(service.admin, self._for).routes()
         if service.jobs is not None:
             channels = ChannelRoutes(service.jobs, self._gate, options.limits, self._for)
             routes += channels.routes()
+        self._queues: QueueRoutes | None = None
+        if service.queues is not None:
+            self._queues = QueueRoutes(service.queues, self._gate, options.limits, self._for)
+            routes += self._queues.routes()
         if options.dashboard != "off":
             routes += self._dashboard(service, options, csrf)
-        starlette = Starlette(routes=routes, exception_handlers=handlers(service.log))
+        starlette = Starlette(
+            routes=routes, exception_handlers=handlers(service.log), lifespan=self._lifespan
+        )
         # A redirect would lead to whatever Host says.
         starlette.router.redirect_slashes = False
+        self.starlette = starlette
         self._app: App = Shield(starlette, local_only=isinstance(auth, LocalOnly))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
+        if scope["type"] == "http" and self._service.jobs is not None:
+            # A mounted application is not told when the server starts.
+            self._service.jobs().start()
         await self._app(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        """Of an application that runs alone."""
+        found = [each() for each in (self._service.jobs, self._service.queues) if each is not None]
+        for jobs in found:
+            jobs.start()
+        try:
+            yield
+        finally:
+            for jobs in found:
+                await jobs.stop()
 
     def at(self, prefix: str) -> tuple[str, App]:
         """An entry of AsgiFastStream's `asgi_routes`, for all paths below `prefix`.
@@ -131,6 +159,11 @@ class HttpApp:
         """
         path = checked_prefix(prefix)
         return Below(path), below(path, self)
+
+    def end_waits(self) -> None:
+        """Answer all requests that wait for messages; a server that stops calls it."""
+        if self._queues is not None:
+            self._queues.end_waits()
 
     def _for(self, role: Role, answer: Callable[[Request, User], Awaitable[Response]]) -> Endpoint:
         """An endpoint that only users with `role` reach."""
@@ -143,6 +176,19 @@ class HttpApp:
     def _dashboard(self, service: Service, options: HttpOptions, csrf: Csrf) -> list[BaseRoute]:
         settings = Settings(options.dashboard == "full", options.show_bodies, options.redact)
         return DashboardRoutes(service, self._gate, csrf, options.limits, settings).routes()
+
+    def _document_route(self) -> Route:
+        # Made at each request: only then the path is known at which it is mounted.
+        parts: list[Part] = ["probes", "mirror"]
+        if self._service.jobs is not None:
+            parts.append("channels")
+        if self._service.queues is not None:
+            parts.append("queues")
+
+        async def answer(request: Request, _user: User) -> Response:
+            return JSONResponse(document(parts, request.scope.get("root_path", "")))
+
+        return Route("/openapi.json", self._for(Role.VIEWER, answer), methods=["GET"])
 
     def _csrf_route(self) -> Route:
         async def answer(_request: Request, user: User) -> Response:

@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -28,7 +28,9 @@ from faststream_sqlbroker.http.answers import (
     read_form,
     read_object,
 )
+from faststream_sqlbroker.http.channel_models import LONGEST_TIMEOUT
 from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.parameters import UNKNOWN_HASH, Guard, flag, row_id, whole
 from faststream_sqlbroker.http.users import Role, User
 from faststream_sqlbroker.store.channels import Changed
 
@@ -36,6 +38,7 @@ CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
 CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above
 LEASE = "X-Broker-Lease"
 PRIORITY = "X-Broker-Message-Priority"
+DEDUP_ID = "X-Broker-Dedup-Id"
 BASE64 = ";base64"
 """The end of the content type of a payload that is base64."""
 DEFAULT_LIMIT = 25
@@ -44,20 +47,11 @@ HIGHEST_LIMIT = 100
 """More are clipped to it."""
 HIGHEST_PRIORITY = 100
 """Of a message; the lowest is as much below 0."""
-LONGEST_TIMEOUT = 10 * 365 * 86_400
-"""Seconds that a job may add to its timeout."""
-LARGEST_ID = 2**63 - 1
-"""Of a job."""
-UNKNOWN_HASH = "0" * 64
-"""What a token of a channel that does not exist is compared with."""
 WANTED = ("INFLIGHT", "DELIVERED", "DEAD")
 """The states that a request may name."""
 _CONTENT_TYPE = re.compile(r"[ -~]{1,200}")
+_DEDUP_ID = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")
 _FIELDS = frozenset({"type", "rotate"})
-Guard = Callable[
-    [Role, Callable[[Request, User], Awaitable[Response]]],
-    Callable[[Request], Awaitable[Response]],
-]
 
 
 class ChannelRoutes:
@@ -107,7 +101,7 @@ class ChannelRoutes:
         fields = await self._fields(request)
         if "type" in fields:
             raise Problem(400, "a channel has no type")
-        rotate = _flag(fields, "rotate")
+        rotate = flag(fields, "rotate")
         channel = request.path_params["channel"]
         found = await self._jobs.put_channel(channel, by=user.name, rotate=rotate)
         return _registered(found, {"ID": found.id})
@@ -122,7 +116,7 @@ class ChannelRoutes:
             consumer,
             kind=fields.get("type"),
             by=user.name,
-            rotate=_flag(fields, "rotate"),
+            rotate=flag(fields, "rotate"),
         )
         if found is None:
             raise Problem(404, "there is no such channel")
@@ -148,24 +142,28 @@ class ChannelRoutes:
         self._gate.check(request, channel)
         found = await self._jobs.find(channel)
         self._verify(request, channel, [(found, CHANNEL_TOKEN)])
-        priority = _whole(request.headers.get(PRIORITY, "0"), PRIORITY)
+        priority = whole(request.headers.get(PRIORITY, "0"), PRIORITY)
         if not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
             raise Problem(400, f"{PRIORITY} must be -100 to 100")
         payload = await read_body(request, self._limits)
         kind = request.headers.get("content-type")
         if kind is not None and not _CONTENT_TYPE.fullmatch(kind):
             raise Problem(400, "Content-Type has up to 200 printable ASCII characters")
-        message, count = await self._jobs.broadcast(channel, payload, kind, priority)
-        if not count:
+        dedup_id = request.headers.get(DEDUP_ID)
+        if dedup_id is not None and not _DEDUP_ID.fullmatch(dedup_id):
+            raise Problem(400, f"{DEDUP_ID} has 1 to 255 printable ASCII characters")
+        sent = await self._jobs.broadcast(channel, payload, kind, priority, dedup_id)
+        if not sent.consumers:
             raise Problem(409, "the channel has no consumer: nothing was published")
-        return JSONResponse({"MessageID": message, "Jobs": count}, 201)
+        shown = {"MessageID": sent.message_id if sent.jobs else None, "Jobs": sent.jobs}
+        return JSONResponse(shown, 201 if sent.jobs else 200)
 
     # For consumers.
 
     async def queued_jobs(self, request: Request) -> Response:
         """The jobs that may be taken, the highest priority first."""
         queue = await self._pull_queue(request)
-        limit = _whole(request.query_params.get("limit") or str(DEFAULT_LIMIT), "limit")
+        limit = whole(request.query_params.get("limit") or str(DEFAULT_LIMIT), "limit")
         if limit < 1:
             raise Problem(400, "limit must be 1 or more")
         limit = min(limit, HIGHEST_LIMIT)
@@ -184,7 +182,7 @@ class ChannelRoutes:
     async def show(self, request: Request) -> Response:
         """One job, with its state."""
         queue = await self._pull_queue(request)
-        job = await self._jobs.job(queue, _job_id(request))
+        job = await self._jobs.job(queue, row_id(request, "job"))
         if job is None:
             raise Problem(404, "there is no such job")
         return JSONResponse({**_shown(job), "State": job.state.value, "RetryCount": job.retries})
@@ -192,7 +190,7 @@ class ChannelRoutes:
     async def change(self, request: Request) -> Response:
         """Take a job, or end it."""
         queue = await self._pull_queue(request)
-        job_id = _job_id(request)
+        job_id = row_id(request, "job")
         body = await read_object(request, self._limits)
         wanted = body.get("NextState")
         if not isinstance(wanted, str) or wanted not in WANTED:
@@ -206,7 +204,7 @@ class ChannelRoutes:
     async def heartbeat(self, request: Request) -> Response:
         """Extend the lease of a job that takes long."""
         queue = await self._pull_queue(request)
-        job_id = _job_id(request)
+        job_id = row_id(request, "job")
         token = _lease(request)
         if token is None:
             raise Problem(400, f"{LEASE} must be what the claim has answered")
@@ -294,24 +292,6 @@ def _ids(request: Request) -> tuple[str, str]:
     return request.path_params["channel"], request.path_params["consumer"]
 
 
-def _job_id(request: Request) -> int:
-    text = request.path_params["job"]
-    # Other forms of the same number would be other names of one job.
-    if not text.isascii() or not text.isdecimal() or str(int(text[:20])) != text:
-        raise Problem(404, "there is no such job")
-    number = int(text)
-    if number > LARGEST_ID:
-        raise Problem(404, "there is no such job")
-    return number
-
-
-def _whole(text: str, name: str) -> int:
-    digits = text.removeprefix("-")
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > len(str(LARGEST_ID)):
-        raise Problem(400, f"{name} must be a whole number")
-    return int(text)
-
-
 def _timeout(body: Mapping[str, Any], name: str) -> int | None:
     """Seconds; None: the field is missing."""
     if name not in body:
@@ -331,10 +311,3 @@ def _lease(request: Request) -> UUID | None:
         return UUID(given)
     except ValueError:
         raise Problem(400, f"{LEASE} must be what the claim has answered") from None
-
-
-def _flag(fields: Mapping[str, str], name: str) -> bool:
-    value = fields.get(name, "false")
-    if value not in {"true", "false"}:
-        raise Problem(400, f"{name} must be true or false")
-    return value == "true"

@@ -16,7 +16,19 @@ BACKLOG = 128
 """Connections that wait for an accept."""
 
 
-class InnerServer(uvicorn.Server):
+class Server(uvicorn.Server):
+    """Answers the requests that wait for messages before it stops."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop."""
+        # Others' applications, such as the probes alone, have no waits.
+        end_waits = getattr(self.config.app, "end_waits", None)
+        if end_waits is not None:
+            end_waits()
+        await super().shutdown(sockets)
+
+
+class InnerServer(Server):
     """Leaves signals to the program that it is a part of."""
 
     @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.flow.pull_jobs import PullJobs
+from faststream_sqlbroker.flow.queue_jobs import QueueJobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,5 +29,7 @@ class Service:
     """The queues of pull consumers."""
     jobs: Callable[[], PullJobs] | None = None
     """The channels; None: there are none."""
+    queues: Callable[[], QueueJobs] | None = None
+    """Queues for clients; None: there are none."""
     exposition: Callable[[], tuple[bytes, str]] | None = None
     """What /metrics shows, and its content type; None: there are no metrics."""

@@ -171,14 +171,15 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         row = await self._row(cmd, cmd.body)
         return await self._requests.ask(row, address, cmd.correlation_id, timeout)
 
-    async def write(self, rows: Sequence[NewMessage]) -> None:
-        """Insert `rows`, which are made already, in one transaction.
+    async def write(self, rows: Sequence[NewMessage]) -> list[int | None]:
+        """Insert `rows`, which are made already, in one transaction; their ids, None for one whose
+        dedup_id its queue has already.
 
         Raises:
             QueueFullError: a queue is full: none is written.
             StoreError: as `publish`.
         """
-        await self._publisher.publish(rows, droppable=False)
+        return await self._publisher.publish(rows, droppable=False)
 
     async def wait_for_room(self, queue: str) -> None:
         """Wait until `queue` has fewer due messages than its `max_depth`.

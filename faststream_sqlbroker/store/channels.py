@@ -128,6 +128,9 @@ class ChannelStore:
             )
             if not found.changed:
                 return found
+            # Its clients can end nothing any more, and a lease may last for years.
+            if consumer is not None and (found.earlier_type, kind) == ("pull", "push"):
+                pull_jobs.requeue_all(connection, self._dialect, queue_of(channel, consumer))
             arguments = {
                 "channel": channel,
                 "consumer": consumer,
@@ -173,6 +176,15 @@ class ChannelStore:
         return await self._transactions.run(
             lambda c: pull_jobs.one(c, self._dialect, queue, job_id), self._places, write=False
         )
+
+    async def end_overdue(self, queue: str, job_id: int, max_retries: int) -> Settlement | None:
+        """Queue the job again if its time is over, or end it; the end."""
+
+        def work(connection: Connection) -> Settlement | None:
+            held = pull_jobs.hold(connection, self._dialect, queue, job_id, max_retries)
+            return None if held is None else held.died
+
+        return await self._transactions.run(work, self._places)
 
     async def change(self, request: ChangeRequest) -> Changed:
         """Lead the job to the state that is asked for, if that is allowed."""

@@ -1,7 +1,8 @@
 """Claims of single messages by application code; each operation is one transaction."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from uuid import UUID
 
@@ -17,6 +18,8 @@ from faststream_sqlbroker.dialects.direct_claim import (
     DirectClaim,
     Judge,
     Replaced,
+    extend,
+    hold,
     settle_replaced,
     take,
 )
@@ -58,8 +61,10 @@ class DirectClaims:
         *,
         release: bool,
         archive: bool = True,
+        limit: int = 1,
     ) -> DirectClaim:
-        """Lease the first due message of `queues`, in their order, that `judge` accepts.
+        """Lease the first due messages of `queues`, in their order, that `judge` accepts: up to
+        `limit`, perhaps fewer than there are.
 
         A settlement that `judge` returns is written in the same transaction. `judge` may be called
         twice for a row, if the database makes the broker repeat the transaction. Expired leases of
@@ -91,6 +96,7 @@ class DirectClaims:
                 noted,
                 release=release,
                 archive=archive,
+                limit=limit,
             )
 
         taken = await self._transactions.run(
@@ -112,3 +118,53 @@ class DirectClaims:
             self._places,
             doing=doing,
         )
+
+    async def settle_held(
+        self,
+        queue: str,
+        message_id: int,
+        token: UUID,
+        decide: Callable[[ClaimedMessage, float], Settlement],
+        replace: Callable[[ClaimedMessage], Replaced] | None = None,
+    ) -> Settlement | None:
+        """Write what `decide` makes of a message that is leased with `token`; None: the lease is
+        another's, and nothing is written.
+
+        `decide` gets the message and the seconds since its claim; it may be called twice, if the
+        database makes the broker repeat the transaction. `replace` gives a new body.
+        """
+        written: list[Settlement] = []
+
+        def work(connection: Connection) -> Settlement | None:
+            written.clear()
+            row = hold(self._dialect, connection, queue, message_id, token)
+            if row is None:
+                return None
+            age = (self._dialect.now(connection) - row.acquired_at).total_seconds()
+            settlement = decide(row, max(0.0, age))
+            written.append(settlement)
+            if replace is None:
+                result = self._dialect.settle(connection, [settlement])
+            else:
+                new = replace(row)
+                result = settle_replaced(self._dialect, connection, settlement, new)
+            return settlement if result.settled else None
+
+        doing = {Activity.TAKE, Activity.ARCHIVE}
+        found: Settlement | None = await self._transactions.run(
+            work, self._places, doing=lambda: frozenset(needed_to_write(written) | doing)
+        )
+        return found
+
+    async def extend_held(
+        self, queue: str, message_id: int, token: UUID, lease: float
+    ) -> datetime | None:
+        """Let a lease end `lease` seconds from now, never sooner than it does; its end, by the
+        database's clock. None: the lease is another's.
+        """
+        found: datetime | None = await self._transactions.run(
+            lambda c: extend(self._dialect, c, queue, message_id, token, lease),
+            self._places,
+            doing=lambda: frozenset({Activity.TAKE}),
+        )
+        return found

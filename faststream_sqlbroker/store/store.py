@@ -61,6 +61,7 @@ from faststream_sqlbroker.store.overviews import QueueOverviews
 from faststream_sqlbroker.store.partitions import ArchivePartitions
 from faststream_sqlbroker.store.policies import PolicyStore
 from faststream_sqlbroker.store.queue_states import QueueStates
+from faststream_sqlbroker.store.queue_tokens import QueueTokenStore
 from faststream_sqlbroker.store.repairs import Repairs
 from faststream_sqlbroker.store.replies import ReplyStore
 from faststream_sqlbroker.store.retention import ArchiveRetention
@@ -153,6 +154,7 @@ class Store:
         )
         self.channels = ChannelStore(self._transactions, self.dialect, self._places)
         self.mirror = MirrorStore(self._transactions, self.dialect, self._places)
+        self.queue_tokens = QueueTokenStore(self._transactions, self.dialect, self._places)
         self.depths = Depths(self._transactions, self.dialect, self._places)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)

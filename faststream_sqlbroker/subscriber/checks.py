@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
+from typing import Literal
 
 from faststream import AckPolicy
 
@@ -20,6 +21,10 @@ from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 _SHORTEST_LEASE = 0.1
 """Seconds: a renewal, due after a third, must reach the database in time."""
+MOST_DELIVERIES = 20
+"""Default of max_deliveries where the retry strategy has no limit; the same as for subscribers."""
+MORE_DELIVERIES = 3
+"""Deliveries allowed on top of the strategy's attempts: a crash loses a delivery, no attempt."""
 LARGEST_FACTOR = 1000
 """Fetched batches that may wait here: far more than workers start in a lease."""
 LARGEST_WEIGHT = 1000
@@ -363,3 +368,17 @@ def _warn(text: str) -> None:
 
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
+
+
+def most_deliveries(given: int | Literal["auto"] | None, attempts: int | None) -> float:
+    """How often a message may be delivered, of the option and the strategy's `attempts`.
+
+    Raises:
+        SetupError: it is not valid.
+    """
+    if given == "auto":
+        return MOST_DELIVERIES if attempts is None else attempts + MORE_DELIVERIES
+    if given is None:
+        return float("inf")
+    whole_number("max_deliveries", given, other=', "auto", or None for no limit')
+    return given

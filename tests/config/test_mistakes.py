@@ -169,6 +169,8 @@ def test_of_a_schedule(write: Write, text: str, found: str) -> None:
             "{proxy_auth: {header: X-User, proxies: [x], roles: {a: admin}}}",
             "proxy_auth: 'x' is no",
         ),
+        ("{queues: {longest_wait: 31}}", "longest_wait must be 30 seconds or less"),
+        ("{queues: {queues: {a: {publish: short}}}}", "a token is text of 16 characters or more"),
         ("{channels: {stop_timeout: soon}}", "http.channels.stop_timeout: duration cannot be"),
         ("{channels: {channels: {a: {token: short}}}}", "a token is text of 16 characters or more"),
         ("{channels: {channels: {a: {consumer: {}}}}}", "channels.a.consumer: there is no option"),

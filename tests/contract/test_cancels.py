@@ -133,7 +133,7 @@ async def test_a_direct_claim_discards_instead_of_giving_back(bench: Bench) -> N
     await bench.expire()
     take = bench.store.takes.take
     taken = await take(["q"], 60.0, uuid4(), lambda _row: (None, True), release=True)
-    assert taken.row is None
+    assert not taken.rows
     assert (await bench.one(archive=True))["reason"] == "cancelled"
 
 

@@ -1,6 +1,7 @@
 """An application over a broker's empty tables, and clients of it."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, gate
 from faststream_sqlbroker.http.passwords import hash_password
 from tests.faststream.conftest import broker, heard, logger, look
+from tests.http.documented import is_documented
 
 __all__ = ("broker", "heard", "logger", "look")
 
@@ -34,7 +36,13 @@ def as_user(name: str) -> tuple[str, str]:
 def client_of(
     app: Any, *, client: tuple[str, int] = ("192.0.2.1", 4711), **options: Any
 ) -> httpx.AsyncClient:
-    """A client at an address that is not this machine's."""
+    """A client at an address that is not this machine's; what it is answered is as documented."""
+    if isinstance(app, HttpApp):
+        served = {
+            getattr(route, "path", "").replace(":path}", "}") for route in app.starlette.routes
+        }
+        compare = partial(is_documented, served=served)
+        options.setdefault("event_hooks", {"response": [compare]})
     transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=client)
     return httpx.AsyncClient(transport=transport, **{"base_url": BASE, **options})
 

@@ -8,7 +8,15 @@ import pytest
 
 from faststream_sqlbroker.core.states import MessageState
 from tests.conftest import ALL
-from tools import capabilities, diagram, golden_sql, picture, reference, render_migrations
+from tools import (
+    capabilities,
+    diagram,
+    golden_sql,
+    openapi,
+    picture,
+    reference,
+    render_migrations,
+)
 from tools.files import update_block, with_block, write_or_compare
 
 ROOT = Path(__file__).parent.parent.parent
@@ -21,6 +29,10 @@ def test_nothing_has_drifted(tool: object) -> None:
     wanted: dict[Path, str] = tool.files()  # type: ignore[attr-defined]
     assert wanted
     assert write_or_compare(wanted, folder, check=True) == []
+
+
+def test_the_openapi_document_is_todays() -> None:
+    assert all(path.read_text() == text for path, text in openapi.files().items())
 
 
 def test_drift_is_found_and_mended(tmp_path: Path) -> None:

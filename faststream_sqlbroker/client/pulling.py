@@ -1,4 +1,4 @@
-"""A client of pull consumers over HTTP: `pip install "sqlbroker[client]"`."""
+"""A client of pull consumers over HTTP."""
 
 import base64
 from collections.abc import AsyncIterator, Mapping
@@ -7,13 +7,10 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
-from faststream_sqlbroker.exceptions import HttpError, LeaseLostError, MissingExtraError, SetupError
+import httpx
 
-try:
-    import httpx
-except ImportError as error:
-    msg = "the client needs 'httpx', which is not installed: pip install 'sqlbroker[client]'"
-    raise MissingExtraError(msg) from error
+from faststream_sqlbroker.client.answers import TIMEOUT, refused
+from faststream_sqlbroker.exceptions import LeaseLostError, SetupError
 
 _LEASE = "X-Broker-Lease"
 _BASE64 = ";base64"
@@ -21,8 +18,6 @@ _TAKEN = HTTPStatus.ACCEPTED
 _LOST = HTTPStatus.CONFLICT
 _NOT_FREE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT})
 """What a job is answered that another client has ended, or whose queue is paused."""
-TIMEOUT = 30.0
-"""Seconds for one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class PullConsumer:
         consumer: str,
         channel_token: str,
         consumer_token: str,
-        http: "httpx.AsyncClient | None" = None,
+        http: httpx.AsyncClient | None = None,
     ) -> None:
         """Nothing is sent yet.
 
@@ -93,11 +88,12 @@ class PullConsumer:
         Args:
             limit: Jobs of a page, up to 100.
         """
+        # The link to the next page is followed with this client's own tokens.
         query: Mapping[str, str] = {"limit": str(limit)}
         while True:
             page = await self.send("GET", "/queued-jobs", query=query)
             if not page.is_success:
-                raise _refused(page)
+                raise refused(page)
             for each in page.json()["Result"]:
                 yield _queued(each)
             following = page.links.get("next")
@@ -127,7 +123,7 @@ class PullConsumer:
             return TakenJob(self, job, lease)
         if answer.status_code == _TAKEN or answer.status_code in _NOT_FREE:
             return None
-        raise _refused(answer)
+        raise refused(answer)
 
     async def send(
         self,
@@ -137,7 +133,7 @@ class PullConsumer:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
         lease: str | None = None,
-    ) -> "httpx.Response":
+    ) -> httpx.Response:
         """Send one request below the consumer's path; the answer, whatever its status is."""
         headers = self._tokens if lease is None else {**self._tokens, _LEASE: lease}
         url = self._base + path
@@ -186,7 +182,7 @@ class TakenJob:
                 "take it with a longer time, or call heartbeat() in time"
             )
         if not answer.is_success:
-            raise _refused(answer)
+            raise refused(answer)
 
     async def __aenter__(self) -> Self:
         """Return the job."""
@@ -211,11 +207,3 @@ def _queued(shown: Mapping[str, Any]) -> QueuedJob:
         kind = kind.removesuffix(_BASE64)
         payload = base64.b64decode(payload)
     return QueuedJob(shown["ID"], shown["Priority"], message["MessageID"], payload, kind)
-
-
-def _refused(answer: "httpx.Response") -> HttpError:
-    try:
-        told = str(answer.json()["error"])
-    except (ValueError, KeyError, TypeError):
-        told = "the answer has no text"
-    return HttpError(answer.status_code, told)

@@ -1,0 +1,219 @@
+"""The bodies of requests and answers about channels and probes, as the document describes them.
+
+Field names are those of webhook-broker.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from faststream_sqlbroker.http.models import Told
+
+LONGEST_TIMEOUT = 10 * 365 * 86_400
+"""Seconds that a job may add to its timeout."""
+# Not a token of anything: one that looks as they do.
+_TOKEN = "u3Jx0yK1mQ8b6TqVnZ2w5Rr7cFdLhA9eGsPiXoYtM4E"  # noqa: S105 - an example
+
+
+class Failure(Told):
+    """What is wrong, for its reader."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"error": "there is no such job"}]})
+
+    error: str
+
+
+class ChannelShown(Told):
+    """A channel."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ID": "orders", "Token": _TOKEN}]})
+
+    ID: str
+    Token: str | None = Field(None, description="Told once: when it was made or rotated")
+
+
+class ConsumerShown(ChannelShown):
+    """A consumer of a channel."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"ID": "billing", "Type": "pull", "Queue": "orders/billing", "Token": _TOKEN}
+            ]
+        }
+    )
+
+    Type: Literal["push", "pull"]
+    Queue: str = Field(description="The queue of its jobs")
+
+
+class BroadcastShown(Told):
+    """A message to all consumers of a channel."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"MessageID": "0c5e6b0e2f0c4b539d555fd8a3f1a0b1", "Jobs": 2}]
+        }
+    )
+
+    MessageID: str | None = Field(description="null: all consumers have its X-Broker-Dedup-Id")
+    Jobs: int
+
+
+class JobMessage(Told):
+    """What a job carries."""
+
+    MessageID: str = Field(description="What the jobs of one message have in common")
+    Payload: str
+    ContentType: str = Field(description="Ends in ;base64 if the payload is")
+
+
+_MESSAGE: dict[str, Any] = {
+    "MessageID": "0c5e6b0e2f0c4b539d555fd8a3f1a0b1",
+    "Payload": '{"id": 1}',
+    "ContentType": "application/json",
+}
+_JOB: dict[str, Any] = {"ID": "17", "Priority": 0, "Message": _MESSAGE}
+
+
+class Job(Told):
+    """A job that may be taken."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_JOB]})
+
+    ID: str
+    Priority: int
+    Message: JobMessage
+
+
+class JobShown(Job):
+    """A job with its state."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{**_JOB, "State": "INFLIGHT", "RetryCount": 0}]}
+    )
+
+    State: Literal["QUEUED", "INFLIGHT", "DELIVERED", "DEAD"]
+    RetryCount: int
+
+
+class QueuedJobs(Told):
+    """A page of jobs, the highest priority first."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"Result": [_JOB]}]})
+
+    Result: list[Job]
+
+
+class JobHeartbeat(BaseModel):
+    """Extends a lease by the server's timeout and some seconds."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"IncrementalTimeout": 600}]})
+
+    IncrementalTimeout: int = Field(0, ge=0, le=LONGEST_TIMEOUT, description="Seconds")
+
+
+class JobChange(BaseModel):
+    """Takes a job, or ends it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"NextState": "INFLIGHT", "IncrementalTimeout": 600}]}
+    )
+
+    NextState: Literal["INFLIGHT", "DELIVERED", "DEAD"]
+    IncrementalTimeout: int = Field(
+        0, ge=0, le=LONGEST_TIMEOUT, description="Seconds; only for a job that is taken by this"
+    )
+
+
+class Count(RootModel[int]):
+    """The bare number of messages."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [3]})
+
+
+# The names are those of the record; what they hold, the page about the mirror says.
+class MirroredRecord(Told):
+    """A message with a lookup value; Payload is base64, times are of ISO 8601."""
+
+    Name: Any
+    DestinationTopic: Any
+    EntryTime: Any
+    Info: Any
+    Lookup: Any
+    Payload: Any
+    Properties: Any
+    PublishAfter: Any
+    PublishCount: Any
+    PublishTime: Any
+
+
+class Mirrored(Told):
+    """Up to 100 records."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"Result": []}]})
+
+    Result: list[MirroredRecord]
+
+
+class InfoChange(BaseModel):
+    """A new info of all messages with a lookup value, or of the one with this Name."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"Lookup": "order-1", "Info": "packed"}]}
+    )
+
+    Lookup: str
+    Info: str
+    Name: str | None = Field(None, pattern="^[0-9]+$")
+
+
+class InfoChanged(Told):
+    """Of how many messages."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"Changed": 1}]})
+
+    Changed: int
+
+
+class Live(Told):
+    """The process answers."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "live"}]})
+
+    status: Literal["live"]
+
+
+class Ready(Told):
+    """Whether this process can work."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "status": "ready",
+                    "checks": {
+                        "started": True,
+                        "database": True,
+                        "schema": True,
+                        "subscribers": True,
+                    },
+                    "last_claim_ago": 0.012,
+                    "last_flush_ago": None,
+                }
+            ]
+        }
+    )
+
+    status: Literal["ready", "not ready"]
+    checks: dict[str, bool]
+    last_claim_ago: float | None = Field(description="Seconds, of the slowest subscriber")
+    last_flush_ago: float | None = Field(description="As last_claim_ago")
+
+
+class CsrfToken(Told):
+    """What a browser sends with each write, as X-CSRF-Token."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"token": "5f2c"}]})
+
+    token: str

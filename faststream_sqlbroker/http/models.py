@@ -1,0 +1,269 @@
+"""The bodies of requests and answers about queues: checked by them, and described by them."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from faststream_sqlbroker.core.queue_api import LONGEST_WAIT
+from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_body
+
+M = TypeVar("M", bound=BaseModel)
+LONGEST_LEASE = 86_400
+"""Seconds of a lease; a heartbeat makes it longer."""
+MOST_RESERVED = 100
+"""Messages of one request."""
+MOST_PUBLISHED = 1_000
+"""Messages of one request."""
+LONGEST_TEXT = 1_000
+"""Characters of an error that a client tells."""
+LONGEST_REASON = 255
+"""Characters of a reason: its column has no more."""
+LONGEST_KEY = 255
+"""Characters of a key, as its column."""
+MOST_TOLD = 3
+"""Mistakes of a body that the answer names."""
+
+Time = Annotated[
+    float | str,
+    Field(
+        description='Seconds, or text like "1.5h"',
+        examples=["10m", 2.5],
+    ),
+]
+
+_LEASED: dict[str, Any] = {"lease_token": "0c5e6b0e-2f0c-4b53-9d55-5fd8a3f1a0b1"}
+_ENDS = "2026-03-01T12:01:00Z"
+_MESSAGE: dict[str, Any] = _LEASED | {
+    "id": 17,
+    "queue": "orders",
+    "body": '{"id":1}',
+    "encoding": "text",
+    "content_type": "application/json",
+    "headers": {"content-type": "application/json"},
+    "key": None,
+    "priority": 0,
+    "attempt": 1,
+    "deliveries": 1,
+    "created_at": "2026-03-01T12:00:00Z",
+    "lease_ends_at": _ENDS,
+}
+
+
+class Asked(BaseModel):
+    """A body of a request; what it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Told(BaseModel):
+    """A body of an answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Body(Asked):
+    """What a message carries."""
+
+    body: Any = Field(description="Any JSON value; text for the encodings text and base64")
+    encoding: Literal["json", "text", "base64"] = Field(
+        "json",
+        description=(
+            "json: stored as JSON; text: stored as UTF-8; base64: the bytes that it stands for"
+        ),
+    )
+    content_type: str | None = Field(
+        None,
+        pattern="^[ -~]{1,200}$",
+        description="None: application/json, text/plain, and none for base64",
+    )
+
+
+class NewMessage(Body):
+    """A message to publish."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"body": {"id": 1}, "key": "ann", "delay": "10m"}]}
+    )
+
+    key: str | None = Field(None, min_length=1, max_length=LONGEST_KEY)
+    priority: int = Field(0, ge=-100, le=100, description="Higher ones are taken first")
+    dedup_id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=LONGEST_KEY,
+        description="Unique in the queue while the message lives",
+    )
+    delay: Time | None = Field(None, description="Time until it is due; not with next_attempt_at")
+    next_attempt_at: float | None = Field(None, description="When it is due: Unix seconds")
+    expires_in: Time | None = Field(None, description="Time after which it does not start")
+    headers: dict[str, Any] = Field(default_factory=dict, description="JSON values by name")
+    correlation_id: str | None = Field(None, min_length=1, max_length=LONGEST_KEY)
+
+
+class NewMessages(Asked):
+    """Messages to publish together: all or none."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": [{"body": {"id": 1}}, {"body": {"id": 2}}]}]}
+    )
+
+    messages: list[NewMessage] = Field(min_length=1, max_length=MOST_PUBLISHED)
+
+
+class Reserve(Asked):
+    """What to take, and for how long."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10, "wait": 20}]})
+
+    limit: int = Field(1, ge=1, le=MOST_RESERVED, description="Messages at most")
+    wait: float = Field(
+        0, ge=0, le=LONGEST_WAIT, description="Seconds to wait for the first; 0 looks once"
+    )
+    lease_seconds: float = Field(
+        60, gt=0, le=LONGEST_LEASE, description="How long they are yours, by the database's clock"
+    )
+
+
+class Lease(Asked):
+    """What the request about a message that was reserved has with it."""
+
+    lease_token: str = Field(
+        pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        description="What the reservation has answered",
+        examples=["0c5e6b0e-2f0c-4b53-9d55-5fd8a3f1a0b1"],
+    )
+
+
+class Heartbeat(Lease):
+    """Extends a lease."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_LEASED | {"lease_seconds": 600}]})
+
+    lease_seconds: float = Field(
+        60, gt=0, le=LONGEST_LEASE, description="From now; a lease is never shortened"
+    )
+
+
+class Commit(Lease):
+    """Settles a message as COMPLETED."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [_LEASED | {"result": {"body": {"invoice": 7}}}]}
+    )
+
+    result: Body | None = Field(None, description="Replaces the body in the archive")
+
+
+class Rollback(Lease):
+    """Gives a message back, or gives it up."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [_LEASED | {"delay": "1m", "error": "the shop is closed"}]}
+    )
+
+    outcome: Literal["retry", "release", "fail", "discard"] = Field(
+        "retry",
+        description=(
+            "retry: a failed attempt, due again; release: as if it had not been reserved; "
+            "fail: FAILED, never tried again; discard: DISCARDED"
+        ),
+    )
+    delay: Time | None = Field(
+        None, description="Of retry: time until it is due; None: the retry strategy decides"
+    )
+    reason: str | None = Field(
+        None, min_length=1, max_length=LONGEST_REASON, description="Of fail and discard"
+    )
+    error: str | None = Field(
+        None, max_length=LONGEST_TEXT, description="Stored with the message; not of release"
+    )
+
+
+class ReservedMessage(Told):
+    """A message that was reserved."""
+
+    id: int
+    queue: str
+    body: str
+    encoding: Literal["text", "base64"] = Field(description="base64: the body is not UTF-8")
+    content_type: str | None
+    headers: dict[str, Any]
+    key: str | None
+    priority: int
+    attempt: int = Field(description="1 for the first attempt")
+    deliveries: int = Field(description="Times it was taken, this one included")
+    created_at: str = Field(description="RFC 3339, UTC")
+    lease_token: str
+    lease_ends_at: str = Field(description="By the database's clock: RFC 3339, UTC")
+
+
+class Reserved(Told):
+    """The messages, the first ones first; none if none became due."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"messages": [_MESSAGE]}]})
+
+    messages: list[ReservedMessage]
+
+
+class LeaseEnd(Told):
+    """When a lease ends."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"lease_ends_at": _ENDS}]})
+
+    lease_ends_at: str = Field(description="By the database's clock: RFC 3339, UTC")
+
+
+class Settled(Told):
+    """Where a message is now."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"state": "COMPLETED"}]})
+
+    state: Literal["COMPLETED", "FAILED", "DISCARDED", "PENDING", "RETRYABLE"]
+
+
+class Published(Told):
+    """A message that was published."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"id": 17}]})
+
+    id: int | None = Field(description="null: the queue has a message with this dedup_id")
+
+
+class PublishedBatch(Told):
+    """Messages that were published, in their order."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": [17, 18]}]})
+
+    ids: list[int | None] = Field(description="null: as of one message")
+
+
+class QueueToken(Told):
+    """A token of a queue."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"queue": "orders", "role": "consume"}]}
+    )
+
+    queue: str
+    role: Literal["publish", "consume"]
+    token: str | None = Field(None, description="Told once: when it was made or rotated")
+
+
+async def read_model(request: Request, limits: BodyLimits, model: type[M]) -> M:
+    """The body, checked.
+
+    Raises:
+        Problem: as `read_body`; or it is something else (400).
+    """
+    body = await read_body(request, limits)
+    # No body is an empty object, for requests whose fields all have defaults.
+    try:
+        return model.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        told = [
+            f"{'.'.join(str(part) for part in each['loc']) or 'the body'}: {each['msg']}"
+            for each in found[:MOST_TOLD]
+        ]
+        raise Problem(400, "; ".join(told)[:LONGEST_TEXT]) from None

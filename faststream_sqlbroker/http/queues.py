@@ -1,0 +1,329 @@
+"""Any queue over HTTP: publish, reserve, heartbeat, commit and rollback."""
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, cast
+from uuid import UUID
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from faststream_sqlbroker.core.channels import Registered, token_fits
+from faststream_sqlbroker.core.checks import queue_problem
+from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Reject, Release
+from faststream_sqlbroker.core.queue_api import QUEUE_ROLES, QueueRole
+from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import NewMessage as Row
+from faststream_sqlbroker.core.text import clean_text
+from faststream_sqlbroker.core.times import delay_seconds
+from faststream_sqlbroker.dialects.direct_claim import Replaced
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.queue_jobs import LeasedMessage, QueueJobs
+from faststream_sqlbroker.http import models
+from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
+from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.parameters import UNKNOWN_HASH, Guard, flag, row_id
+from faststream_sqlbroker.http.users import Role, User
+from faststream_sqlbroker.parser import CONTENT_TYPE, REPLY_TO
+from faststream_sqlbroker.publisher.rows import make_row
+
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="sqlbroker"'}
+_BEARER = "bearer"
+_CONTENT_TYPES = {"json": "application/json", "text": "text/plain", "base64": None}
+_OPTIONS = ("key", "priority", "dedup_id", "delay", "next_attempt_at", "expires_in")
+
+
+class QueueRoutes:
+    """Answers requests about queues."""
+
+    def __init__(
+        self, jobs: Callable[[], QueueJobs], gate: Gate, limits: BodyLimits, guard: Guard
+    ) -> None:
+        """Administrators pass by `guard`; producers and consumers by a token of the queue."""
+        self._current = jobs
+        self._gate = gate
+        self._limits = limits
+        self._guard = guard
+
+    @property
+    def _jobs(self) -> QueueJobs:
+        return self._current()
+
+    def routes(self) -> list[Route]:
+        """All paths. The names of queues may have slashes: what follows is never a part of them."""
+        queue = "/v1/queues/{queue:path}"
+        message = queue + "/messages/{message}"
+        put_token = self._guard(Role.ADMIN, self.put_token)
+        return [
+            Route(queue + "/tokens/{role}", put_token, methods=["PUT"]),
+            Route(message + "/heartbeat", self.heartbeat, methods=["POST"]),
+            Route(message + "/commit", self.commit, methods=["POST"]),
+            Route(message + "/rollback", self.rollback, methods=["POST"]),
+            Route(queue + "/publish-batch", self.publish_batch, methods=["POST"]),
+            Route(queue + "/publish", self.publish, methods=["POST"]),
+            Route(queue + "/reserve", self.reserve, methods=["POST"]),
+        ]
+
+    def end_waits(self) -> None:
+        """Answer all that wait, so that a server can stop."""
+        self._jobs.polls.end()
+
+    # For administrators.
+
+    async def put_token(self, request: Request, user: User) -> Response:
+        """Make the token of a queue, which is told once."""
+        await self._begin()
+        queue = _queue(request)
+        role = request.path_params["role"]
+        if role not in QUEUE_ROLES:
+            raise Problem(404, "a token is for publish or consume")
+        fields = await read_form(request, self._limits)
+        if fields.keys() - {"rotate"}:
+            raise Problem(400, "there is the field rotate only: tokens are made here")
+        found = await self._jobs.put_token(
+            queue, cast("QueueRole", role), by=user.name, rotate=flag(fields, "rotate")
+        )
+        shown = {"queue": queue, "role": role}
+        if found.new_token is not None:
+            shown["token"] = found.new_token
+        return JSONResponse(shown, 201 if found.created else 200)
+
+    # For producers.
+
+    async def publish(self, request: Request) -> Response:
+        """Publish one message."""
+        queue = await self._enter(request, "publish")
+        message = await models.read_model(request, self._limits, models.NewMessage)
+        [found] = await self._jobs.publish([_row(queue, message)])
+        return JSONResponse({"id": found}, 200 if found is None else 201)
+
+    async def publish_batch(self, request: Request) -> Response:
+        """Publish several in one transaction."""
+        queue = await self._enter(request, "publish")
+        batch = await models.read_model(request, self._limits, models.NewMessages)
+        ids = await self._jobs.publish([_row(queue, each) for each in batch.messages])
+        return JSONResponse({"ids": ids}, 201)
+
+    # For consumers.
+
+    async def reserve(self, request: Request) -> Response:
+        """Lease messages; wait for the first of them as long as the client stays."""
+        queue = await self._enter(request, "consume")
+        wanted = await models.read_model(request, self._limits, models.Reserve)
+        rows = await self._while_connected(request, queue, wanted)
+        shown = [_shown(row, wanted.lease_seconds) for row in rows]
+        return JSONResponse({"messages": shown})
+
+    async def _while_connected(
+        self, request: Request, queue: str, wanted: models.Reserve
+    ) -> list[ClaimedMessage]:
+        taking = asyncio.ensure_future(
+            self._jobs.reserve(
+                queue, limit=wanted.limit, lease=wanted.lease_seconds, wait=wanted.wait
+            )
+        )
+        # Without a wait there is nothing that a client could leave.
+        if wanted.wait <= 0:
+            return await taking
+        # The body is read: what comes next is the end of the connection.
+        leaving = asyncio.ensure_future(request.receive())
+        try:
+            await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not leaving.done():
+                return await taking
+            # It has got messages that no one will read.
+            if taking.done():
+                await self._jobs.give_back(queue, await taking)
+            raise Problem(400, "the client has gone")
+        finally:
+            leaving.cancel()
+            if not taking.done():
+                taking.cancel()
+                with suppress(asyncio.CancelledError):
+                    await taking
+
+    async def heartbeat(self, request: Request) -> Response:
+        """Extend a lease."""
+        queue = await self._enter(request, "consume")
+        number = row_id(request, "message")
+        wanted = await models.read_model(request, self._limits, models.Heartbeat)
+        message = LeasedMessage(queue, number, UUID(wanted.lease_token))
+        ends = await self._jobs.extend(message, wanted.lease_seconds)
+        if ends is None:
+            raise _lost()
+        return JSONResponse({"lease_ends_at": _time(ends)})
+
+    async def commit(self, request: Request) -> Response:
+        """Settle a message as COMPLETED."""
+        queue = await self._enter(request, "consume")
+        number = row_id(request, "message")
+        wanted = await models.read_model(request, self._limits, models.Commit)
+        replaced = None if wanted.result is None else _replacing(wanted.result)
+        message = LeasedMessage(queue, number, UUID(wanted.lease_token))
+        return _settled(await self._jobs.settle(message, Ack(), replaced=replaced))
+
+    async def rollback(self, request: Request) -> Response:
+        """Give a message back, or up."""
+        queue = await self._enter(request, "consume")
+        number = row_id(request, "message")
+        wanted = await models.read_model(request, self._limits, models.Rollback)
+        message = LeasedMessage(queue, number, UUID(wanted.lease_token))
+        error = None if wanted.error is None else clean_text(wanted.error)
+        return _settled(await self._jobs.settle(message, _outcome(wanted), error=error))
+
+    async def _begin(self) -> None:
+        try:
+            await self._jobs.begin()
+        except SetupError as error:
+            self._gate.log(f"HTTP: the tokens of the configuration cannot be made: {error}")
+            raise Problem(503, "the tokens cannot be made: see the server's log") from None
+
+    async def _enter(self, request: Request, role: QueueRole) -> str:
+        """The queue, for which the request has a token.
+
+        Raises:
+            Problem: the token is missing (401) or wrong (403), or it cannot be a queue (400).
+        """
+        await self._begin()
+        queue = _queue(request)
+        self._gate.check(request, queue)
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != _BEARER or not token:
+            raise Problem(401, "send the token of the queue: Authorization: Bearer", _CHALLENGE)
+        found: Registered | None = await self._jobs.find_token(queue, role)
+        # Compared also for a queue without tokens: the answer does not tell which there are.
+        if not token_fits(token.strip(), found.token_hash if found else UNKNOWN_HASH):
+            self._gate.failed(request, queue)
+            raise Problem(403, f"the token does not allow to {role} here")
+        return queue
+
+
+def _queue(request: Request) -> str:
+    name = request.path_params["queue"]
+    if (problem := queue_problem(name)) is not None:
+        raise Problem(400, f"it cannot be the name of a queue: {problem}")
+    found: str = name
+    return found
+
+
+def _row(queue: str, message: models.NewMessage) -> Row:
+    """The row to insert.
+
+    Raises:
+        Problem: the body is not what its encoding says.
+        PublishError: a value cannot be stored.
+    """
+    if any(name.lower() == REPLY_TO for name in message.headers):
+        # A handler's answer would go wherever the caller wants.
+        raise Problem(400, f"the header {REPLY_TO} is not for clients over HTTP")
+    payload, content_type = _encoded(message)
+    options = {name: getattr(message, name) for name in _OPTIONS}
+    return make_row(
+        queue,
+        payload,
+        content_type,
+        options,
+        headers=message.headers,
+        correlation_id=message.correlation_id,
+    )
+
+
+def _encoded(given: models.Body) -> tuple[bytes, str | None]:
+    """The bytes of a body, and their content type."""
+    content_type = given.content_type or _CONTENT_TYPES[given.encoding]
+    body = given.body
+    try:
+        if given.encoding == "json":
+            text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            return text.encode(), content_type
+        if not isinstance(body, str):
+            raise Problem(400, f"body must be text for the encoding {given.encoding}")
+        if given.encoding == "text":
+            return body.encode(), content_type
+        return base64.b64decode(body, validate=True), content_type
+    except (ValueError, binascii.Error):
+        raise Problem(400, f"body cannot be stored with the encoding {given.encoding}") from None
+
+
+def _replacing(result: models.Body) -> Callable[[ClaimedMessage], Replaced]:
+    payload, content_type = _encoded(result)
+
+    def replaced(row: ClaimedMessage) -> Replaced:
+        others = {name: value for name, value in row.headers.items() if name != CONTENT_TYPE}
+        new = {**others, CONTENT_TYPE: content_type} if content_type else others
+        return Replaced(payload, new)
+
+    return replaced
+
+
+def _outcome(wanted: models.Rollback) -> Outcome:
+    """What the message ends in.
+
+    Raises:
+        Problem: a field does not belong to the outcome.
+        SetupError: the delay is no duration.
+    """
+    fields = {
+        "retry": {"delay", "error"},
+        "release": set[str](),
+        "fail": {"reason", "error"},
+        "discard": {"reason", "error"},
+    }[wanted.outcome]
+    given = {name for name in ("delay", "reason", "error") if getattr(wanted, name) is not None}
+    if wrong := sorted(given - fields):
+        raise Problem(400, f"{', '.join(wrong)}: not with the outcome {wanted.outcome}")
+    reason = None if wanted.reason is None else clean_text(wanted.reason)
+    if wanted.outcome == "retry":
+        return Nack(None if wanted.delay is None else delay_seconds(wanted.delay))
+    if wanted.outcome == "release":
+        return Release()
+    if wanted.outcome == "fail":
+        return Reject(reason)
+    return Discard(reason or "discarded")
+
+
+def _settled(found: Settlement | None) -> Response:
+    if found is None:
+        raise _lost()
+    state = "PENDING" if found.state is None else found.state.name
+    return JSONResponse({"state": state})
+
+
+def _lost() -> Problem:
+    return Problem(409, "the lease is lost: another consumer may have the message")
+
+
+def _shown(row: ClaimedMessage, lease: float) -> dict[str, Any]:
+    # The text as it is, not the JSON value in it: large numbers would lose their digits.
+    try:
+        body = row.payload.decode()
+        encoding = "text"
+    except UnicodeDecodeError:
+        body = base64.b64encode(row.payload).decode()
+        encoding = "base64"
+    kind = row.headers.get(CONTENT_TYPE)
+    return {
+        "id": row.id,
+        "queue": row.queue,
+        "body": body,
+        "encoding": encoding,
+        "content_type": kind if isinstance(kind, str) else None,
+        "headers": row.headers,
+        "key": row.key,
+        "priority": row.priority,
+        "attempt": row.attempts_count + 1,
+        "deliveries": row.deliveries_count,
+        "created_at": _time(row.created_at),
+        "lease_token": str(row.lease_token),
+        "lease_ends_at": _time(row.acquired_at + timedelta(seconds=lease)),
+    }
+
+
+def _time(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,188 @@
+"""Pull consumers: what is rare."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.dialects import channels as channel_rows
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow import configured
+from faststream_sqlbroker.flow.configured import Configured
+from tests.faststream.conftest import Look
+from tests.http.conftest import on_sqlite
+from tests.http.pulling import CHANNEL, JOBS, QUEUE, TOKENS, Pulling
+from tests.http.test_pull_consumers import over
+
+pytestmark = pytest.mark.capability("HTTP: channels with pull consumers")
+
+
+async def test_a_job_whose_time_is_over_is_shown_as_queued_or_dead(
+    broker: SqlBroker, look: Look
+) -> None:
+    """W5: at once, not when the application has looked."""
+    pulling = Pulling(broker, max_retries=1)
+    async with pulling.http:
+        await pulling.queued()
+        await pulling.app._service.jobs().stop()  # type: ignore[misc]
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        await pulling.start(job["ID"])
+        assert await pulling.state(job["ID"]) == ("INFLIGHT", 0)
+        await over(look)
+        assert await pulling.state(job["ID"]) == ("QUEUED", 1)
+        await pulling.start(job["ID"])
+        await over(look)
+        assert await pulling.state(job["ID"]) == ("DEAD", 1)
+
+
+async def test_w4_a_job_that_was_dropped_before_its_first_delivery(
+    broker: SqlBroker, look: Look
+) -> None:
+    """W4: Dead→InFlight is one retry more, whatever it died of."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        await broker.admin.cancel(int(job["ID"]), by="ann")
+        assert await pulling.state(job["ID"]) == ("DEAD", 0)
+        await pulling.start(job["ID"])
+        assert await pulling.state(job["ID"]) == ("INFLIGHT", 1)
+
+
+async def test_a_consumer_that_becomes_a_push_one_gives_its_jobs_up(
+    broker: SqlBroker, look: Look
+) -> None:
+    """No client can end them any more, and the subscriber must not wait for their timeouts."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        lease = await pulling.start(job["ID"], IncrementalTimeout=100_000)
+        assert (await pulling.put(JOBS, {"type": "push"})).status_code == 200
+        [row] = await look.rows()
+        assert (row["state"], row["lease_token"], row["deliveries_count"]) == ("PENDING", None, 1)
+        assert (await pulling.put(JOBS, {"type": "pull"})).status_code == 200
+        assert (await pulling.post(job["ID"], "DELIVERED", lease=lease)).status_code == 409
+        # A new token of a push consumer takes no subscriber's leases.
+        await pulling.start(job["ID"])
+        await pulling.put(JOBS, {"type": "pull", "rotate": "true"})
+        [row] = await look.rows()
+        assert row["state"] == "PROCESSING"
+
+
+async def test_a_broadcast_is_sent_once_for_a_dedup_id(broker: SqlBroker, look: Look) -> None:
+    pulling = Pulling(broker, "other")
+    async with pulling.http:
+        await pulling.queued()
+
+        async def send(dedup_id: str) -> Any:
+            headers = {**TOKENS, "X-Broker-Dedup-Id": dedup_id}
+            return await pulling.http.post(
+                f"/channel/{CHANNEL}/broadcast", content=b"1", headers=headers
+            )
+
+        first = await send("order-1")
+        assert (first.status_code, first.json()["Jobs"]) == (201, 2)
+        again = await send("order-1")
+        assert (again.status_code, again.json()) == (200, {"MessageID": None, "Jobs": 0})
+        [job] = await pulling.queued()
+        await pulling.post(job["ID"], "INFLIGHT")
+        await pulling.post(job["ID"], "DELIVERED")
+        third = await send("order-1")
+        assert (third.status_code, third.json()["Jobs"]) == (201, 1)
+        assert (await send("x" * 256)).status_code == 400
+
+
+@on_sqlite
+async def test_all_pull_consumers_are_watched(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many consumers of any type there are."""
+    monkeypatch.setattr(channel_rows, "READ_AT_ONCE", 2)
+    pulling = Pulling(broker, "c", "e")
+    async with pulling.http:
+        await pulling.queued()
+        for name in ("a", "b", "d", "f"):
+            assert (await pulling.put(f"/channel/{CHANNEL}/consumer/{name}")).status_code == 201
+        await pulling.put("/channel/last")
+        await pulling.put("/channel/last/consumer/x", {"type": "pull"})
+        found = await pulling.app._service.jobs().store.channels.pulled()  # type: ignore[misc]
+    assert found == ["last/x", QUEUE, f"{CHANNEL}/c", f"{CHANNEL}/e"]
+
+
+@on_sqlite
+async def test_a_limit_of_many_digits(broker: SqlBroker) -> None:
+    pulling = Pulling(broker)
+    async with pulling.http:
+        page = await pulling.page(f"?limit={'9' * 20}")
+        assert page.status_code == 400
+        assert page.json()["error"] == "limit must be a whole number of up to 19 digits"
+        assert (await pulling.page(f"?limit={'9' * 19}")).status_code == 200
+
+
+@on_sqlite
+async def test_the_loop_starts_with_the_broker_and_the_application(
+    broker: SqlBroker, look: Look
+) -> None:
+    """Jobs out of time are queued again also if no client asks."""
+    pulling = Pulling(broker)
+    jobs = pulling.app._service.jobs()  # type: ignore[misc]
+    async with pulling.http:
+        await pulling.queued()
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        await pulling.start(job["ID"])
+        await broker.stop()
+        assert not jobs._runs
+        await over(look)
+        await broker.start()
+        row = await look.in_state("PENDING")
+        assert row["deliveries_count"] == 1
+        await broker.stop()
+        assert not jobs._runs
+        # Any request will do, also a probe; a mounted application is not told of the server.
+        await pulling.http.get("/health/live")
+        assert jobs._runs
+        await jobs.stop()
+        # An application that runs alone is told.
+        async with pulling.app._lifespan(None):  # type: ignore[arg-type]
+            assert jobs._runs
+        assert not jobs._runs
+
+
+async def test_a_configuration_that_fails_is_not_made_by_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    now = 0.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    made = 0
+
+    async def make() -> None:
+        nonlocal made
+        made += 1
+        if made < 3:
+            raise SetupError(f"number {made}")
+
+    found = Configured(make, clock)
+    monkeypatch.setattr(configured, "backoff", lambda failures, _clock: 10.0 * failures)
+    for _ in range(5):
+        with pytest.raises(SetupError, match="number 1"):
+            await found.begin()
+    assert made == 1
+    now = 10.0
+    for _ in range(5):
+        with pytest.raises(SetupError, match="number 2"):
+            await found.begin()
+    assert made == 2
+    now = 29.0
+    with pytest.raises(SetupError, match="number 2"):
+        await found.begin()
+    now = 30.0
+    await asyncio.gather(*(found.begin() for _ in range(5)))
+    assert made == 3
