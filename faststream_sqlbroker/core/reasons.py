@@ -59,7 +59,9 @@ MEANINGS: dict[str, Meaning] = {
         '`Throttle` had no slot, with `when_exceeded="drop"` or `"dead_letter"`.',
     ),
     REJECTED: Meaning(
-        "FAILED", "Its handler rejected it, or the ack policy did, and gave no reason."
+        "DISCARDED, FAILED",
+        "Its handler rejected it, the ack policy did, or a client over HTTP gave it up; no reason "
+        "was given.",
     ),
     MAX_ATTEMPTS: Meaning(
         "FAILED",

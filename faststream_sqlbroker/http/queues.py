@@ -18,6 +18,7 @@ from faststream_sqlbroker.core.channels import Registered, token_fits
 from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.queue_api import QUEUE_ROLES, QueueRole
+from faststream_sqlbroker.core.reasons import REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.rows import NewMessage as Row
 from faststream_sqlbroker.core.text import clean_text
@@ -278,14 +279,14 @@ def _outcome(wanted: models.Rollback) -> Outcome:
     given = {name for name in ("delay", "reason", "error") if getattr(wanted, name) is not None}
     if wrong := sorted(given - fields):
         raise Problem(400, f"{', '.join(wrong)}: not with the outcome {wanted.outcome}")
-    reason = None if wanted.reason is None else clean_text(wanted.reason)
+    reason = clean_text(wanted.reason or "") or REJECTED
     if wanted.outcome == "retry":
         return Nack(None if wanted.delay is None else delay_seconds(wanted.delay))
     if wanted.outcome == "release":
         return Release()
     if wanted.outcome == "fail":
         return Reject(reason)
-    return Discard(reason or "discarded")
+    return Discard(reason)
 
 
 def _settled(found: Settlement | None) -> Response:

@@ -151,8 +151,7 @@ async def test_a_rollback_gives_back_or_up(web: Queueing, look: Look) -> None:
         answer = await web.end(message, "rollback", outcome=outcome, error="why", **given)
         assert answer.json() == {"state": state}
         kept = {row["id"]: row for row in await look.rows(archive=True)}[number]
-        default = "rejected" if outcome == "fail" else "discarded"
-        assert (kept["state"], kept["reason"]) == (state, reason or default)
+        assert (kept["state"], kept["reason"]) == (state, reason or "rejected")
         assert kept["last_error"] == "why"
 
 
