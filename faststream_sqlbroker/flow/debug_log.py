@@ -8,7 +8,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import suppress
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec
 
 from typing_extensions import override
 
@@ -30,6 +32,22 @@ LONGEST = 100
 _HEADER = re.compile(r"[A-Za-z0-9._-]{1,100}")
 Tell = Callable[[str, int | None, str], None]
 """Called with a text, the message's id and its queue."""
+P = ParamSpec("P")
+
+
+def _harmless(step: Callable[P, None]) -> Callable[P, None]:
+    """`step`, which raises nothing: it is called in the middle of what becomes of a message.
+
+    A logger may raise: loguru fills in what is in braces, also those of a header. Then a message
+    that was claimed would be held and never be handled, or its outcome never be written.
+    """
+
+    @wraps(step)
+    def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        with suppress(Exception):
+            step(*args, **kwargs)
+
+    return told
 
 
 class PerMinute:
@@ -109,6 +127,7 @@ class DebugLog:
         self._watched[message_id] = _Watched(name, self._clock.monotonic())
         return True
 
+    @_harmless
     def _step(self, message_id: int, text: str, queue: str = "") -> None:
         known = self._watched.get(message_id)
         if known is None:
@@ -123,6 +142,7 @@ class DebugLog:
 
     # -- the steps ---------------------------------------------------------------------------------
 
+    @_harmless
     def published(
         self, rows: Sequence[NewMessage], ids: Sequence[int | None], took: float, where: str
     ) -> None:
@@ -139,6 +159,7 @@ class DebugLog:
                 text = f"published{where} in {took * 1000:.1f} ms, priority {row.priority}"
                 self._step(message_id, f"{text}, due {due}", row.queue)
 
+    @_harmless
     def claimed(self, rows: Iterable[ClaimedMessage]) -> None:
         """`rows` were leased."""
         for row in rows:
@@ -155,6 +176,7 @@ class DebugLog:
                     text += f"; its policies let it start in {wait * 1000:.0f} ms"
                 self._step(row.id, text, row.queue)
 
+    @_harmless
     def decided(self, queue: str, decisions: Mapping[int, str], stored: Mapping[int, Any]) -> None:
         """Policies have decided of messages without a lease; the claim is not committed yet."""
         for message_id, text in decisions.items():
@@ -181,18 +203,21 @@ class DebugLog:
 
         return told
 
+    @_harmless
     def settled(self, settlements: Iterable[Settlement]) -> None:
         """What is to be written of deliveries is known."""
         for each in settlements:
             if each.id in self._watched:
                 self._step(each.id, f"settled: {_what(each)}, waits for the flush")
 
+    @_harmless
     def writing(self, settlements: Iterable[Settlement]) -> None:
         """They are sent to the database."""
         for each in settlements:
             if each.id in self._watched:
                 self._step(each.id, "flush: sent to the database")
 
+    @_harmless
     def written(self, settlements: Iterable[Settlement], result: SettleResult) -> None:
         """The database has answered."""
         for each in settlements:
@@ -208,6 +233,7 @@ class DebugLog:
                 if each.leaves:
                     self._end(each.id)
 
+    @_harmless
     def lost(self, rows: Iterable[ClaimedMessage], phase: str) -> None:
         """Leases are gone."""
         for row in rows:

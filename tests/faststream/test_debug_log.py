@@ -106,6 +106,37 @@ async def test_p14_decisions_of_policies_are_told(
     assert any("policies: ended, superseded" in text for text in of_first), of_first
 
 
+async def test_p14_a_logger_that_raises_changes_nothing(
+    make: Make, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P14: as loguru does, which fills in what is in braces, also those of a header."""
+    asked: list[str] = []
+
+    def fail(_: SqlBroker, text: str, *_more: Any) -> None:
+        asked.append(text)
+        raise KeyError(text)
+
+    monkeypatch.setattr(SqlBroker, "_tell_debug", fail)
+    debugged = make(debug_header="X-Debug")
+    once = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=2)
+
+    @debugged.subscriber("q", retry_strategy=once, **QUICK)
+    async def handle(body: str) -> None:
+        if body == "fails":
+            raise ValueError(body)
+
+    for body in ("well", "fails"):
+        assert await debugged.publish(body, "q", headers={**ASKS, "correlation_id": "{x}"})
+    await debugged.start()
+    rows = await look.archived(2)
+    assert sorted((row["state"], row["attempts_count"]) for row in rows) == [
+        ("COMPLETED", 1),
+        ("FAILED", 2),
+    ]
+    steps = ["published in ", "claimed", "begins", "ended", "settled", "flush", "written"]
+    assert in_order(asked, steps)
+
+
 @on_sqlite
 async def test_p14_it_is_off_unless_the_broker_allows_it(
     broker: SqlBroker, look: Look, heard: Heard
