@@ -1,6 +1,7 @@
 """Messages with a lookup value over HTTP: how many, their records, and their info."""
 
 import base64
+import re
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ MOST = 100
 """Records of one answer."""
 FILTERS = ("Lookup", "Info")
 FIELDS = {"Lookup", "Info", "Name"}
+_NAME = re.compile("[0-9]{1,19}")
+"""A message's id as text."""
 T = TypeVar("T")
 
 
@@ -56,9 +59,9 @@ class MirrorRoutes:
         if not {"Lookup", "Info"} <= given.keys() <= FIELDS:
             raise Problem(400, "the body has Lookup and Info, and may have Name")
         name = given.get("Name")
-        if name is not None and not (isinstance(name, str) and name.isascii() and name.isdecimal()):
+        if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise Problem(400, "Name is that of a record")
-        one = None if name is None else int(name[:19])
+        one = None if name is None else int(name)
         changed = await _checked(self._admin().set_info(given["Lookup"], given["Info"], id=one))
         return JSONResponse({"Changed": changed})
 

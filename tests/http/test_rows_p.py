@@ -90,6 +90,7 @@ async def test_p11_the_records_and_their_info_over_http(
         {"Lookup": "a", "Info": "x" * 1_001},
         {"Lookup": "a", "Info": "x", "Name": "one"},
         {"Lookup": "a", "Info": "x", "Name": 1},
+        {"Lookup": "a", "Info": "x", "Name": str(first).zfill(19) + "7"},  # another's
         {"Lookup": "a", "Info": "x", "More": 1},
     ):
         assert (await change(wrong)).status_code == 400, wrong
