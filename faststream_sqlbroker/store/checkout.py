@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -137,8 +139,9 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
     """Roll back before a SQLite connection is closed, so that its locks are released.
 
     A cancelled statement may have rows left. While its cursor exists, and an error that it raised
-    keeps it in existence, even a closed connection holds its locks, so no process could write.
-    Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
+    keeps it in existence, even a closed connection holds its locks, so no process could write. A
+    rollback alone keeps the lock for reading, for which a COMMIT waits unless the file is in WAL
+    mode. Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
     """
     try:
         asyncio.get_running_loop()
@@ -147,13 +150,25 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
     # aiosqlite's thread runs calls in the order in which they are queued, so the rollback is queued
     # now, by the first `send`. A task would queue it too late: older versions of SQLAlchemy queue
     # the close right after this event.
-    rollback = dbapi_connection.driver_connection.rollback()
+    driver = dbapi_connection.driver_connection
+    rollback = driver._execute(_end_statements, driver)  # noqa: SLF001 - all that runs in its thread
     try:
         asked = rollback.send(None)
     except (ValueError, StopIteration):
         return  # The connection is closed already.
     asked.add_done_callback(_retrieve)
     rollback.close()
+
+
+def _end_statements(driver: Any) -> None:
+    """Close the cursors of aiosqlite's `driver`, then roll back; in its thread."""
+    connection: sqlite3.Connection = driver._conn  # noqa: SLF001
+    # Who has begun a cursor may not have been told of it, so that only the garbage collector knows.
+    for each in gc.get_referrers(connection):
+        if isinstance(each, sqlite3.Cursor):
+            with contextlib.suppress(sqlite3.Error):
+                each.close()
+    connection.rollback()
 
 
 def _checked_in(_dbapi_connection: Any, record: Any) -> None:
