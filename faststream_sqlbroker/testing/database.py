@@ -14,6 +14,7 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from faststream_sqlbroker.dialects.mirror import MIRROR
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all
@@ -26,6 +27,8 @@ _DAY = 86_400
 """Seconds."""
 _OURS = "sqlbroker-test-clock"
 _LIVE = "'PENDING', 'RETRYABLE'"
+_MIRRORED = f"substr(scope, 1, {len(MIRROR)}) = '{MIRROR}'"
+"""A row of the policy state that is of a message with a lookup value."""
 COPIED = (
     "id",
     "queue",
@@ -223,6 +226,11 @@ class TestDatabase:
                         f"UPDATE {name} SET id = ? WHERE id = ?",
                         (told, new),
                     )
+                await connection.exec_driver_sql(
+                    f"UPDATE {table}_policy_state SET counter = ?, key = ? "
+                    f"WHERE {_MIRRORED} AND counter = ?",
+                    (told, str(told), new),
+                )
 
     async def remove(self, table: str, ids: Sequence[int]) -> None:
         """Remove messages that no handler works on."""
@@ -240,6 +248,11 @@ class TestDatabase:
                     f"DELETE FROM {name} WHERE id IN ({_marks(ids)})",
                     tuple(ids),
                 )
+            await connection.exec_driver_sql(
+                f"DELETE FROM {table}_policy_state "
+                f"WHERE {_MIRRORED} AND counter IN ({_marks(ids)})",
+                tuple(ids),
+            )
 
 
 def _marks(values: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, func, make_url, select, update
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from faststream_sqlbroker import (
     DESTINATION,
@@ -238,3 +238,25 @@ async def test_a_test_broker_mirrors(engine: AsyncEngine) -> None:
         assert await broker.admin.count_mirrored(lookup="a") == 0
         await broker.publish("x", "other", lookup="b", delay="1h")
         assert await broker.admin.count_mirrored(lookup="b") == 1
+
+
+@on_sqlite
+async def test_a_test_broker_mirrors_what_a_transaction_of_the_test_publishes(
+    engine: AsyncEngine,
+) -> None:
+    """It holds that back until the COMMIT, and gives it the id that its publisher was told."""
+    async with TestSqlBroker(SqlBroker(engine)) as broker:
+        with create_engine("sqlite://").connect() as plain:
+            broker.publish_sync("dropped", "q", lookup="a", connection=plain)
+            plain.rollback()
+            first = broker.publish_sync("kept", "q", lookup="a", connection=plain)
+            plain.commit()
+        another = create_async_engine("sqlite+aiosqlite://")
+        async with another.connect() as connection:
+            second = await broker.publish("kept", "q", lookup="a", connection=connection)
+            await connection.commit()
+            await broker.drain()
+        await another.dispose()
+        found = await broker.admin.mirrored(lookup="a")
+        assert [each.id for each in found] == [first, second]
+        assert await broker.admin.set_info("a", "i", id=first) == 1
