@@ -35,7 +35,8 @@ class Verifying(Operations):
             rows: It ends after so many rows, and then has `after`; 1 or more.
             time_limit: It ends after this time as well.
             lease_over: A lease that ended so long ago has no owner, as any live subscriber of its
-                queue gives such messages back within seconds.
+                queue gives such messages back within seconds. A message whose holder lives has one:
+                the transaction of a handler may last longer than its lease.
             limit: Damages to list; 1 to 10 000. All of them are counted.
 
         Raises:

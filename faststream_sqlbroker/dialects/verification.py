@@ -5,7 +5,7 @@ table to the other is seen in one of them, and a stretch is as long however much
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -26,13 +26,16 @@ from faststream_sqlbroker.core.jobs import job_of
 from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, RowSum, window_of
 from faststream_sqlbroker.core.retention import Place
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, MessageState
+from faststream_sqlbroker.core.status import HOLDER_BYTES
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.verification import Damage
 from faststream_sqlbroker.dialects.jobs import JOB
+from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.loaded_windows import read_page
 from faststream_sqlbroker.dialects.message_walks import STEP, Part, Walk
 from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import later
 
 CLOCK_STEP = 60_000_000
@@ -58,7 +61,9 @@ class Stretch:
 def live(
     connection: Connection, dialect: Operations, after: Position | None, lease_over: float
 ) -> Stretch:
-    """Live messages, by id. A lease that has been over for `lease_over` seconds has no owner."""
+    """Live messages, by id. A lease that has been over for `lease_over` seconds has no owner if its
+    holder does not live.
+    """
     table = dialect.tables.message
     c = table.c
     leased = c.state == MessageState.PROCESSING.name
@@ -76,7 +81,35 @@ def live(
     if archive is not None:
         wrong[kinds.IN_BOTH] = select(archive.c.id).where(archive.c.id == c.id).exists()
     walk = Walk("all", table, None, (), (c.id,))
-    return _stretch(connection, dialect, walk, after, wrong)
+    stretch = _stretch(connection, dialect, walk, after, wrong)
+    over_ids = [
+        d.message_id
+        for d in stretch.damages
+        if d.kind == kinds.NO_OWNER and d.message_id is not None
+    ]
+    if not over_ids:
+        return stretch
+    left = _without_holder(connection, dialect, over_ids, wrong[kinds.NO_OWNER])
+    damages = [d for d in stretch.damages if d.kind != kinds.NO_OWNER or d.message_id in left]
+    return replace(stretch, damages=damages)
+
+
+def _without_holder(
+    connection: Connection, dialect: Operations, ids: Sequence[int], condition: Any
+) -> set[int]:
+    """Those of the messages that meet `condition` and whose holder does not live.
+
+    A handler's transaction keeps its message for as long as it runs, though others see the lease
+    end: its lock lets neither a renewal nor a release pass.
+    """
+    c = dialect.tables.message.c
+    holders: dict[int, str] = {}
+    for part in chunks(list(ids)):
+        rows = connection.execute(select(c.id, c.lease_token).where(c.id.in_(part), condition))
+        holders.update((row.id, row.lease_token.bytes[:HOLDER_BYTES].hex()) for row in rows)
+    alive = read_subscribers(connection, dialect.tables.policy_state)
+    living = {each.worker.rpartition(":")[2] for each in alive}
+    return {message_id for message_id, holder in holders.items() if holder not in living}
 
 
 def archived(connection: Connection, dialect: Operations, after: Position | None) -> Stretch:

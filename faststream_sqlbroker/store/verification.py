@@ -4,7 +4,8 @@ import asyncio
 import base64
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from sqlalchemy import Connection
@@ -16,10 +17,20 @@ from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.core.verification import Damage, Verification
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects import verification as look
+from faststream_sqlbroker.dialects.verification import BETWEEN
 from faststream_sqlbroker.store.transaction import Transactions
 
 PARTS = ("live", "archive", "jobs", "windows")
 """What is looked through, in this order; a cursor begins with one of them."""
+POSITIONS: Mapping[str, Sequence[Sequence[Any]]] = {
+    "live": [(int,)],
+    "archive": [(int, int)],
+    "jobs": [(str,)],
+    "windows": [(str, str), (str, str, int, (int, NoneType), (int, NoneType), int, str)],
+}
+"""The types of a position's values, by part."""
+LARGEST = 2**63 - 1
+"""What the databases can compare with a number."""
 Look = Callable[[Connection], look.Stretch]
 
 
@@ -100,7 +111,11 @@ def _dump(part: str, position: Sequence[Any] | None) -> str:
 def _load(cursor: str) -> tuple[str, Sequence[Any] | None]:
     try:
         part, position = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-        known = part in PARTS and _fits(part, position)
+        known = (
+            part in PARTS
+            and (position is None or isinstance(position, list))
+            and _fits(part, position)
+        )
     except (TypeError, ValueError, OverflowError) as error:
         raise NotACursorError(cursor) from error
     if not known:
@@ -112,10 +127,19 @@ def _fits(part: str, position: Any) -> bool:
     """Whether the position is one of that part."""
     if position is None:
         return True
-    if not isinstance(position, list):
+    kinds = next((each for each in POSITIONS[part] if len(each) == len(position)), None)
+    if kinds is None or not all(map(isinstance, position, kinds)):
+        return False
+    whole = [each for each in position if isinstance(each, int)]
+    if any(abs(each) > LARGEST for each in whole):
         return False
     if part == "archive":
         from_microseconds(position[0])  # raises if it is no moment
-    lengths = {"live": {1}, "archive": {2}, "jobs": {1}, "windows": {2, 7}}
-    kind = int if part in {"live", "archive"} else str
-    return len(position) in lengths[part] and all(isinstance(each, kind) for each in position[:2])
+    if part == "windows" and len(position) > BETWEEN:
+        at, last_id, _, ids = position[3:]
+        int(ids)  # raises if it is no number
+        if (at is None) != (last_id is None):
+            return False
+        if at is not None:
+            from_microseconds(at)
+    return True

@@ -1,5 +1,7 @@
 """broker.admin.verify and `sqlbroker verify`: each damage that is planted is named, no other."""
 
+import base64
+import json
 import uuid
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -13,8 +15,10 @@ from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin import Verification
 from faststream_sqlbroker.core import verification as kinds
 from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, LoadedWindow, RowSum
+from faststream_sqlbroker.core.status import worker_name
 from faststream_sqlbroker.dialects import loaded_windows as records
 from faststream_sqlbroker.dialects import message_walks, verification
+from faststream_sqlbroker.dialects.live_subscribers import SUBSCRIBER
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import verification as store
@@ -132,6 +136,26 @@ async def test_a_lease_has_no_owner_only_after_a_while(broker: SqlBroker, plante
     assert found(verified) == [(kinds.NO_OWNER, 1)]
 
 
+async def test_a_lease_whose_holder_lives_has_an_owner(broker: SqlBroker, planted: Planted) -> None:
+    """A transactional handler holds its message by a lock that nothing else gets past; others see
+    the lease end."""
+    now = datetime.now(timezone.utc)
+    holders = {1: (b"living..", now + timedelta(days=1)), 2: (b"dead....", PAST)}
+    statements = []
+    for message_id, (holder, until) in holders.items():
+        token = uuid.UUID(bytes=holder + bytes(8))
+        leased = {"state": "PROCESSING", "lease_token": token, "lease_expires_at": PAST}
+        name = worker_name("host:1", holder)
+        statements += [
+            planted.live(message_id, **leased),
+            planted.record(SUBSCRIBER, name, info={}, lease_expires_at=until),
+        ]
+    await planted.unchecked(*statements)
+    verified = await broker.admin.verify()
+    assert found(verified) == [(kinds.NO_OWNER, 2)]
+    assert verified.counts == {kinds.NO_OWNER: 1}
+
+
 async def test_jobs_and_windows_of_a_lake_are_compared(
     broker: SqlBroker, look: Look, planted: Planted, small: None
 ) -> None:
@@ -215,7 +239,19 @@ async def test_it_ends_after_so_many_rows_and_goes_on(
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_wrong_arguments_are_refused(broker: SqlBroker) -> None:
-    for cursor in ("x", "W10=", "WyJsaXZlIiwgWyJhIl1d", "WyJhcmNoaXZlIiwgWzFlMzAsIDFdXQ=="):
+    wrong_cursors = (
+        ["live", ["a"]],
+        ["live", [2**63]],
+        ["live", {"a": 1}],
+        ["archive", []],
+        ["archive", [1e30, 1]],
+        ["archive", [10**18, 1]],
+        ["windows", ["lake:a", "b", 0, 1, None, 0, "0"]],
+        ["windows", ["lake:a", "b", 0, None, None, 0, "x"]],
+        ["windows", ["lake:a", "b", "c", None, None, 0, "0"]],
+    )
+    made = [base64.urlsafe_b64encode(json.dumps(each).encode()).decode() for each in wrong_cursors]
+    for cursor in ("x", "W10=", *made):
         with pytest.raises(SetupError, match="after must be what the call before returned"):
             await broker.admin.verify(after=cursor)
     for wrong in ({"limit": 0}, {"lease_over": -1}, {"lease_over": 1e11}, {"time_limit": 0}):
