@@ -40,7 +40,7 @@ class Workers(Operations):
             by: Who releases, as text, for the `audit`; default the host and the process id.
 
         Returns:
-            How many messages were released.
+            How many messages were released, or discarded as an operator had asked to cancel them.
 
         Raises:
             SetupError: `worker` is not known, or it is alive and `force` is not set, or `by` is no

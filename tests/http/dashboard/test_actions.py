@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.core.jobs import Job
@@ -172,6 +173,24 @@ async def test_a_job_is_stopped_and_goes_on(broker: SqlBroker, web: httpx.AsyncC
     # The work of this process ends by itself then.
     others = [task for task in asyncio.all_tasks() if "wait_for_job" in repr(task.get_coro())]
     assert not others
+
+
+async def test_a_job_tells_what_the_database_refused(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    numbers = [await broker.publish({}, "a", delay="1h") for _ in range(3)]
+    async with broker.engine.begin() as connection:
+        await connection.execute(
+            text(
+                "CREATE TRIGGER refused BEFORE UPDATE ON message "
+                f"WHEN NEW.id = {numbers[1]} BEGIN SELECT RAISE(ABORT, 'not here'); END"
+            )
+        )
+    job = await broker.admin.bulk_move("b", queue="a", dry_run=False)
+    page = (await web.get(f"/ui/jobs/{job.id}", auth=OLA)).text
+    assert "2 of 3 done, 0 skipped, 1 failed" in page
+    assert f'href="/ui/messages/{numbers[1]}"' in page
+    assert "2 of 3 done, 0 skipped, 1 failed" in (await web.get("/ui/jobs", auth=OLA)).text
 
 
 async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClient) -> None:
