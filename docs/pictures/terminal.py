@@ -81,7 +81,9 @@ def _open() -> Iterator[None]:
 
 
 def _printed(words: Sequence[str]) -> str:
-    runner = CliRunner(env={"COLUMNS": str(WIDTH), "TERM": "dumb", "NO_COLOR": "1"})
+    # Whoever builds may ask Rich for colors, as if for a terminal: it would cut the tables then.
+    asked = dict.fromkeys(("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"))
+    runner = CliRunner(env={"COLUMNS": str(WIDTH), "TERM": "dumb", "NO_COLOR": "1", **asked})
     found = runner.invoke(app, ["--app", "docs.pictures.terminal:BROKER", *words], input="n\n")
     # A refused question and a problem that was found are 1, too.
     if found.exit_code > 1 or (found.exception and not isinstance(found.exception, SystemExit)):

@@ -15,7 +15,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, str]:
-    return terminal.svgs()
+    """As a build draws them that asks for colors: it must not matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORCE_COLOR", "1")
+        patch.setenv("TTY_COMPATIBLE", "1")
+        return terminal.svgs()
 
 
 def test_the_pictures_and_the_page_are_what_the_commands_print(drawn: dict[str, str]) -> None:
