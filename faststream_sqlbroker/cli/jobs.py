@@ -58,7 +58,7 @@ def resume(
         job = await broker.admin.resume_job(job_id, wait=False)
         return job if no_wait else await watched(broker, job)
 
-    _tell(run(context, work), as_json=as_json)
+    _tell_all(run(context, work), as_json=as_json)
 
 
 @app.command()
@@ -78,7 +78,7 @@ def undo(
         undone = await broker.admin.undo(job_id, wait=False, by=by)
         return undone if no_wait else await watched(broker, undone)
 
-    _tell(run(context, work), as_json=as_json)
+    _tell_all(run(context, work), as_json=as_json)
 
 
 def _job(context: typer.Context, job_id: str) -> Job:
@@ -93,3 +93,10 @@ def _tell(job: Job, *, as_json: bool) -> None:
         print_json(job_row(job))
     else:
         print_line(str(job))
+
+
+def _tell_all(job: Job, *, as_json: bool) -> None:
+    """As `_tell`; exit code 1 if the database refused messages."""
+    _tell(job, as_json=as_json)
+    if job.failed:
+        raise typer.Exit(1)

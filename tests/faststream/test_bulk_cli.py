@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.bulk import watched
@@ -182,3 +183,25 @@ async def test_an_interrupted_command_says_that_its_job_goes_on(
     with pytest.raises(asyncio.CancelledError):
         await watching
     assert f"sqlbroker jobs stop {begun.id}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_what_the_database_refuses_makes_the_exit_code_1(
+    shell: Shell, broker: SqlBroker
+) -> None:
+    await broker.publish("good", "q")
+    bad = await broker.publish("bad", "q")
+    refusing = (
+        "CREATE TRIGGER {} BEFORE UPDATE ON message WHEN NEW.queue = '{}' AND NEW.id = {} "
+        "BEGIN SELECT RAISE(ABORT, 'not here'); END"
+    )
+    async with broker.engine.begin() as connection:
+        await connection.execute(text(refusing.format("moved", "other", bad)))
+    said = await shell.run("move", "--queue", "q", "--to", "other", "--yes", code=1)
+    assert "ended, 1 of 2 done, 0 skipped, 1 failed: " in said
+    [job] = await shell.json("audit")
+    assert (job["done"], job["failed"], job["failures"][0][0]) == (1, 1, bad)
+    async with broker.engine.begin() as connection:
+        await connection.execute(text(refusing.format("undone", "q", job["failures"][0][0] - 1)))
+    said = await shell.run("jobs", "undo", job["id"], "--yes", code=1)
+    assert "ended, 0 of 1 done, 0 skipped, 1 failed: " in said
