@@ -92,8 +92,8 @@ async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
         # It looks into the archive anyway, and takes no such argument.
         search.pop("archived", None)
         return await admin.redrive(**search, to=to, **options)
-    # All that waits, whatever its state is: what is leased is left alone.
-    search.pop("state", None)
+    if "archived" in search:
+        raise Problem(400, "only a redrive takes archived messages: search without the archive")
     if action == "cancel":
         return await admin.bulk_cancel(reason=asked.sent("why"), **search, **options)
     if action == "retry":

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.jobs import Job
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
@@ -152,6 +152,39 @@ async def test_all_that_wait_and_match_are_changed_after_a_dry_run(
     assert len(numbers) == 3
 
 
+async def test_only_what_has_the_searched_state_is_changed(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    await broker.publish({}, "a", delay="1h")
+    retried = asyncio.Event()
+
+    @broker.subscriber(
+        "b", retry_strategy=ConstantRetryStrategy(delay_seconds=3600, max_attempts=2)
+    )
+    async def fail(_body: dict) -> None:
+        retried.set()
+        raise ValueError
+
+    await broker.publish({}, "b")
+    await broker.start()
+    await asyncio.wait_for(retried.wait(), 60)
+    await broker.stop()
+    for state, text in [
+        ("RETRYABLE", "1 message matches now"),
+        ("PENDING", "1 message matches now"),
+        ("PROCESSING", "0 messages match now"),
+    ]:
+        answer = await post(web, "/ui/plan", OLA, action="cancel", state=state)
+        assert text in answer.text, answer.text
+        assert f", {state}" in answer.text
+    answer = await post(web, "/ui/plan", OLA, action="cancel", state="RETRYABLE")
+    plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
+    begun = await post(web, "/ui/begin", OLA, **plan)
+    assert (await ended(broker, begun.headers["location"])).done == 1
+    [left] = (await broker.admin.messages()).messages
+    assert left.queue == "a"
+
+
 async def test_a_job_is_stopped_and_goes_on(broker: SqlBroker, web: httpx.AsyncClient) -> None:
     for _ in range(3):
         await broker.publish({}, "a", delay="1h")
@@ -171,8 +204,10 @@ async def test_a_job_is_stopped_and_goes_on(broker: SqlBroker, web: httpx.AsyncC
     assert found.state == "running"
     await post(web, f"/ui/jobs/{job.id}/stop", OLA)
     # The work of this process ends by itself then.
-    others = [task for task in asyncio.all_tasks() if "wait_for_job" in repr(task.get_coro())]
-    assert not others
+    await eventually(
+        lambda: not any("Bulk._work" in repr(task.get_coro()) for task in asyncio.all_tasks()),
+        timeout=60,
+    )
 
 
 async def test_a_job_tells_what_the_database_refused(
@@ -200,6 +235,9 @@ async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClie
         ("/ui/plan", {"action": "retry", "rate": "fast"}),
         ("/ui/plan", {"action": "retry", "rate": "nan"}),
         ("/ui/plan", {}),
+        ("/ui/plan", {"action": "retry", "archived": "on"}),
+        ("/ui/plan", {"action": "cancel", "reason": "cancelled"}),
+        ("/ui/plan", {"action": "move", "to": "b", "state": "FAILED"}),
         ("/ui/begin", {"plan": "{}", "signature": "x"}),
         ("/ui/jobs/none/stop", {}),
         ("/ui/jobs/none/resume", {}),
