@@ -29,20 +29,19 @@ def _queue(name: str, note: str) -> Done:
 
 async def cancel(asked: Asked) -> Done:
     """End a message."""
-    number = _number(asked)
     reason = asked.sent("reason")
-    return _message(await asked.admin.cancel(number, reason=reason, by=asked.user.name))
+    return _message(await asked.admin.cancel(asked.message, reason=reason, by=asked.user.name))
 
 
 async def retry(asked: Asked) -> Done:
     """Make a message due now."""
-    return _message(await asked.admin.retry_now(_number(asked), by=asked.user.name))
+    return _message(await asked.admin.retry_now(asked.message, by=asked.user.name))
 
 
 async def move(asked: Asked) -> Done:
     """Move a message to another queue."""
     to = asked.needed("to")
-    return _message(await asked.admin.move(_number(asked), to, by=asked.user.name))
+    return _message(await asked.admin.move(asked.message, to, by=asked.user.name))
 
 
 async def edit(asked: Asked) -> Done:
@@ -57,12 +56,7 @@ async def edit(asked: Asked) -> Done:
         fields["key"] = key
     if (due := moment_or_age(asked.sent("due"))) is not None:
         fields["due"] = due
-    return _message(await asked.admin.edit(_number(asked), **fields, by=asked.user.name))
-
-
-def _number(asked: Asked) -> int:
-    number: int = asked.request.path_params["message"]
-    return number
+    return _message(await asked.admin.edit(asked.message, **fields, by=asked.user.name))
 
 
 def _message(found: Repair) -> Done:

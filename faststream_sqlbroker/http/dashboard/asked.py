@@ -46,6 +46,13 @@ class Asked:
         """Whether this user may change something here."""
         return self.settings.writes and self.user.may(Role.OPERATOR)
 
+    @property
+    def message(self) -> str:
+        """The id of a message in the path; `admin` refuses what is none."""
+        # Starlette's own numbers fail at thousands of digits, before anybody has asked who it is.
+        number: str = self.request.path_params["message"]
+        return number
+
     def given(self, name: str) -> str | None:
         """The parameter `name` of the address; None: it is missing or empty."""
         return self.request.query_params.get(name) or None
@@ -105,14 +112,23 @@ NOTES = {
 
 
 def moment_or_age(text: str | None) -> Duration | datetime | None:
-    """A time in ISO 8601 (in UTC if it names no zone), or a duration such as 90s, 15m or 2h."""
+    """A time in ISO 8601 (in UTC if it names no zone), or a duration such as 90s, 15m or 2h.
+
+    Raises:
+        Problem: in UTC it is before the year 1 or after 9999 (400).
+    """
     if text is None:
         return None
     try:
         found = datetime.fromisoformat(text.strip())
     except ValueError:
         return text.strip()
-    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
+    if found.tzinfo is None:
+        return found.replace(tzinfo=timezone.utc)
+    try:
+        return found.astimezone(timezone.utc)
+    except OverflowError:
+        raise Problem(400, "a time must be in the years 1 to 9999, in UTC, too") from None
 
 
 def whole(text: str | None, name: str) -> int | None:

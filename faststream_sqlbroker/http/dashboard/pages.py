@@ -149,9 +149,8 @@ async def messages(asked: Asked, _live: "Live") -> Shown:
 
 async def message(asked: Asked, _live: "Live") -> Shown:
     """One message with all that is known of it."""
-    number = asked.request.path_params["message"]
     redact = asked.settings.redact
-    detail = await asked.admin.message(number, body=asked.settings.bodies, redact=redact)
+    detail = await asked.admin.message(asked.message, body=asked.settings.bodies, redact=redact)
     if detail is None:
         raise Problem(404, "there is no such message, live or archived")
     # The reasons are made of the row: the hook does not see the error at their end.

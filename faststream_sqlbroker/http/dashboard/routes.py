@@ -30,7 +30,7 @@ PAGES: Mapping[str, Page] = {
     "/ui/queues": pages.queues,
     "/ui/queue": pages.queue,
     "/ui/messages": pages.messages,
-    "/ui/messages/{message:int}": pages.message,
+    "/ui/messages/{message}": pages.message,
     "/ui/dead-letters": fleet.dead_letters,
     "/ui/schedules": fleet.schedules,
     "/ui/policies": fleet.policies,
@@ -71,7 +71,7 @@ class DashboardRoutes:
         ]
 
     def _actions(self) -> list[tuple[str, Action]]:
-        message = "/ui/messages/{message:int}"
+        message = "/ui/messages/{message}"
         return [
             ("/ui/pause", actions.pause),
             ("/ui/resume", actions.resume),
@@ -162,7 +162,8 @@ class DashboardRoutes:
         text = self._templates.get_template(template).render(
             **values, root=_root(request), path=_path(request)
         )
-        return HTMLResponse(text)
+        # JSON in ASCII can name half of a pair of surrogates, which is no character of UTF-8.
+        return HTMLResponse(text.encode(errors="backslashreplace"))
 
 
 def _root(request: Request) -> str:

@@ -137,12 +137,15 @@ async def test_strange_addresses_are_told_so(web: httpx.AsyncClient) -> None:
     for path, status in [
         ("/ui/messages/77", 404),
         ("/ui/messages/99999999999999999999999", 400),
-        ("/ui/messages/abc", 404),
+        (f"/ui/messages/{'9' * 5000}", 400),
+        ("/ui/messages/abc", 400),
         ("/ui/jobs/none", 404),
         ("/ui/queue", 400),
         (f"/ui/queue?name={'x' * 300}", 400),
         ("/ui/messages?state=odd", 400),
         ("/ui/messages?since=yesterday", 400),
+        ("/ui/messages?since=0001-01-01T00:00:00%2B01:00", 400),
+        ("/ui/dead-letters?until=9999-12-31T23:59:59-01:00", 400),
         ("/ui/messages?header=only", 400),
         ("/ui/messages?after=odd", 400),
         ("/ui/messages?queue=%00", 400),
@@ -158,9 +161,20 @@ async def test_strange_addresses_are_told_so(web: httpx.AsyncClient) -> None:
 
 
 @on_sqlite
+async def test_half_a_character_in_a_body_is_shown(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    number = await broker.publish(
+        b'{"half": "\\ud83d"}', "a", headers={"content-type": "application/json"}
+    )
+    page = await read(web, f"/ui/messages/{number}")
+    assert '"half": "\\ud83d"' in page.text
+
+
+@on_sqlite
 async def test_who_is_not_known_sees_nothing(web: httpx.AsyncClient) -> None:
-    for path in (*routes.PAGES, "/ui/live"):
-        answer = await web.get(path.replace("{message:int}", "1").replace("{job}", "x"))
+    for path in (*routes.PAGES, "/ui/live", f"/ui/messages/{'9' * 5000}"):
+        answer = await web.get(path.replace("{message}", "1").replace("{job}", "x"))
         assert answer.status_code == 401, path
         assert answer.headers["www-authenticate"].startswith("Basic")
         assert "ui/live" not in answer.text
