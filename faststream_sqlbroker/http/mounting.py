@@ -50,6 +50,10 @@ def below(prefix: str, app: App) -> App:
 
     async def mounted(scope: Scope, receive: Receive, send: Send) -> None:
         root = scope.get("root_path", "") + prefix
-        await app({**scope, "root_path": root}, receive, send)
+        inner = {**scope, "root_path": root}
+        if inner.get("path") == root:
+            # What people type; a redirect would lead to whatever Host says.
+            inner["path"] = f"{root}/"
+        await app(inner, receive, send)
 
     return mounted

@@ -212,6 +212,9 @@ async def test_it_can_be_left_out_and_is_found_below_a_path(broker: SqlBroker) -
     async with client_of(app) as client:
         answer = await client.get("/broker/ui/queues", auth=as_user("vic"))
         assert 'href="/broker/ui/messages"' in answer.text
+        for path in ("/broker", "/broker/"):
+            page = await read(client, path, "vic")
+            assert "Problems" in page.text
         assert (await client.get("/broker/ui/static/dashboard.js")).status_code == 200
 
 
