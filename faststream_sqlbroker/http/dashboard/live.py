@@ -22,6 +22,9 @@ REST = 9.0
 """A look that takes long is followed by a rest of so many times its length."""
 KEPT = 60
 """Looks that a sparkline shows."""
+REMEMBERED = 10.0
+"""Seconds without a look after which a sparkline begins anew. Shorter ones are the rule: a single
+viewer's stream ends and begins again."""
 MOST_VIEWERS = 100
 """Of a process; more are refused."""
 LONGEST = 20.0
@@ -47,6 +50,8 @@ class Live:
         self._poller: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._looks = 0
+        self._looked = float("-inf")
+        self._pause = PERIOD
         self._rows: dict[str, Row] = {}
         self._changed = b""
         self._problem: str | None = None
@@ -76,7 +81,8 @@ class Live:
             if self._poller is None or self._poller.done():
                 # What was seen before it rested is old.
                 self._rows = {}
-                self.history = {}
+                if monotonic() - self._looked > max(REMEMBERED, PERIOD + self._pause):
+                    self.history = {}
                 self._changed = b""
                 self._poller = asyncio.create_task(self._poll())
             seen = self._looks
@@ -100,7 +106,9 @@ class Live:
             # All that wait now wake up; the next look has an event of its own.
             news, self._news = self._news, asyncio.Event()
             news.set()
-            await asyncio.sleep(max(PERIOD, REST * (monotonic() - begun)))
+            self._looked = monotonic()
+            self._pause = max(PERIOD, REST * (self._looked - begun))
+            await asyncio.sleep(self._pause)
 
     async def _look(self) -> None:
         before = self._rows

@@ -74,8 +74,13 @@ async def event(stream: AsyncGenerator[bytes, None]) -> dict[str, Any]:
 
 @on_sqlite
 async def test_twenty_viewers_share_one_look(
-    broker: SqlBroker, reads: Reads, turns: "asyncio.Queue[None]"
+    broker: SqlBroker,
+    reads: Reads,
+    turns: "asyncio.Queue[None]",
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # However long this machine takes for it.
+    monkeypatch.setattr(module, "monotonic", lambda: 1000.0)
     await broker.publish({}, "a")
     await broker.publish({}, "b")
     live = Live(reads, totals)
@@ -105,6 +110,14 @@ async def test_twenty_viewers_share_one_look(
     assert (reads.count, live.viewers) == (3, 0)
     again = live.stream()
     assert (await event(again))["rows"].keys() == {"a", "b"}
+    # A page that asks again keeps its line; one that was opened much later begins a new one.
+    assert list(live.history["b"]) == [1, 2, 2, 2]
+    await again.aclose()
+    await rested(live, turns)
+    monkeypatch.setattr(module, "monotonic", lambda: 1011.0)
+    again = live.stream()
+    await event(again)
+    assert list(live.history["b"]) == [2]
     await again.aclose()
     await rested(live, turns)
 
