@@ -31,7 +31,7 @@ class Bulk:
     async def plan(self, asked: Asked) -> Shown:
         """Count what an action would change; nothing is changed."""
         fields = given_filter(asked.sent)
-        job = await _planned(asked, asked.needed("action"), search_of(fields))
+        job = await _planned(asked, asked.needed("action"), search_of(fields, asked.settings))
         text = json.dumps(job_info(job), sort_keys=True)
         values = {"job": job, "plan": text, "signature": self._signature(asked, text)}
         return Shown("plan.html", {**values, "search": fields})

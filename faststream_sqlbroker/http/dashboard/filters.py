@@ -5,7 +5,7 @@ from typing import Any
 
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.dashboard.asked import moment_or_age
+from faststream_sqlbroker.http.dashboard.asked import Settings, moment_or_age
 
 NAMES = (
     "queue",
@@ -30,12 +30,15 @@ def given_filter(given: Callable[[str], str | None]) -> dict[str, str]:
     return {name: value for name in NAMES if (value := given(name)) is not None}
 
 
-def search_of(fields: Mapping[str, str]) -> dict[str, Any]:
+def search_of(fields: Mapping[str, str], settings: Settings) -> dict[str, Any]:
     """The arguments of `admin.messages`.
 
     Raises:
-        Problem: the name of a header and its value do not come together (400).
+        Problem: the name of a header and its value do not come together (400), or headers are
+            hidden (403): who may search by them can guess them.
     """
+    if not settings.bodies and {"header", "value"} & fields.keys():
+        raise Problem(403, "headers are hidden here, so there is no search by them")
     found: dict[str, Any] = {name: fields[name] for name in _TEXTS if name in fields}
     for name in ("since", "until"):
         if name in fields:

@@ -128,7 +128,7 @@ async def messages(asked: Asked, _live: "Live") -> Shown:
     """A page of those that match the search."""
     fields = given_filter(asked.given)
     page = await asked.admin.messages(
-        **search_of(fields),
+        **search_of(fields, asked.settings),
         limit=A_PAGE,
         after=asked.given("after"),
         # A hook may need headers and body to decide.

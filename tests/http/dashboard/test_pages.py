@@ -15,7 +15,7 @@ from faststream_sqlbroker.core.stored import StoredMessage
 from faststream_sqlbroker.http.dashboard import routes
 from faststream_sqlbroker.http.dashboard.rendering import environment
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
-from tests.http.dashboard.conftest import EVIL, PAGES, fill, token_of
+from tests.http.dashboard.conftest import EVIL, PAGES, fill, post, token_of
 
 pytestmark = pytest.mark.capability("HTTP: a dashboard")
 VOID = {"meta", "link", "input", "img", "br", "path", "rect", "polyline"}
@@ -193,6 +193,12 @@ async def test_bodies_can_be_hidden_and_messages_redacted(broker: SqlBroker) -> 
         page = await read(client, f"/ui/messages/{ids['done']}")
         assert "hidden here" in page.text
         assert '"secret": "secret"' not in page.text
+        assert "Its value" not in (await read(client, "/ui/messages")).text
+        guess = {"header": "secret", "value": "secret"}
+        answer = await client.get("/ui/messages", params=guess, auth=as_user("vic"))
+        assert answer.status_code == 403
+        answer = await post(client, "/ui/plan", as_user("ola"), action="retry", **guess)
+        assert answer.status_code == 403
     async with client_of(broker.asgi(logins(), redact=redact)) as client:
         page = await read(client, f"/ui/messages/{ids['failed']}")
         assert "***" in page.text
