@@ -100,7 +100,8 @@ async def browser() -> AsyncIterator[Browser]:
             pytest.fail(str(error))
         pytest.skip(str(error))
     async with async_playwright() as playwright:
-        found = await playwright.chromium.launch(executable_path=path)
+        # Its default is 30 s; a busy machine may need longer.
+        found = await playwright.chromium.launch(executable_path=path, timeout=200_000)
         yield found
         await found.close()
 
