@@ -114,7 +114,7 @@ def told_problem(log: Callable[..., None], request: Request, error: Exception) -
     """`problem_of` an error; the log gets what its caller is not told."""
     found = problem_of(error)
     if found.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        path = visible(request.url.path[:LONGEST_PATH])
+        path = visible(request.scope["path"][:LONGEST_PATH])
         log(logging.WARNING, f"HTTP: {request.method} {path}: {error}")
     return found
 

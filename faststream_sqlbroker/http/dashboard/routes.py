@@ -173,4 +173,5 @@ def _root(request: Request) -> str:
 
 def _path(request: Request) -> str:
     """The path of the page, below that."""
-    return request.url.path.removeprefix(_root(request))
+    # Not that of `request.url`, which is made of whatever Host says.
+    return str(request.scope["path"]).removeprefix(_root(request))

@@ -221,6 +221,10 @@ async def test_it_can_be_left_out_and_is_found_below_a_path(broker: SqlBroker) -
         for path in ("/broker", "/broker/"):
             page = await read(client, path, "vic")
             assert "Problems" in page.text
+        for host in ("broker.test", "other.test/x?y#z"):
+            headers = {"Host": host}
+            answer = await client.get("/broker/ui/queues", auth=as_user("vic"), headers=headers)
+            assert 'href="/broker/ui/queues" aria-current="page"' in answer.text
         assert (await client.get("/broker/ui/static/dashboard.js")).status_code == 200
 
 
