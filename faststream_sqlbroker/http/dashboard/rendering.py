@@ -75,9 +75,26 @@ def body_text(body: Any) -> str:
     elif isinstance(body, bytes):
         found = f"{len(body)} bytes: {body[:LONGEST_BODY].hex(' ')}"
     else:
-        found = json.dumps(body, indent=2, ensure_ascii=False, default=str)
-    more = len(found) - LONGEST_BODY
-    return found if more <= 0 else f"{found[:LONGEST_BODY]}\n… and {more:,} characters more"
+        found = _indented(body)
+    if len(found) <= LONGEST_BODY:
+        return found
+    return f"{found[:LONGEST_BODY]}\n… and more: a page shows {LONGEST_BODY:,} characters"
+
+
+def _indented(body: Any) -> str:
+    """The beginning of it as JSON.
+
+    It is made in Python: all of it could hold up all else that this process does for seconds.
+    """
+    encoder = json.JSONEncoder(indent=2, ensure_ascii=False, default=str)
+    parts: list[str] = []
+    size = 0
+    for part in encoder.iterencode(body):
+        parts.append(part)
+        size += len(part)
+        if size > LONGEST_BODY:
+            break
+    return "".join(parts)
 
 
 def query_text(values: Mapping[str, Any]) -> str:

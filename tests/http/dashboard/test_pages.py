@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.stored import StoredMessage
 from faststream_sqlbroker.http.dashboard import routes
-from faststream_sqlbroker.http.dashboard.rendering import environment
+from faststream_sqlbroker.http.dashboard.rendering import LONGEST_BODY, body_text, environment
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.dashboard.conftest import EVIL, PAGES, fill, post, token_of
 
@@ -260,6 +260,22 @@ def _links(page: str, rel: str) -> Iterator[str]:
 
     for found in re.finditer(rf'rel="{rel}" href="([^"]+)"', page):
         yield html.unescape(found[1])
+
+
+class Endless(list[int]):
+    """A body of which not all may be read."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(LONGEST_BODY)
+        raise AssertionError("it was read to its end")
+
+
+@pytest.mark.parametrize("body", ["x" * 200_000, b"x" * 200_000, Endless([1])])
+def test_the_beginning_of_a_long_body_is_made_and_shown(body: Any) -> None:
+    found = body_text(body)
+    assert found.endswith("\n… and more: a page shows 100,000 characters")
+    assert len(found) < LONGEST_BODY + 100
+    assert body_text({"a": ["ü", None]}) == '{\n  "a": [\n    "ü",\n    null\n  ]\n}'
 
 
 def test_no_template_trusts_a_text() -> None:
