@@ -53,7 +53,7 @@ class Csrf:
         given = connection.headers.get(HEADER, field)
         if given is not None:
             if not hmac.compare_digest(given.encode(), self.token(user).encode()):
-                raise Problem(403, f"{HEADER} is wrong: read a new one from csrf-token")
+                raise Problem(403, f"{HEADER} is wrong: load the page again, or read csrf-token")
         elif _may_be_a_browser(connection, method):
             raise Problem(403, f"a write from a browser needs {HEADER}: read it from csrf-token")
 

@@ -283,6 +283,7 @@ async def test_only_operators_act_and_only_with_the_token(
         for data in ({}, {"csrf": "x"}, {"csrf": others}):
             answer = await web.post(path, auth=OLA, data={"queue": "a", **data})
             assert answer.status_code == 403, path
+        assert "load the page again" in answer.text
         for headers in ({"Origin": "http://evil.test"}, {"Sec-Fetch-Site": "cross-site"}):
             answer = await web.post(path, auth=OLA, data={"csrf": token}, headers=headers)
             assert answer.status_code == 403, path

@@ -133,6 +133,13 @@ async def test_the_overview_tells_problems_first(
 
 
 @on_sqlite
+async def test_the_list_of_jobs_says_how_far_it_looks(web: httpx.AsyncClient) -> None:
+    # An old job, behind 1,000 other actions, is not in it.
+    page = await read(web, "/ui/jobs")
+    assert "Looked at 1,000 actions: the audit has all of a year." in " ".join(page.text.split())
+
+
+@on_sqlite
 async def test_strange_addresses_are_told_so(web: httpx.AsyncClient) -> None:
     for path, status in [
         ("/ui/messages/77", 404),
