@@ -76,6 +76,8 @@ class Live:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Events for one viewer: first all that is known, then what has changed."""
+        if self._viewers >= MOST_VIEWERS:
+            return  # Others that were let in at the same moment are here before it.
         self._viewers += 1
         try:
             if self._poller is None or self._poller.done():

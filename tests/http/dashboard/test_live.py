@@ -150,6 +150,9 @@ async def test_a_hundred_viewers_at_most(
     with pytest.raises(Problem) as caught:
         live.check()
     assert caught.value.status == 503
+    # One that was let in together with them.
+    assert [each async for each in live.stream()] == []
+    assert live.viewers == 2
     await streams[0].aclose()
     live.check()
     await streams[1].aclose()
