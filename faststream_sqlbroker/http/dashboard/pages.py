@@ -132,7 +132,7 @@ async def messages(asked: Asked, _live: "Live") -> Shown:
         limit=A_PAGE,
         after=asked.given("after"),
         # A hook may need headers and body to decide.
-        bodies=asked.settings.redact is not None and asked.settings.bodies,
+        bodies=asked.settings.redact is not None,
         redact=asked.settings.redact,
     )
     return Shown(
@@ -150,7 +150,9 @@ async def messages(asked: Asked, _live: "Live") -> Shown:
 async def message(asked: Asked, _live: "Live") -> Shown:
     """One message with all that is known of it."""
     redact = asked.settings.redact
-    detail = await asked.admin.message(asked.message, body=asked.settings.bodies, redact=redact)
+    # A hook may need headers and body to decide, also where they are not shown.
+    body = asked.settings.bodies or redact is not None
+    detail = await asked.admin.message(asked.message, body=body, redact=redact)
     if detail is None:
         raise Problem(404, "there is no such message, live or archived")
     # The reasons are made of the row: the hook does not see the error at their end.

@@ -206,6 +206,18 @@ async def test_bodies_can_be_hidden_and_messages_redacted(broker: SqlBroker) -> 
         assert answer.status_code == 403
         answer = await post(client, "/ui/plan", as_user("ola"), action="retry", **guess)
         assert answer.status_code == 403
+
+    def by_header(message: StoredMessage) -> StoredMessage:
+        assert message.headers is not None
+        assert message.body == {"secret": "secret"}
+        return replace(message, last_error="of a secret" if "secret" in message.headers else "?")
+
+    async with client_of(broker.asgi(logins(), redact=by_header, show_bodies=False)) as client:
+        for path in (f"/ui/messages/{ids['failed']}", "/ui/messages?archived=on"):
+            page = await read(client, path)
+            assert "of a secret" in page.text
+            assert "ValueError" not in page.text
+            assert '"secret": "secret"' not in page.text
     async with client_of(broker.asgi(logins(), redact=redact)) as client:
         page = await read(client, f"/ui/messages/{ids['failed']}")
         assert "***" in page.text
