@@ -87,10 +87,11 @@ class Loop:
 
     def start(self, outages: FailureLog) -> None:
         """Start the loop's task; `outages` is told when the database fails."""
-        self._stopped.clear()
+        # A new one: a task that is told to stop, and still ends its tick, must not go on.
+        self._stopped = asyncio.Event()
         self._outages = outages
         self.failures = 0
-        self._task = asyncio.create_task(self._run(), name=f"sqlbroker-{self.name}")
+        self._task = asyncio.create_task(self._run(self._stopped), name=f"sqlbroker-{self.name}")
 
     def wake(self) -> None:
         """Let the next tick come at once."""
@@ -116,15 +117,15 @@ class Loop:
         if self._outages is not None:
             self._outages.left(self)
 
-    async def _run(self) -> None:
-        while not self._stopped.is_set():
+    async def _run(self, stopped: asyncio.Event) -> None:
+        while not stopped.is_set():
             # Before the tick, so that a wake-up during the tick lets the next one come at once.
             self._wake.clear()
-            wait = await self._guarded_tick()
-            if not self._stopped.is_set():
+            wait = await self._guarded_tick(stopped)
+            if not stopped.is_set():
                 await self._pause(wait)
 
-    async def _guarded_tick(self) -> float | None:
+    async def _guarded_tick(self, stopped: asyncio.Event) -> float | None:
         began = self._clock.monotonic()
         try:
             wait = await self._tick()
@@ -132,7 +133,7 @@ class Loop:
             self.failures += 1
             pause = backoff(self.failures, self._clock)
             self._report(error, pause, began)
-            await self._sleep_unless_stopping(pause)
+            await self._sleep_unless_stopping(pause, stopped)
             return 0.0
         self.worked_at = self._clock.monotonic()
         if self.failures:
@@ -151,11 +152,11 @@ class Loop:
         )
         self._log(logging.CRITICAL, text, exc_info=error)
 
-    async def _sleep_unless_stopping(self, seconds: float) -> None:
+    async def _sleep_unless_stopping(self, seconds: float, stopped: asyncio.Event) -> None:
         # A wake-up must not cut a back-off short: it would hammer a failing database.
         with suppress(TimeoutError):
             async with self._clock.timeout(seconds):
-                await self._stopped.wait()
+                await stopped.wait()
 
     async def _pause(self, wait: float | None) -> None:
         if wait is not None and wait <= 0:

@@ -455,6 +455,29 @@ async def test_a_loop_that_hangs_is_cancelled_when_it_must_stop() -> None:
     await asyncio.wait_for(loop.stop(0.05), 60)
 
 
+async def test_a_loop_that_is_started_while_it_stops_does_not_hold_the_stop_up() -> None:
+    """A request over HTTP may come at any moment, and starts the loop that it needs."""
+    go = asyncio.Event()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        await go.wait()
+
+    loop = Loop("test", tick, quiet, Clock())
+    loop.start(Outages(quiet))
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(loop.stop())
+    await asyncio.sleep(0)
+    loop.start(Outages(quiet))
+    await asyncio.sleep(0)
+    assert ticks == 2
+    go.set()
+    await asyncio.wait_for(stopping, 60)
+    await asyncio.wait_for(loop.stop(), 60)
+
+
 def test_a_lost_row_is_not_queued_again() -> None:
     """Its loss would be told and counted once more."""
     inflight = Inflight()
