@@ -152,8 +152,11 @@ class DirectClaimer:
             await give_back()
             return None, 0.0
 
-    async def take_now(self, wanted: DirectClaimRequest) -> list[ClaimedMessage]:
-        """Lease up to `wanted.limit` due messages, in the same lease, without waiting.
+    async def take_now(
+        self, wanted: DirectClaimRequest
+    ) -> tuple[list[ClaimedMessage], float | None]:
+        """Lease up to `wanted.limit` due messages, in the same lease, without waiting; without any,
+        also the seconds until the next one is due (0: look again at once, None: not known).
 
         Cancelled, or if it cannot be known, what was leased is given back.
 
@@ -161,19 +164,21 @@ class DirectClaimer:
             StoreError: the database refused or could not be reached.
         """
         token = uuid4()
+        again = None
 
         async def give_back() -> None:
             await self._store.release_claim(wanted.queues, token)
 
         async def work() -> list[ClaimedMessage] | None:
-            rows, _ = await self._take(wanted, wanted.queues, token)
+            nonlocal again
+            rows, again = await self._take(wanted, wanted.queues, token)
             return rows or None
 
         try:
-            return await self.shielded.run(work(), give_back) or []
+            return await self.shielded.run(work(), give_back) or [], again
         except UnknownOutcomeError:
             await give_back()
-            return []
+            return [], 0.0
 
     def _in_turn(self, queues: tuple[str, ...]) -> tuple[str, ...]:
         # Each claim begins with the next queue, so that a full queue does not starve the others.

@@ -49,6 +49,8 @@ class LongPolls:
         self._ended = False
         self._pause = FIRST_PAUSE
         self._look_at = inf
+        self._due_at = inf
+        """When something is due of which the last look may not know."""
 
     def begin(self) -> None:
         """Let requests wait again after `end`."""
@@ -76,7 +78,9 @@ class LongPolls:
             self._register()
         # A request that comes again and again must not make each look come at once.
         self._look_at = min(self._look_at, self._clock.monotonic() + self._pause)
-        if self._looks and (not self._runs or self._loop.orphaned):
+        # Once it has ended none waits, and no loop is left behind that no one stops.
+        looks = self._looks and not self._ended
+        if looks and (not self._runs or self._loop.orphaned):
             self._runs = True
             self._loop.start(self._wakeups.outages)
         self._loop.wake()
@@ -92,6 +96,16 @@ class LongPolls:
         if not line:
             del self._lines[place.queue]
             self._register()
+
+    def due(self, queue: str, seconds: float) -> None:
+        """Something in the queue is due in so many seconds: look then, if any request waits."""
+        if queue not in self._lines:
+            return
+        due_at = self._clock.monotonic() + max(SHORTEST_PAUSE, seconds)
+        self._due_at = min(self._due_at, due_at)
+        if due_at < self._look_at:
+            self._look_at = due_at
+            self._loop.wake()
 
     async def is_called(self, place: Place, deadline: float) -> bool:
         """Wait until the place is called; false at the `deadline` (`monotonic` of the callers'
@@ -136,6 +150,7 @@ class LongPolls:
         left = self._look_at - self._clock.monotonic()
         if left > 0:
             return left
+        self._due_at = inf
         found = await self._store.look_around(queues, queues)
         due = {pair.queue for pair in found.pairs if pair.due_in <= 0}
         ends_in = inf if found.lease_ends_in is None else found.lease_ends_in
@@ -147,5 +162,6 @@ class LongPolls:
         later = [pair.due_in for pair in found.pairs if pair.due_in > 0]
         pause = min(self._clock.jitter(self._pause), ends_in, *later)
         pause = max(SHORTEST_PAUSE, pause)
-        self._look_at = self._clock.monotonic() + pause
-        return pause
+        now = self._clock.monotonic()
+        self._look_at = min(now + pause, self._due_at)
+        return max(SHORTEST_PAUSE, self._look_at - now)

@@ -1,6 +1,7 @@
 """Messages of any queue for clients over HTTP, which know a message by its id and its lease."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from faststream_sqlbroker.core.queue_api import QueueRole, Queues
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.dialects.direct_claim import Replaced
-from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.configured import Configured
 from faststream_sqlbroker.flow.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.long_polls import LongPolls
@@ -64,7 +65,7 @@ class QueueJobs:
         self.store = store
         self._wakeups = wakeups
         self._claimer = claimer
-        self.publish = write
+        self._write = write
         self._options = options
         self._rules = rules
         self._most_deliveries = most_deliveries
@@ -110,6 +111,14 @@ class QueueJobs:
 
     # Messages.
 
+    async def publish(self, rows: Sequence[NewMessage]) -> list[int | None]:
+        """Publish `rows` together; their ids, None for one whose dedup_id its queue has."""
+        ids = await self._write(rows)
+        for row in rows:
+            if row.delay:
+                self.polls.due(row.queue, row.delay)
+        return ids
+
     async def reserve(
         self, queue: str, *, limit: int, lease: float, wait: float
     ) -> list[ClaimedMessage]:
@@ -127,19 +136,41 @@ class QueueJobs:
         )
         wait = min(wait, self._options.wait)
         if wait <= 0:
-            return await self._of_size(queue, await self._claimer.take_now(wanted))
+            rows, _ = await self._take_now(wanted)
+            return await self._of_size(queue, rows)
         # The caller's time, which goes on also where a test lets that of the broker stand still.
         deadline = self._wakeups.clock.callers.monotonic() + wait
         # Before the first claim, so that nothing is missed between it and the wait.
         place = self.polls.enter(queue)
-        rows: list[ClaimedMessage] = []
+        # One that is cut off during its claim leaves to the next one what it was called for.
+        found = True
         try:
-            while not (rows := await self._claimer.take_now(wanted)):
+            while True:
+                rows, again = await self._take_now(wanted)
+                if rows:
+                    break
+                found = False
+                if again is not None:
+                    self.polls.due(queue, again)
                 if not await self.polls.is_called(place, deadline):
                     return []
+                found = True
+        except StoreError:
+            # The others need not fail, too: the next look calls them.
+            found = False
+            raise
         finally:
-            self.polls.leave(place, found=bool(rows))
+            self.polls.leave(place, found=found)
         return await self._of_size(queue, rows)
+
+    async def _take_now(
+        self, wanted: DirectClaimRequest
+    ) -> tuple[list[ClaimedMessage], float | None]:
+        """`take_now`, again while there was only what must not be taken, or no answer."""
+        while True:
+            rows, again = await self._claimer.take_now(wanted)
+            if rows or again != 0:
+                return rows, again
 
     async def _of_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
         """The first of `rows`, as many as an answer may have; the others are given back."""
@@ -147,7 +178,9 @@ class QueueJobs:
         for number, row in enumerate(rows):
             size += len(row.payload)
             if number and size > MOST_BYTES:
-                await self.give_back(queue, rows[number:])
+                # The first ones are shown in any case: those that stay leased come back later.
+                with suppress(StoreError):
+                    await self.give_back(queue, rows[number:])
                 return rows[:number]
         return rows
 
@@ -209,9 +242,12 @@ class QueueJobs:
             self._metrics.lost(message.queue, unknown=False)
             return None
         self._metrics.settled(written, message.queue)
-        # What is due at once is told; what is due later, the next look finds.
-        if not written.leaves and not written.delay:
-            self._wakeups.published([message.queue])
+        if not written.leaves:
+            # No other process is told of what is due later: its next look finds it.
+            if written.delay:
+                self.polls.due(message.queue, written.delay)
+            else:
+                self._wakeups.published([message.queue])
         return written
 
     async def stop(self) -> None:

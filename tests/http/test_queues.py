@@ -13,8 +13,10 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import select, update
 
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
-from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.flow import queue_jobs
+from faststream_sqlbroker.dialects import direct_claim
+from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.flow import long_polls, queue_jobs
+from faststream_sqlbroker.flow.queue_jobs import QueueJobs
 from faststream_sqlbroker.http import Queues, QueueTokens
 from faststream_sqlbroker.http.server import ProbeServer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
@@ -289,6 +291,8 @@ async def test_a_stop_of_the_broker_ends_the_waits(web: Queueing, broker: SqlBro
     await broker.stop()
     assert await waiting == []
     assert await web.reserve(wait=30) == []
+    # Nor has it begun to look again, which no one would end.
+    assert not web.app._service.queues().polls._runs  # type: ignore[attr-defined,misc]
     await broker.start()
     waiting = asyncio.create_task(web.reserve(wait=30))
     await until_waiting(web, 1)
@@ -297,7 +301,7 @@ async def test_a_stop_of_the_broker_ends_the_waits(web: Queueing, broker: SqlBro
 
 
 @on_sqlite
-async def test_a_server_that_stops_answers_those_who_wait(web: Queueing) -> None:
+async def test_a_server_that_stops_answers_those_who_wait(web: Queueing, broker: SqlBroker) -> None:
     """It does not cut them off: each gets an answer without messages."""
     server = ProbeServer(web.app, "127.0.0.1", 0)
     port = await server.start()
@@ -308,6 +312,10 @@ async def test_a_server_that_stops_answers_those_who_wait(web: Queueing) -> None
             )
         )
         await until_waiting(web, 1)
+        # The server gives those it answers a second, which a claim on a busy machine may need.
+        async with asyncio.timeout(60):
+            while broker.engine.pool.checkedout():  # type: ignore[attr-defined]
+                await asyncio.sleep(0.01)
         await server.stop()
         answer = await waiting
     assert (answer.status_code, answer.json()) == (200, {"messages": []})
@@ -351,6 +359,79 @@ async def test_a_client_that_leaves_ends_its_wait(web: Queueing, look: Look) -> 
     await web.publish({"id": 1})
     [row] = await look.rows()
     assert (row["state"], row["deliveries_count"]) == ("PENDING", 0)
+
+
+@pytest.fixture
+def no_looks(web: Queueing, monkeypatch: pytest.MonkeyPatch) -> QueueJobs:
+    """Requests that wait are called by what this process knows, as if the next look were far."""
+    found: QueueJobs = web.app._service.queues()  # type: ignore[attr-defined,misc]
+    monkeypatch.setattr(long_polls, "LAST_PAUSE", 1000.0)
+    monkeypatch.setattr(long_polls, "FIRST_PAUSE", 1000.0)
+    found.polls._pause = 1000.0
+    return found
+
+
+@on_sqlite
+async def test_what_is_known_to_be_due_later_is_looked_for_then(
+    web: Queueing, no_looks: QueueJobs
+) -> None:
+    """By the publish, by the claim that finds nothing yet, and by the rollback."""
+    waiting = asyncio.create_task(web.reserve(wait=30))
+    await until_waiting(web, 1)
+    await web.publish(1, delay=0.3)
+    [message] = await waiting
+    assert message["body"] == "1"
+    waiting = asyncio.create_task(web.reserve(wait=30))
+    await until_waiting(web, 1)
+    assert (await web.end(message, "rollback", delay=0.3)).json() == {"state": "RETRYABLE"}
+    [again] = await waiting
+    assert again["id"] == message["id"]
+    await web.end(again)
+    no_looks.polls._pause = 1000.0
+    await web.publish(2, delay=0.3)
+    [later] = await web.reserve(wait=30)
+    assert later["body"] == "2"
+
+
+@on_sqlite
+async def test_one_that_leaves_during_its_claim_calls_the_next_one(
+    web: Queueing, no_looks: QueueJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had got is given back, and no other would know of it."""
+    take = no_looks.store.takes.take
+    claimed = asyncio.Event()
+    leave = asyncio.Event()
+    claims = 0
+
+    async def slowly(*args: Any, **options: Any) -> Any:
+        nonlocal claims
+        taken = await take(*args, **options)
+        claims += 1
+        if taken.rows and not claimed.is_set():
+            claimed.set()
+            await leave.wait()
+        return taken
+
+    monkeypatch.setattr(no_looks.store.takes, "take", slowly)
+
+    def wait() -> "asyncio.Task[Any]":
+        return asyncio.create_task(no_looks.reserve(QUEUE, limit=1, lease=3600.0, wait=30.0))
+
+    first = wait()
+    await until_waiting(web, 1)
+    second = wait()
+    async with asyncio.timeout(60):
+        while claims < 2:
+            await asyncio.sleep(0.01)
+    number = await web.publish(1)
+    await claimed.wait()
+    first.cancel()
+    await asyncio.sleep(0)
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    [row] = await second
+    assert (row.id, row.deliveries_count) == (number, 1)
 
 
 @on_sqlite
@@ -488,6 +569,24 @@ async def test_messages_over_a_limit_are_rejected(broker: SqlBroker, look: Look)
 
 
 @on_sqlite
+async def test_messages_behind_many_that_are_rejected_are_found(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One transaction rejects so many only, and no more than one request is needed."""
+    monkeypatch.setattr(direct_claim, "MOST_REFUSED", 1)
+    web = Queueing(broker, max_deliveries=1)
+    table = look.tables.message
+    async with web.http:
+        for n in range(3):
+            await web.publish(n, priority=1)
+        async with look.engine.begin() as connection:
+            await connection.execute(update(table).values(deliveries_count=1))
+        last = await web.publish(3)
+        assert [message["id"] for message in await web.reserve()] == [last]
+    assert len(await look.rows(archive=True)) == 3
+
+
+@on_sqlite
 async def test_an_answer_has_a_bounded_size(
     web: Queueing, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -498,6 +597,15 @@ async def test_an_answer_has_a_bounded_size(
     assert [message["body"] for message in await web.reserve(limit=4)] == ["bbbbbb", "cccc"]
     rest = [row for row in await look.rows() if row["state"] == "PENDING"]
     assert [row["deliveries_count"] for row in rest] == [0]
+    # What cannot be given back now keeps nothing from the client.
+    jobs = web.app._service.queues()  # type: ignore[attr-defined]
+
+    async def failing(*_: Any) -> Any:
+        raise TransientStoreError("planted")
+
+    await web.publish("e" * 20, encoding="text")
+    monkeypatch.setattr(jobs.store, "settle", failing)
+    assert [message["body"] for message in await web.reserve(limit=4)] == ["d"]
 
 
 @on_sqlite
