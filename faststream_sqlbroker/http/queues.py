@@ -315,7 +315,7 @@ def _shown(row: ClaimedMessage, lease: float) -> dict[str, Any]:
         "body": body,
         "encoding": encoding,
         "content_type": kind if isinstance(kind, str) else None,
-        "headers": row.headers,
+        "headers": _headers(row),
         "key": row.key,
         "priority": row.priority,
         "attempt": row.attempts_count + 1,
@@ -324,6 +324,22 @@ def _shown(row: ClaimedMessage, lease: float) -> dict[str, Any]:
         "lease_token": str(row.lease_token),
         "lease_ends_at": _time(row.acquired_at + timedelta(seconds=lease)),
     }
+
+
+def _headers(row: ClaimedMessage) -> dict[str, Any]:
+    """As JSON can tell them: another program may have stored NaN, or half of a surrogate pair."""
+    headers = row.headers
+    try:
+        json.dumps(headers, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        # An answer that failed would leave all messages of it leased, each time anew.
+        try:
+            text = json.dumps(headers, ensure_ascii=False).encode(errors="replace").decode()
+            found: dict[str, Any] = json.loads(text, parse_constant=str)
+        except (ValueError, RecursionError):
+            return {}
+        return found
+    return headers
 
 
 def _time(moment: datetime) -> str:

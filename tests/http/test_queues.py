@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import select, update
+from sqlalchemy import func, literal_column, select, update
 
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
 from faststream_sqlbroker.dialects import direct_claim
@@ -584,6 +584,22 @@ async def test_messages_behind_many_that_are_rejected_are_found(
         last = await web.publish(3)
         assert [message["id"] for message in await web.reserve()] == [last]
     assert len(await look.rows(archive=True)) == 3
+
+
+@on_sqlite
+async def test_headers_that_json_cannot_tell(web: Queueing, look: Look) -> None:
+    """Another program may have stored them; the messages that come with them are not held up."""
+    await web.publish(1, headers={"a": [1]})
+    await web.publish(2)
+    stored = literal_column("""'{"a": [NaN], "b": "\\ud800", "c": 1}'""")
+    async with look.engine.begin() as connection:
+        table = look.tables.message
+        first = select(func.min(table.c.id)).scalar_subquery()
+        await connection.execute(update(table).where(table.c.id == first).values(headers=stored))
+    one, two = await web.reserve(limit=2)
+    assert one["headers"] == {"a": ["NaN"], "b": "?", "c": 1}
+    assert two["body"] == "2"
+    assert (await web.end(one)).status_code == 200
 
 
 @on_sqlite
