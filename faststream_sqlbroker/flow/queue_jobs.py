@@ -220,7 +220,9 @@ class QueueJobs:
 
         def decide(row: ClaimedMessage, age: float) -> Settlement:
             found = settle(row, outcome, self._rules, ended_after=age)
-            found.error = found.error if error is None else error
+            # Of a message that an operator has cancelled, it is told who and why.
+            if error is not None and row.cancelled is None:
+                found.error = error
             return found
 
         async def write() -> Settlement | None:

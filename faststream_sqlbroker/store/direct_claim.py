@@ -13,6 +13,7 @@ from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.cancels import of_leases
 from faststream_sqlbroker.dialects.database_id import read_database_id
 from faststream_sqlbroker.dialects.direct_claim import (
     DirectClaim,
@@ -50,6 +51,7 @@ class DirectClaims:
         self._look_at = float("-inf")
         """When to look again for what they are made of (monotonic seconds)."""
         self._dialect = dialect
+        self._state = dialect.tables.policy_state
         self._places = places
 
     async def take(
@@ -142,6 +144,12 @@ class DirectClaims:
                 return None
             age = (self._dialect.now(connection) - row.acquired_at).total_seconds()
             settlement = decide(row, max(0.0, age))
+            if not settlement.leaves:
+                # Nothing brings a message back which an operator has cancelled.
+                asked = of_leases(connection, self._state, [(message_id, token)])
+                if message_id in asked:
+                    row.cancelled = asked[message_id].text
+                    settlement = decide(row, max(0.0, age))
             written.append(settlement)
             if replace is None:
                 result = self._dialect.settle(connection, [settlement])

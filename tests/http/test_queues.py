@@ -602,6 +602,31 @@ async def test_headers_that_json_cannot_tell(web: Queueing, look: Look) -> None:
     assert (await web.end(one)).status_code == 200
 
 
+async def test_a_message_that_is_cancelled_does_not_come_back(
+    web: Queueing, broker: SqlBroker, look: Look
+) -> None:
+    """As that of a subscriber: what its client has done or given up stays so."""
+    for how, fields, state in (
+        ("rollback", {"error": "mine"}, "DISCARDED"),
+        ("rollback", {"outcome": "release"}, "DISCARDED"),
+        ("rollback", {"outcome": "fail"}, "FAILED"),
+        ("commit", {}, "COMPLETED"),
+    ):
+        number = await web.publish(1)
+        [message] = await web.reserve()
+        await broker.admin.cancel(message["id"], by="ann", reason="no stock")
+        answer = await web.end(message, how, **fields)
+        assert answer.json() == {"state": state}, (how, fields)
+        kept = {row["id"]: row for row in await look.rows(archive=True)}[number]
+        assert kept["state"] == state
+        if state == "DISCARDED":
+            assert (kept["reason"], kept["last_error"]) == (
+                "cancelled",
+                "cancelled by ann: no stock",
+            )
+    assert await look.rows() == []
+
+
 @on_sqlite
 async def test_an_answer_has_a_bounded_size(
     web: Queueing, look: Look, monkeypatch: pytest.MonkeyPatch
