@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, and_, case, func, literal, select, text, update
+from sqlalchemy import Connection, Table, and_, case, func, literal, select, text, update
 
 from faststream_sqlbroker.core.channels import JobState, PullJob
 from faststream_sqlbroker.core.reasons import MAX_DELIVERIES, REJECTED
@@ -21,6 +21,7 @@ from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.cancels import discarded, of_leases, requests
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.job_changes import bring_back
 from faststream_sqlbroker.dialects.live_subscribers import paused
@@ -234,8 +235,10 @@ def _live(connection: Connection, dialect: Dialect, row: Any, max_retries: int) 
     if not row.over:
         age = (dialect.now(connection) - row.acquired_at).total_seconds()
         return Held(row.id, row.queue, state, row.lease_token, max(0.0, age))
-    if row.deliveries_count > max_retries:
+    died = _cancelled(connection, dialect, [row]).get(row.id)
+    if died is None and row.deliveries_count > max_retries:
         died = _killed(row.id, row.lease_token)
+    if died is not None:
         settle(connection, dialect, died)
         return Held(row.id, row.queue, JobState.DEAD, died=died)
     _requeue(connection, dialect, row.id, row.attempts_count)
@@ -250,8 +253,16 @@ def _requeue(connection: Connection, dialect: Dialect, job_id: int, attempts: in
 
 
 def requeue_all(connection: Connection, dialect: Dialect, queue: str) -> None:
-    """Queue all jobs again that are in flight: no client can end them any more."""
+    """Queue all jobs again that are in flight: no client can end them any more. Those that an
+    operator has cancelled end.
+    """
     table = dialect.tables.message
+    c = table.c
+    for ids in chunks(sorted(each.message_id for each in requests(connection, _state(dialect)))):
+        asked = select(c.id, c.lease_token).where(c.id.in_(ids), c.queue == queue, text(_LEASED))
+        rows = connection.execute(asked.with_for_update()).all()
+        if ends := list(_cancelled(connection, dialect, rows).values()):
+            dialect.settle(connection, ends)
     names = (MessageState.RETRYABLE.name, MessageState.PENDING.name)
     state = case((table.c.attempts_count > 0, names[0]), else_=names[1])
     leased = (table.c.queue == queue, text(_LEASED))
@@ -313,6 +324,19 @@ def _killed(job_id: int, token: UUID) -> Settlement:
     return Settlement(job_id, token, MessageState.FAILED, attempted=False, reason=MAX_DELIVERIES)
 
 
+def _cancelled(
+    connection: Connection, dialect: Dialect, rows: Sequence[Any]
+) -> dict[int, Settlement]:
+    """The ends of those leased `rows` that an operator has cancelled, by id."""
+    leases = [(row.id, row.lease_token) for row in rows]
+    asked = of_leases(connection, _state(dialect), leases)
+    return {number: discarded(request, archive=True) for number, request in asked.items()}
+
+
+def _state(dialect: Dialect) -> Table:
+    return dialect.tables.policy_state
+
+
 def settle(connection: Connection, dialect: Dialect, settlement: Settlement) -> bool:
     """Write the end of a job; false if its lease is gone."""
     return settlement.id in dialect.settle(connection, [settlement]).settled
@@ -351,11 +375,14 @@ def sweep(
     locking = walk.select(dialect, columns).where(c.queue == queue).limit(SWEPT)
     locking = locking.with_for_update(skip_locked=True)
     rows = connection.execute(locking).all()
-    over = [row for row in rows if row.deliveries_count > max_retries]
-    ends = [_killed(row.id, row.lease_token) for row in over]
+    ended = _cancelled(connection, dialect, rows)
+    for row in rows:
+        if row.deliveries_count > max_retries:
+            ended.setdefault(row.id, _killed(row.id, row.lease_token))
+    ends = list(ended.values())
     if ends:
         dialect.settle(connection, ends)
     for row in rows:
-        if row.deliveries_count <= max_retries:
+        if row.id not in ended:
             _requeue(connection, dialect, row.id, row.attempts_count)
     return ends

@@ -75,6 +75,35 @@ async def test_a_consumer_that_becomes_a_push_one_gives_its_jobs_up(
         assert row["state"] == "PROCESSING"
 
 
+async def test_a_job_in_flight_that_is_cancelled_is_dead_when_its_time_is_over(
+    broker: SqlBroker, look: Look
+) -> None:
+    """By whatever queues it again: a look at it, the loop, and a change to push."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        jobs = pulling.app._service.jobs()  # type: ignore[misc]
+        await jobs.stop()
+        for by in ("look", "sweep", "push"):
+            await pulling.broadcast()
+            [job] = await pulling.queued()
+            await pulling.start(job["ID"])
+            await broker.admin.cancel(int(job["ID"]), by="ann", reason=by)
+            assert await pulling.state(job["ID"]) == ("INFLIGHT", 0)
+            if by == "push":
+                await pulling.put(JOBS, {"type": "push"})
+            else:
+                await over(look)
+            if by == "sweep":
+                await jobs._sweep(QUEUE)
+            if by == "look":
+                assert await pulling.state(job["ID"]) == ("DEAD", 0)
+            assert await look.rows() == []
+            row = (await look.rows(archive=True))[-1]
+            assert (row["state"], row["reason"]) == ("DISCARDED", "cancelled")
+            assert row["last_error"] == f"cancelled by ann: {by}"
+
+
 async def test_a_broadcast_is_sent_once_for_a_dedup_id(broker: SqlBroker, look: Look) -> None:
     pulling = Pulling(broker, "other")
     async with pulling.http:
