@@ -160,6 +160,7 @@ class BrokerOptions(TypedDict, total=False):
     max_payload: int | None
     retention: Retention | None
     metrics: Recorder | None
+    debug_header: str | None
     health_port: int | str | None
     id_generator: "IdGenerator"
     underlying_driver_annotations: "UnderlyingDriverAnnotations | None"

@@ -81,7 +81,7 @@ def _open() -> Iterator[None]:
 
 
 def _printed(words: Sequence[str]) -> str:
-    # Whoever builds may ask Rich for colors, as if for a terminal: it would cut the tables then.
+    # The build may ask Rich for colors, as if for a terminal: it would cut the tables then.
     asked = dict.fromkeys(("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"))
     runner = CliRunner(env={"COLUMNS": str(WIDTH), "TERM": "dumb", "NO_COLOR": "1", **asked})
     found = runner.invoke(app, ["--app", "docs.pictures.terminal:BROKER", *words], input="n\n")

@@ -136,10 +136,14 @@ def _fits(part: str, position: Any) -> bool:
     if part == "archive":
         from_microseconds(position[0])  # raises if it is no moment
     if part == "windows" and len(position) > BETWEEN:
-        at, last_id, _, ids = position[3:]
-        int(ids)  # raises if it is no number
-        if (at is None) != (last_id is None):
-            return False
-        if at is not None:
-            from_microseconds(at)
+        return _fits_window(position[3:])
     return True
+
+
+def _fits_window(place: Sequence[Any]) -> bool:
+    """Whether it is a place in a window: the last row's moment and id, rows, and the sum of ids."""
+    at, last_id, _, ids = place
+    int(ids)  # raises if it is no number
+    if at is not None:
+        from_microseconds(at)
+    return (at is None) == (last_id is None)

@@ -92,7 +92,7 @@ class Database:
     def wait_for_dedup_ids(self, _connection: Any, _rows: Sequence[NewMessage]) -> None:
         """As where an insert waits by itself."""
 
-    def insert(self, _connection: Any, rows: Sequence[NewMessage]) -> None:
+    def insert(self, _connection: Any, rows: Sequence[NewMessage]) -> list[int | None]:
         for row in rows:
             if row.payload in self.held:
                 raise TransientStoreError("somebody's open transaction")
@@ -103,6 +103,7 @@ class Database:
             if row.payload in self.refused:
                 raise StoreError("a constraint")
             self.rows.answers[row.payload] += 1
+        return [None] * len(rows)
 
     def claim(self, limit: int) -> list[Mark]:
         """Lease what is free."""

@@ -169,13 +169,13 @@ async def test_only_what_has_the_searched_state_is_changed(
     await broker.start()
     await asyncio.wait_for(retried.wait(), 60)
     await broker.stop()
-    for state, text in [
+    for state, said in [
         ("RETRYABLE", "1 message matches now"),
         ("PENDING", "1 message matches now"),
         ("PROCESSING", "0 messages match now"),
     ]:
         answer = await post(web, "/ui/plan", OLA, action="cancel", state=state)
-        assert text in answer.text, answer.text
+        assert said in answer.text, answer.text
         assert f", {state}" in answer.text
     answer = await post(web, "/ui/plan", OLA, action="cancel", state="RETRYABLE")
     plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
