@@ -111,10 +111,8 @@ def _dump(part: str, position: Sequence[Any] | None) -> str:
 def _load(cursor: str) -> tuple[str, Sequence[Any] | None]:
     try:
         part, position = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-        known = (
-            part in PARTS
-            and (position is None or isinstance(position, list))
-            and _fits(part, position)
+        known = part in PARTS and (
+            position is None or (isinstance(position, list) and _fits(part, position))
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise NotACursorError(cursor) from error
@@ -123,10 +121,8 @@ def _load(cursor: str) -> tuple[str, Sequence[Any] | None]:
     return part, position
 
 
-def _fits(part: str, position: Any) -> bool:
+def _fits(part: str, position: list[Any]) -> bool:
     """Whether the position is one of that part."""
-    if position is None:
-        return True
     kinds = next((each for each in POSITIONS[part] if len(each) == len(position)), None)
     if kinds is None or not all(map(isinstance, position, kinds)):
         return False
