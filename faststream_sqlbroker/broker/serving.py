@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from faststream_sqlbroker.core.channels import Channels, ids_of
 from faststream_sqlbroker.core.health import ProcessHealth
@@ -29,6 +29,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - an orchestrator asks from another machine
 _ADDRESS = re.compile(
     r"((\[(?P<host>[^\]]+)\]|(?P<name>[^:\[\]]+)):)?(?P<port>[0-9]{1,5})", re.ASCII
 )
+J = TypeVar("J", PullJobs, QueueJobs)
 
 
 class SqlBrokerServing:
@@ -152,7 +153,7 @@ class SqlBrokerServing:
         )
 
     def _queue_jobs(self, queues: Queues) -> Callable[[], QueueJobs]:
-        """The queues of the store that the broker has, as `_pull_jobs`.
+        """The messages of queues.
 
         Raises:
             SetupError: an option is not valid.
@@ -161,52 +162,55 @@ class SqlBrokerServing:
         strategy = default_retry_strategy() if strategy == "auto" else strategy
         checks.retry_strategy(strategy)
         most = checks.most_deliveries(queues.max_deliveries, checks.most_attempts(strategy))
-        made: dict[Store, QueueJobs] = {}
 
-        def current() -> QueueJobs:
-            if self._store not in made:
-                jobs = QueueJobs(
-                    self._store,
-                    self._wakeups,
-                    self._direct_claimer,
-                    self.config.producer.write,
-                    queues,
-                    rules=SettleRules(retry_strategy=strategy),
-                    most_deliveries=most,
-                    log=self._log_of_loops,
-                    recorder=self._recorder,
-                    looks=self._under_test is None,
-                )
-                made[self._store] = jobs
-                self._jobs_of_http.append(jobs)
-            return made[self._store]
+        def make() -> QueueJobs:
+            return QueueJobs(
+                self._store,
+                self._wakeups,
+                self._direct_claimer,
+                self.config.producer.write,
+                queues,
+                rules=SettleRules(retry_strategy=strategy),
+                most_deliveries=most,
+                log=self._log_of_loops,
+                recorder=self._recorder,
+                looks=self._under_test is None,
+            )
 
-        current()
-        return current
+        return self._of_each_store(make)
 
     def _pull_jobs(self, channels: Channels) -> Callable[[], PullJobs]:
-        """The jobs of the store that the broker has: a test puts its own in its place.
+        """The jobs of the channels.
 
         Raises:
             SetupError: the channels do not fit the broker.
         """
-        made: dict[Store, PullJobs] = {}
 
-        def current() -> PullJobs:
+        def make() -> PullJobs:
+            return PullJobs(
+                self._store,
+                self.config.producer.write,
+                self._wakeups,
+                channels,
+                log=self._log_of_loops,
+                recorder=self._recorder,
+                subscribed=self._subscribed_queues,
+                # A test moves its time, and asks for what it wants to see.
+                looks=self._under_test is None,
+            )
+
+        return self._of_each_store(make)
+
+    def _of_each_store(self, make: Callable[[], J]) -> Callable[[], J]:
+        """What `make` has made for the store that the broker has: a test puts its own in its
+        place. It is made once for each, now for the first.
+        """
+        made: dict[Store, J] = {}
+
+        def current() -> J:
             if self._store not in made:
-                jobs = PullJobs(
-                    self._store,
-                    self.config.producer.write,
-                    self._wakeups,
-                    channels,
-                    log=self._log_of_loops,
-                    recorder=self._recorder,
-                    subscribed=self._subscribed_queues,
-                    # A test moves its time, and asks for what it wants to see.
-                    looks=self._under_test is None,
-                )
-                made[self._store] = jobs
-                self._jobs_of_http.append(jobs)
+                made[self._store] = make()
+                self._jobs_of_http.append(made[self._store])
             return made[self._store]
 
         current()

@@ -7,6 +7,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.flow.loop import backoff
 
+BY_CONFIGURATION = "configuration"
+"""Who the audit says has made what the configuration names."""
+
 
 class Configured:
     """Makes it; while that fails, it is tried again with growing pauses, not by each request."""

@@ -45,7 +45,6 @@ class LongPolls:
         self._looks = looks
         self._lines: dict[str, dict[Place, None]] = {}
         self._loop = Loop("long polls", self._tick, log, wakeups.clock)
-        self._runs = False
         self._ended = False
         self._pause = FIRST_PAUSE
         self._look_at = inf
@@ -66,7 +65,6 @@ class LongPolls:
     async def stop(self) -> None:
         """End, with the loop."""
         self.end()
-        self._runs = False
         await self._loop.stop()
 
     def enter(self, queue: str) -> Place:
@@ -80,8 +78,7 @@ class LongPolls:
         self._look_at = min(self._look_at, self._clock.monotonic() + self._pause)
         # Once it has ended none waits, and no loop is left behind that no one stops.
         looks = self._looks and not self._ended
-        if looks and (not self._runs or self._loop.orphaned):
-            self._runs = True
+        if looks and not self._loop.running:
             self._loop.start(self._wakeups.outages)
         self._loop.wake()
         return place

@@ -85,6 +85,11 @@ class Loop:
         """Whether the event loop that it ran in is closed."""
         return self._task is not None and self._task.get_loop().is_closed()
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started, is not stopped, and its event loop is open."""
+        return self._task is not None and not self.orphaned
+
     def start(self, outages: FailureLog) -> None:
         """Start the loop's task; `outages` is told when the database fails."""
         # A new one: a task that is told to stop, and still ends its tick, must not go on.

@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.channels import (
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.configured import Configured
+from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -33,8 +33,6 @@ LONGEST_PAUSE = 5.0
 """Seconds between two looks for leases that have ended; other processes may have given some."""
 SHORTEST_PAUSE = 0.1
 """Seconds: a lease that ends just now is found by the next look."""
-BY_CONFIGURATION = "configuration"
-"""Who the audit says has made what the configuration names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,6 @@ class PullJobs:
         self._subscribed = subscribed
         self._metrics = DirectMetrics(recorder)
         self._loop = Loop("pull jobs", self._tick, log, wakeups.clock)
-        self._runs = False
         self._configured = Configured(self._configure, wakeups.clock)
         for channel, of_channel in options.channels.items():
             for name, consumer in of_channel.consumers.items():
@@ -91,8 +88,7 @@ class PullJobs:
 
     def start(self) -> None:
         """Start the loop; without effect while it runs."""
-        if self._looks and (not self._runs or self._loop.orphaned):
-            self._runs = True
+        if self._looks and not self._loop.running:
             self._loop.start(self._wakeups.outages)
 
     async def begin(self) -> None:
@@ -118,7 +114,6 @@ class PullJobs:
 
     async def stop(self) -> None:
         """End the loop."""
-        self._runs = False
         await self._loop.stop()
 
     # Channels and consumers.

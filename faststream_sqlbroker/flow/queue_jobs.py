@@ -15,7 +15,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlemen
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.dialects.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.configured import Configured
+from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
 from faststream_sqlbroker.flow.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.long_polls import LongPolls
 from faststream_sqlbroker.flow.loop import Log
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 8 * 1024 * 1024
 """Bytes of the bodies of one answer; the first may be larger."""
-BY_CONFIGURATION = "configuration"
-"""Who the audit says has made what the configuration names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,21 +167,21 @@ async def test_the_loop_starts_with_the_broker_and_the_application(
         [job] = await pulling.queued()
         await pulling.start(job["ID"])
         await broker.stop()
-        assert not jobs._runs
+        assert not jobs._loop.running
         await over(look)
         await broker.start()
         row = await look.in_state("PENDING")
         assert row["deliveries_count"] == 1
         await broker.stop()
-        assert not jobs._runs
+        assert not jobs._loop.running
         # Any request will do, also a probe; a mounted application is not told of the server.
         await pulling.http.get("/health/live")
-        assert jobs._runs
+        assert jobs._loop.running
         await jobs.stop()
         # An application that runs alone is told.
         async with pulling.app._lifespan(None):  # type: ignore[arg-type]
-            assert jobs._runs
-        assert not jobs._runs
+            assert jobs._loop.running
+        assert not jobs._loop.running
 
 
 async def test_a_configuration_that_fails_is_not_made_by_each_request(

@@ -292,7 +292,7 @@ async def test_a_stop_of_the_broker_ends_the_waits(web: Queueing, broker: SqlBro
     assert await waiting == []
     assert await web.reserve(wait=30) == []
     # Nor has it begun to look again, which no one would end.
-    assert not web.app._service.queues().polls._runs  # type: ignore[attr-defined,misc]
+    assert not web.app._service.queues().polls._loop.running  # type: ignore[attr-defined,misc]
     await broker.start()
     waiting = asyncio.create_task(web.reserve(wait=30))
     await until_waiting(web, 1)
