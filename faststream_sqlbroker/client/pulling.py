@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import httpx
 
-from faststream_sqlbroker.client.answers import TIMEOUT, refused
+from faststream_sqlbroker.client.answers import HttpUser, refused
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError
 
 _LEASE = "X-Broker-Lease"
@@ -32,7 +32,7 @@ class QueuedJob:
     content_type: str
 
 
-class PullConsumer:
+class PullConsumer(HttpUser):
     """A pull consumer of a channel, as its own service sees it.
 
     Raises (from every method):
@@ -60,27 +60,12 @@ class PullConsumer:
             consumer_token: Told when the consumer was made.
             http: A client to use, which its caller closes; None makes one.
         """
+        super().__init__(http)
         self._base = f"{url.rstrip('/')}/channel/{channel}/consumer/{consumer}"
         self._tokens = {
             "X-Broker-Channel-Token": channel_token,
             "X-Broker-Consumer-Token": consumer_token,
         }
-        self._own = http is None
-        self._http = httpx.AsyncClient(timeout=TIMEOUT) if http is None else http
-
-    async def __aenter__(self) -> Self:
-        """Return the consumer."""
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        """Close what it has made."""
-        if self._own:
-            await self._http.aclose()
 
     async def jobs(self, limit: int = 25) -> AsyncIterator[QueuedJob]:
         """The jobs that may be taken, the highest priority first, page by page.

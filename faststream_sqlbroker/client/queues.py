@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from faststream_sqlbroker.client.answers import TIMEOUT, refused
+from faststream_sqlbroker.client.answers import TIMEOUT, HttpUser, refused
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError
 
 
@@ -45,7 +45,7 @@ class NewHttpMessage:
     correlation_id: str | None = None
 
 
-class QueueClient:
+class QueueClient(HttpUser):
     """A queue of the server, as another service sees it.
 
     Raises (from every method):
@@ -71,27 +71,12 @@ class QueueClient:
             consume_token: Needed for `reserve`, and for what follows it.
             http: A client to use, which its caller closes; None makes one.
         """
+        super().__init__(http)
         self.queue = queue
         # Encoded whole: a name may have slashes and question marks.
         self._base = f"{url.rstrip('/')}/v1/queues/{quote(queue, safe='')}"
         self._publish_token = publish_token
         self._consume_token = consume_token
-        self._own = http is None
-        self._http = httpx.AsyncClient(timeout=TIMEOUT) if http is None else http
-
-    async def __aenter__(self) -> Self:
-        """Return the client."""
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        """Close what it has made."""
-        if self._own:
-            await self._http.aclose()
 
     async def publish(self, message: Any) -> int | None:
         """Publish one message.
