@@ -45,7 +45,7 @@ async def test_p12_the_bare_number_of_mirrored_messages(
     assert await count(Lookup="a b", Info="x&y") == "1"
     assert await count(Lookup="", Info="") == "3"
     assert await count(Lookup="A B") == await count(Lookup="%") == "0"
-    for auth in (None, ("vic", "wrong-password"), ("nobody", "vic-password")):
+    for auth in (None, ("vic", "wrong-password"), ("eve", "vic-password")):
         refused = await web.get("/v1/count?Lookup=c", auth=auth)
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"].startswith("Basic ")

@@ -1,11 +1,7 @@
 """sqlbroker serve: a process of its own, with users or for this machine only."""
 
 import asyncio
-import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +13,8 @@ from typer.testing import CliRunner
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.http.passwords import hash_password, stored_password
-from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
+from tests.http.running import running
 
 pytestmark = pytest.mark.capability("`sqlbroker serve`")
 COMMAND = "from faststream_sqlbroker.cli import main; main()"
@@ -27,30 +23,10 @@ COMMAND = "from faststream_sqlbroker.cli import main; main()"
 @asynccontextmanager
 async def serving(url: str, log: Path, *options: str) -> AsyncIterator[str]:
     """The address of a running server; it must end by itself on a signal."""
-    env = {**os.environ, "SQLBROKER_URL": url, "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "serve", "--port", "0", *options],
-            env=env,
-            stdout=out,
-            stderr=out,
-        )
-    try:
-
-        def address() -> str | None:
-            assert process.poll() is None, log.read_text()
-            found = re.search(r"serving (http\S+)", log.read_text())
-            return found[1] if found else None
-
-        found = await eventually(address)
-        assert found is not None
-        yield found
-        process.send_signal(signal.SIGTERM)
-        await eventually(lambda: process.poll() is not None)
-        assert "Traceback" not in log.read_text(), log.read_text()
-    finally:
-        process.kill()
-        process.wait()
+    command = ("-c", COMMAND, "serve", "--port", "0", *options)
+    # uvicorn ends well, and then by the signal that it has got.
+    async with running(log, *command, code=-signal.SIGTERM, SQLBROKER_URL=url) as address:
+        yield address
 
 
 async def test_it_serves_users_of_a_file(

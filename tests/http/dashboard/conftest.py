@@ -8,25 +8,17 @@ import pytest
 
 from faststream_sqlbroker import NoRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.channels import Channels
+from faststream_sqlbroker.http.dashboard import routes
 from tests.helpers import eventually
 from tests.http.conftest import client_of, logins
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 """What would run if a page showed it as it is."""
 PAGES = (
-    "/",
-    "/ui/queues",
-    "/ui/messages",
+    *(path for path in routes.PAGES if "{" not in path and path != "/ui/queue"),
     "/ui/messages?archived=on",
-    "/ui/dead-letters",
-    "/ui/schedules",
-    "/ui/policies",
-    "/ui/locks",
-    "/ui/workers",
-    "/ui/channels",
-    "/ui/jobs",
-    "/ui/audit",
 )
+"""The pages that need to be told of nothing."""
 
 
 async def fill(broker: SqlBroker, name: str) -> dict[str, int]:

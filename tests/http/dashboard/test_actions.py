@@ -242,7 +242,7 @@ async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClie
         ("/ui/jobs/none/stop", {}),
         ("/ui/jobs/none/resume", {}),
         ("/ui/jobs/none/undo", {}),
-        ("/ui/release", {"worker": "nobody"}),
+        ("/ui/release", {"worker": "one-that-is-gone"}),
         ("/ui/pause", {"queue": "a", "until": "soon"}),
         ("/ui/pause", {}),
     ]:

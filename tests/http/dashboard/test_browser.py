@@ -21,7 +21,7 @@ from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.http.server import InnerServer, bound
 from tests.helpers import eventually
 from tests.http.conftest import PASSWORDS, logins, on_sqlite
-from tests.http.dashboard.conftest import ended
+from tests.http.dashboard.conftest import PAGES, ended
 from tools.browser import chromium
 from tools.private import CannotDownloadError, CannotStartError
 
@@ -36,22 +36,7 @@ PICTURES = os.environ.get("SQLBROKER_SCREENSHOTS")
 LARGEST_PICTURE = 150_000
 WIDE = {"width": 1100, "height": 720}
 PHONE = {"width": 360, "height": 740}
-PATHS = (
-    "/",
-    "/ui/queues",
-    "/ui/queue?name=invoices",
-    "/ui/messages",
-    "/ui/messages?archived=on",
-    "/ui/dead-letters",
-    "/ui/schedules",
-    "/ui/policies",
-    "/ui/locks",
-    "/ui/workers",
-    "/ui/channels",
-    "/ui/jobs",
-    "/ui/audit",
-    "/ui/messages/999",
-)
+PATHS = (*PAGES, "/ui/queue?name=invoices", "/ui/messages/999")
 CONTRASTS = """() => {
   const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
   const light = (colour) => {
