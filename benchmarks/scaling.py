@@ -161,7 +161,8 @@ def _operating(rows: int) -> list[Suite]:
         most=LONGEST_STATEMENT,
         digits=3,
     )
-    still, pruned = "no prune", "next to a prune"
+    still = "no prune"
+    pruned = "next to a prune"
     consuming = [
         Variant(
             each,

@@ -59,7 +59,8 @@ def svgs() -> dict[str, str]:
 
 def page() -> str:
     """The pictures, each below the command and what the command says of itself."""
-    helps = {each.callback.__name__: each.callback.__doc__ for each in app.registered_commands}  # type: ignore[union-attr]
+    callbacks = [each.callback for each in app.registered_commands if each.callback is not None]
+    helps = {each.__name__: each.__doc__ for each in callbacks}
     helps["jobs"] = "List the newest bulk actions."
     parts = []
     for name, words in VIEWS.items():

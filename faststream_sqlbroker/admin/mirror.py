@@ -41,7 +41,13 @@ class Mirror(Operations):
         check_limit(limit)
         return await self._store.mirror.find(_lookup(lookup), _info(info), limit)
 
-    async def set_info(self, lookup: str, info: str | None, *, id: int | None = None) -> int:  # noqa: A002
+    async def set_info(
+        self,
+        lookup: str,
+        info: str | None,
+        *,
+        id: int | None = None,  # noqa: A002
+    ) -> int:
         """Replace the info of the live messages with this lookup value, also while they run.
 
         Args:

@@ -156,11 +156,14 @@ class Publisher:
         return spread(kept, self._write_sync(only(rows, kept), connection=connection))
 
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
+        if not rows:
+            return []
+        if self._debug is None:
+            return self._store.insert_sync(connection, rows)
         began = self._wakeups.clock.monotonic()
-        ids = self._store.insert_sync(connection, rows) if rows else []
-        if self._debug is not None:
-            where = " in the caller's transaction, not committed yet,"
-            self._debug.published(rows, ids, self._wakeups.clock.monotonic() - began, where)
+        ids = self._store.insert_sync(connection, rows)
+        where = " in the caller's transaction, not committed yet,"
+        self._debug.published(rows, ids, self._wakeups.clock.monotonic() - began, where)
         return ids
 
 

@@ -151,7 +151,8 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
     # now, by the first `send`. A task would queue it too late: older versions of SQLAlchemy queue
     # the close right after this event.
     driver = dbapi_connection.driver_connection
-    rollback = driver._execute(_end_statements, driver)  # noqa: SLF001 - all that runs in its thread
+    # Only `_execute` runs a function of ours in its thread.
+    rollback = driver._execute(_end_statements, driver)  # noqa: SLF001
     try:
         asked = rollback.send(None)
     except (ValueError, StopIteration):
@@ -163,7 +164,8 @@ def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None
 def _end_statements(driver: Any) -> None:
     """Close the cursors of aiosqlite's `driver`, then roll back; in its thread."""
     connection: sqlite3.Connection = driver._conn  # noqa: SLF001
-    # Who has begun a cursor may not have been told of it, so that only the garbage collector knows.
+    # A cancelled task may not have got the cursor that it began, which then only the garbage
+    # collector knows.
     for each in gc.get_referrers(connection):
         if isinstance(each, sqlite3.Cursor):
             with contextlib.suppress(sqlite3.Error):

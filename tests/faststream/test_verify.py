@@ -207,7 +207,8 @@ async def test_a_record_that_changes_during_the_look_is_not_taken_for_damage(
     first = await broker.admin.verify(rows=6)
     assert (first.ok, first.after is None) == (True, False)
     lowered = window("a", PAST, 2, 3).info()
-    table, archive = look.tables.policy_state, look.tables.archive
+    table = look.tables.policy_state
+    archive = look.tables.archive
     assert archive is not None
     async with look.engine.begin() as connection:
         of_lake = table.c.scope == LOADED + "shop"
@@ -223,7 +224,8 @@ async def test_it_ends_after_so_many_rows_and_goes_on(
     bad = range(1, 8)
     await planted.unchecked(*(planted.live(n, state="RETRYABLE") for n in bad))
     seen: list[Any] = []
-    calls, after = 0, None
+    calls = 0
+    after = None
     while calls == 0 or after is not None:
         verified = await broker.admin.verify(after=after, rows=2, limit=1)
         seen += verified.damages

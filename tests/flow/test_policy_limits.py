@@ -308,7 +308,8 @@ async def test_a_message_runs_once_though_no_answer_says_whether_its_key_was_cla
     not called unknown.
     """
     policies = rig.store.policies
-    claim, give_back = policies.claim_keys, policies.give_back_keys
+    claim = policies.claim_keys
+    give_back = policies.give_back_keys
     claims: list[StoreError] = [UnknownOutcomeError("lost"), *[TransientStoreError("busy")] * 4]
     busy = [TransientStoreError("busy")] * 7
 

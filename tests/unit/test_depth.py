@@ -36,7 +36,8 @@ def test_a_process_refuses_nothing_by_its_own_publishes_alone() -> None:
 
 def test_only_a_large_limit_lets_publishes_go_without_a_count() -> None:
     """For those that cannot wait for the next one."""
-    large, small = DepthEstimate(1_000_000), DepthEstimate(10)
+    large = DepthEstimate(1_000_000)
+    small = DepthEstimate(10)
     for depth in (large, small):
         depth.counted(depth.limit - 1, now=100.0, took=1.0)
         assert not depth.rests(100.0)
