@@ -155,10 +155,12 @@ async def test_no_slot_is_missed(broker: SqlBroker, look: Look) -> None:
 async def test_a_suspect_is_not_kept_waiting(broker: SqlBroker, look: Look) -> None:
     """What may have killed its process runs alone: the batch that is being filled starts first."""
     got = subscribe(broker, max_deliveries=10)
-    await broker.publish("suspect", "q", delay=1.0)
+    suspect = await broker.publish("suspect", "q", delay=LONG)
     async with look.engine.begin() as connection:
         await connection.execute(text("UPDATE message SET deliveries_count = 3"))
     await broker.start()
     await broker.publish("other", "q")
+    await leased(look, 1)
+    await broker.admin.retry_now(suspect, by="the test")
     await look.archived(2)
     assert got == [["other"], ["suspect"]]
