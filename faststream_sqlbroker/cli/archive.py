@@ -97,6 +97,9 @@ def export(
     verify: Annotated[
         Verification, typer.Option(help="What of a window is compared with the database.")
     ] = Verification.checksums,
+    rows_per_commit: Annotated[
+        int, typer.Option(help="A commit takes whole windows until it has so many rows.")
+    ] = 1_000_000,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
@@ -117,19 +120,22 @@ def export(
             primary=primary,
             source=source,
             verify=verify.value,
+            rows_per_commit=rows_per_commit,
             record_as=record_as,
             message_table=message_table,
             on_window=lambda one: progress(one.name, one.number, one.total),
         )
-    listed = [one for one in result.windows if one.rows or one.action != "exported"]
-    table_ = Table("window", "", "rows", "files", "bytes", title=result.path)
-    for one in listed:
-        table_.add_row(one.name, one.action, f"{one.rows:,}", str(one.files), f"{one.bytes:,}")
+    table_ = Table("window", "", "rows", title=result.path)
+    for one in result.windows:
+        table_.add_row(one.name, one.action, f"{one.rows:,}")
     _print(
         table_,
-        f"{result.rows:,} rows written; {len(result.windows) - len(listed)} windows had no rows",
+        f"{result.rows:,} rows in the windows that were written",
         f"closed up to {result.horizon}; in the export {_reach(result.watermark)}",
     )
+    for name, problem in result.damaged.items():
+        _print(f"{name}: {problem}: sqlbroker archive repair reads its windows again")
+    raise typer.Exit(1 if result.damaged else 0)
 
 
 @app.command()
@@ -146,12 +152,12 @@ def compact(
             path,
             since=since,
             until=to,
-            on_window=lambda one: progress(one.name, None, None),
+            on_file=lambda one: progress(one.name, None, None),
         )
-    table = Table("window", "rows", "files before", "files", title=path)
+    table = Table("windows", "rows", "files before", "bytes", title=path)
     for one in done:
-        table.add_row(one.name, f"{one.rows:,}", str(one.files_before), str(one.files))
-    _print(table, f"{len(done)} windows were written again")
+        table.add_row(one.name, f"{one.rows:,}", str(one.files_before), f"{one.bytes:,}")
+    _print(table, f"{len(done)} files were made of smaller ones")
 
 
 @app.command()
@@ -217,19 +223,18 @@ def status(
     """Show what an export holds, and up to when."""
     with database_errors():
         found = spark.describe_export(quiet_session(master), path)
-    table = Table("window", "rows", "files", "bytes", title=found.path)
+    table = Table("window", "rows", title=found.path)
     for one in found.windows:
-        if one.rows:
-            table.add_row(one.name, f"{one.rows:,}", str(one.files), f"{one.bytes:,}")
+        table.add_row(one.name, f"{one.rows:,}")
     source = ", ".join(
         f"{name} {value}" for name, value in found.source.items() if value is not None
     )
-    _print(table, f"of {source}", f"{_reach(found.watermark)}; {found.rows:,} rows")
-    if found.pending is not None:
-        _print(
-            f"window {found.pending} is being replaced, or was when a process died: the next "
-            "export ends it"
-        )
+    _print(
+        table,
+        f"of {source}",
+        f"{_reach(found.watermark)}; {found.rows:,} rows",
+        f"{found.files} files of {found.bytes:,} bytes; version {found.version} of the table",
+    )
 
 
 def _reach(watermark: datetime | None) -> str:

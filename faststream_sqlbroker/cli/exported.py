@@ -16,10 +16,16 @@ def read_path(
     """The selected rows of an export, whose files are counted, or of any other Parquet with these
     columns.
     """
-    from faststream_sqlbroker.spark.lake.files import read_json  # noqa: PLC0415 - pyspark is an extra
-    from faststream_sqlbroker.spark.lake.lake import STATE  # noqa: PLC0415 - as above
-    from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - as above
+    from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
-    ours = read_json(session, f"{path}/{STATE}") is not None
-    frame = our.read_export(session, path) if ours else session.read.parquet(path)
+    frame = (
+        our.read_export(session, path) if _is_ours(session, path) else session.read.parquet(path)
+    )
     return filter_rows(frame, chosen, ids=ids)
+
+
+def _is_ours(session: "SparkSession", path: str) -> bool:
+    """Whether there is the log of a Delta table; other Parquet needs no deltalake."""
+    from faststream_sqlbroker.spark.lake.folders import Folders  # noqa: PLC0415 - as above
+
+    return bool(Folders(session, path).names("_delta_log"))

@@ -8,8 +8,9 @@ from faststream_sqlbroker.exceptions import MissingExtraError
 if TYPE_CHECKING:
     from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
     from faststream_sqlbroker.spark.lake.compact import compact_export
-    from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive, read_export
+    from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive
     from faststream_sqlbroker.spark.lake.prune import PruneResult, prune_archive
+    from faststream_sqlbroker.spark.lake.reading import read_export
     from faststream_sqlbroker.spark.lake.status import ExportStatus, describe_export
     from faststream_sqlbroker.spark.load.decode import decode_payload
     from faststream_sqlbroker.spark.load.incremental import Load, new_rows
@@ -41,7 +42,7 @@ _HOMES = {
     "open_snapshot": "load.snapshot",
     "prune_archive": "lake.prune",
     "read_archive": "load.read",
-    "read_export": "lake.export",
+    "read_export": "lake.reading",
     "read_messages": "load.read",
     "replay": "replays.replay",
     "struct_of": "load.models",

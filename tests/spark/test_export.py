@@ -3,23 +3,30 @@
 import hashlib
 import json
 import logging
-import shutil
+import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
 from sqlalchemy import select
 
-from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
+from faststream_sqlbroker.exceptions import (
+    ConcurrentLoadError,
+    ExportMismatchError,
+    SetupError,
+    StoreError,
+)
 from faststream_sqlbroker.spark import compact_export, describe_export, export_archive, read_export
-from faststream_sqlbroker.spark.lake import export
-from faststream_sqlbroker.spark.lake.entries import Entry
-from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.delta import DataFile
+from faststream_sqlbroker.spark.lake.entries import Entry, Note
+from faststream_sqlbroker.spark.lake.lake import Lake, lake_schema
 from faststream_sqlbroker.spark.lake.row_checksums import (
     NOTHING,
     RowChecksums,
@@ -33,7 +40,7 @@ from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 
 pytestmark = pytest.mark.capability(
-    "Spark: the archive exported to Parquet, compared with the database"
+    "Spark: the archive exported to a Delta table, compared with the database"
 )
 
 NAMES = [field.name for field in ARCHIVE_FIELDS]
@@ -118,17 +125,11 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
     assert [(one.name, one.action, one.rows) for one in result.windows] == [
         ("2026-03-07", "exported", 2),
         ("2026-03-08", "exported", 4),
-        ("2026-03-09", "exported", 0),
         ("2026-03-10", "exported", 1),
     ]
     assert tuple(seen) == result.windows
     assert result.watermark == datetime(2026, 3, 11, tzinfo=timezone.utc)
     assert of_lake(read_export(spark, str(path))) == of_table(archive, result.watermark)
-    assert sorted(one.name for one in path.iterdir() if one.name != "_sqlbroker") == [
-        "date=2026-03-07",
-        "date=2026-03-08",
-        "date=2026-03-10",
-    ]
     dates = read_export(spark, str(path)).groupBy("date").count().collect()
     assert {str(row[0]): row[1] for row in dates} == {
         "2026-03-07": 2,
@@ -140,7 +141,13 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
     assert {one.action for one in again.windows} == {"unchanged"}
     assert contents(path) == before
     secret = archive.engine.url.password
-    assert secret is None or secret not in (path / "_sqlbroker/state.json").read_text()
+    log = "".join(one.read_text() for one in (path / "_delta_log").glob("*.json"))
+    assert secret is None or secret not in log
+    # Any reader of Delta sees the same, with the columns by which it may skip files.
+    other = DeltaTable(str(path))
+    assert other.to_pyarrow_table().num_rows == 7
+    assert other.metadata().configuration["delta.enableExpiredLogCleanup"] == "false"
+    assert '"minValues": {"id": 1, "archived_at": "2026-03-07T' in log.replace("\\", "")
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
@@ -167,19 +174,19 @@ def test_rows_that_come_late_are_exported_and_lost_ones_stay(
 
 
 def change_after_write(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Lake, str, int], None]
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[list[DataFile], int], None]
 ) -> list[int]:
-    """Call `change` after each time that a window was written; returns how often it was."""
-    write = Lake.write
+    """Call `change` after each time that windows were staged; returns how often they were."""
+    stage = Lake.stage
     calls = list[int]()
 
-    def changed(lake: Lake, window: Any, frame: DataFrame) -> str:
-        folder = write(lake, window, frame)
+    def changed(lake: Lake, frame: DataFrame, **options: Any) -> Any:
+        staged = stage(lake, frame, **options)
         calls.append(len(calls))
-        change(lake, folder, len(calls))
-        return folder
+        change(staged[0], len(calls))
+        return staged
 
-    monkeypatch.setattr(Lake, "write", changed)
+    monkeypatch.setattr(Lake, "stage", changed)
     return calls
 
 
@@ -193,7 +200,7 @@ def test_a_source_that_changes_while_it_is_read_is_caught(
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-08")
 
-    def touch(_lake: Lake, _folder: str, number: int) -> None:
+    def touch(_files: list[DataFile], number: int) -> None:
         archive.execute(
             "UPDATE message_archive SET payload = :new WHERE id = 5", new=bytes([number])
         )
@@ -212,7 +219,7 @@ def test_a_source_that_changes_while_it_is_read_is_caught(
         assert describe_export(spark, path).watermark == MARCH + timedelta(days=1)
         assert read_export(spark, path).count() == 2
     with monkeypatch.context() as patched:
-        change_after_write(patched, lambda *given: touch(*given) if given[2] == 1 else None)
+        change_after_write(patched, lambda *given: touch(*given) if given[1] == 1 else None)
         assert export_archive(spark, archive.url, path, until="2026-03-09").rows == 4
 
 
@@ -220,18 +227,20 @@ def test_a_source_that_changes_while_it_is_read_is_caught(
 def test_a_file_that_is_gone_is_caught(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each file is looked for before a commit, as the log takes names of missing files."""
     fill(archive)
+    path = tmp_path / "lake"
 
-    def lose(lake: Lake, folder: str, number: int) -> None:
-        for file in (tmp_path / "lake" / folder).glob("*.parquet") if number == 1 else ():
-            file.unlink()
+    def lose(files: list[DataFile], number: int) -> None:
+        for file in files if number == 1 else ():
+            (path / file.path).unlink()
 
-    calls = change_after_write(monkeypatch, lose)
-    result = export_archive(
-        spark, archive.url, str(tmp_path / "lake"), until="2026-03-08", verify="counts"
-    )
-    assert (result.rows, len(calls)) == (2, 2)
-    assert read_export(spark, str(tmp_path / "lake")).count() == 2
+    change_after_write(monkeypatch, lose)
+    with pytest.raises(StoreError, match="and now has no file: nothing was committed"):
+        export_archive(spark, archive.url, str(path), until="2026-03-08", verify="counts")
+    assert read_export(spark, str(path)).count() == 0
+    result = export_archive(spark, archive.url, str(path), until="2026-03-08", verify="counts")
+    assert result.rows == read_export(spark, str(path)).count() == 2
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -246,14 +255,13 @@ def test_hours_queues_and_a_lake_that_grows_at_both_ends(
         spark, archive.url, path, since="2026-03-08T06:40Z", until="2026-03-08T08:50Z", **given
     )
     assert [(one.name, one.rows) for one in result.windows] == [("2026-03-08T07", 1)]
-    assert (tmp_path / "lake/date=2026-03-08/hour=07").is_dir()
     # Earlier ones later: the watermark goes back and the gap is closed next.
     back = export_archive(
         spark, archive.url, path, since="2026-03-08T00:00Z", until="2026-03-08T02:00Z", **given
     )
     assert back.watermark == datetime(2026, 3, 8, 2, tzinfo=timezone.utc)
     on = export_archive(spark, archive.url, path, until="2026-03-08T09:00Z", **given)
-    assert [one.name[-2:] for one in on.windows] == ["02", "03", "04", "05", "06", "08"]
+    assert on.windows == ()
     assert on.watermark == datetime(2026, 3, 8, 9, tzinfo=timezone.utc)
     rows = read_export(spark, path).where("hour = 7").select("id", "queue", "hour").collect()
     assert [tuple(row) for row in rows] == [(5, "00123", 7)]
@@ -267,7 +275,8 @@ def test_the_window_that_since_lies_in_is_exported_with_its_earlier_rows(
     archive.add({"id": 1, "archived_at": MARCH + timedelta(hours=10)})
     archive.add({"id": 2, "archived_at": MARCH + timedelta(hours=33)})
     given = {"since": MARCH + timedelta(hours=12), "until": MARCH + timedelta(days=2)}
-    result = export_archive(spark, archive.url, str(tmp_path), verify="counts", **given)
+    path = str(tmp_path / "lake")
+    result = export_archive(spark, archive.url, path, verify="counts", **given)
     assert [(one.name, one.rows) for one in result.windows] == [
         ("2026-03-07", 1),
         ("2026-03-08", 1),
@@ -306,7 +315,7 @@ def test_every_column_changes_the_figures(spark: SparkSession) -> None:
 def lake_of_one(spark: SparkSession, path: Path, files: int = 3) -> tuple[Lake, Any]:
     """A lake with a window of `files` files, made without a database."""
     lake = Lake(spark, str(path))
-    lake.begin({"window": "day", "table": "message_archive"})
+    lake.begin({"window": "day", "table": "message_archive"}, "ab")
     window = parse_window("2026-03-07", "day")
     put(lake, window, 10, files)
     return lake, window
@@ -314,7 +323,7 @@ def lake_of_one(spark: SparkSession, path: Path, files: int = 3) -> tuple[Lake, 
 
 def put(lake: Lake, window: Any, rows: int, files: int = 1) -> None:
     """Bring rows 1 to `rows` into the lake, as an export does."""
-    numbers = lake.session.range(1, rows + 1).withColumn("archived_at", F.lit(MARCH))
+    numbers = lake.session.range(1, rows + 1).withColumn("archived_at", F.lit(window.start))
     known = {"id", "archived_at", "payload"}
     frame = numbers.withColumn("payload", F.lit(b"x")).select(
         *(
@@ -322,109 +331,171 @@ def put(lake: Lake, window: Any, rows: int, files: int = 1) -> None:
             for name in NAMES
         )
     )
-    figures = compute_figures(frame, checksums=True)
-    folder = lake.write(window, frame.repartition(files))
-    lake.publish(window, folder, Entry(figures, figures.counts))
+    staged, figures = lake.stage(frame.repartition(files), checksums=True)
+    entry = Entry(figures[window], figures[window].counts)
+    lake.commit(Note("export", {window.name: entry}, ((window.start, window.end),)), staged)
 
 
-def test_two_exports_of_one_path_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_of_two_plans_from_one_state_one_is_committed(spark: SparkSession, tmp_path: Path) -> None:
+    """Also if both fill a window that was empty; the other sees it when it loads again."""
     first, window = lake_of_one(spark, tmp_path)
-    lake_of_one(spark, tmp_path)
-    with pytest.raises(ConcurrentLoadError, match="another process has begun"):
-        put(first, window, 20)
-    assert Lake(spark, str(tmp_path)).read(window).count() == 10
-    # One that was opened before another ended begins from what that one has left.
-    early = Lake(spark, str(tmp_path))
     second = Lake(spark, str(tmp_path))
-    second.begin(second.need_state()["source"])
-    second.note_empty(parse_window("2026-03-08", "day"))
-    second.finish()
-    early.begin(early.need_state()["source"])
-    assert [one.name for one in Lake(spark, str(tmp_path)).windows()] == [
-        "2026-03-07",
-        "2026-03-08",
-    ]
+    following = parse_window("2026-03-08", "day")
+    put(second, following, 20)
+    with pytest.raises(ConcurrentLoadError, match="another process has committed"):
+        put(first, following, 20)
+    assert read_export(spark, str(tmp_path)).count() == 30
+    first.load()
+    assert first.windows() == [window, following]
 
 
 def test_compaction_makes_files_few_and_keeps_every_row(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lake, window = lake_of_one(spark, tmp_path)
-    before = compute_figures(lake.read(window), checksums=True)
-    assert [one.files for one in compact_export(spark, str(tmp_path), since="2026-03-08")] == []
+    before = lake.figures(window.start, window.end)
+    assert compact_export(spark, str(tmp_path), since="2026-03-08") == []
     done = compact_export(spark, str(tmp_path), until="2026-03-08")
-    assert [(one.name, one.rows, one.files_before, one.files) for one in done] == [
-        ("2026-03-07", 10, 3, 1)
-    ]
-    assert compute_figures(lake.read(window), checksums=True) == before
-    kept = contents(tmp_path)
-    assert compact_export(spark, str(tmp_path)) == []
-    assert contents(tmp_path) == kept
-    assert len(kept) == 1
+    assert [(one.name, one.rows, one.files_before) for one in done] == [("2026-03-07", 10, 3)]
+    lake.load()
+    assert lake.figures(window.start, window.end) == before
+    assert len(lake.files) == 1
+    # Who reads an earlier version still can, until the files that were replaced are removed.
+    assert len(contents(tmp_path)) == 4
+    assert compact_export(spark, str(tmp_path), keep=0) == []
+    assert len(contents(tmp_path)) == 1
+    assert read_export(spark, str(tmp_path)).count() == 10
+    assert compact_export(spark, str(tmp_path), keep=0) == []
 
 
-def test_compaction_refuses_a_window_that_has_lost_a_file(
+def test_an_export_and_a_compaction_at_the_same_time(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "PAUSES", ())
-    lake_of_one(spark, tmp_path)
-    next((tmp_path / "date=2026-03-07").glob("*.parquet")).unlink()
-    kept = contents(tmp_path / "date=2026-03-07")
-    with pytest.raises(
-        SetupError, match=r"window 2026-03-07 of .* has 2 files, and not 3: read again"
-    ):
-        read_export(spark, str(tmp_path))
-    with pytest.raises(ExportMismatchError, match="put the window's folder back"):
-        compact_export(spark, str(tmp_path))
-    assert contents(tmp_path / "date=2026-03-07") == kept
-
-
-def test_a_window_counts_when_it_is_recorded(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a folder is copied to its place file by file, a reader finds some of them; it reads
-    again."""
-    monkeypatch.setattr(export, "time", SimpleNamespace(sleep=lambda _seconds: None))
+    """The one that commits second plans again; nothing is lost or doubled."""
     lake, _ = lake_of_one(spark, tmp_path)
-    half = tmp_path / "date=2026-03-08"
-    shutil.copytree(tmp_path / "date=2026-03-07", half)
-    next(half.glob("*.parquet")).unlink()
-    with pytest.raises(
-        SetupError, match=r"date=2026-03-08 of .* has files that are not recorded: read again"
-    ):
-        read_export(spark, str(tmp_path))
+    stage = Lake.stage
+    calls = list[int]()
 
-    def move_the_rest(seconds: float) -> None:
-        if seconds:
-            shutil.rmtree(half)
+    def overtaken(self: Lake, frame: DataFrame, **options: Any) -> Any:
+        staged = stage(self, frame, **options)
+        calls.append(1)
+        if len(calls) == 1:
             put(lake, parse_window("2026-03-08", "day"), 5)
+        return staged
 
-    monkeypatch.setattr(export, "time", SimpleNamespace(sleep=move_the_rest))
+    with monkeypatch.context() as patched:
+        patched.setattr(Lake, "stage", overtaken)
+        done = compact_export(spark, str(tmp_path), keep=0)
+    assert [(one.name, one.rows, one.files_before) for one in done] == [
+        ("2026-03-07 to 2026-03-08", 15, 4)
+    ]
     assert read_export(spark, str(tmp_path)).count() == 15
+    with pytest.raises(ConcurrentLoadError):
+        put(lake, parse_window("2026-03-09", "day"), 5)
+
+
+def test_files_that_are_not_as_they_were_committed_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A missing file by readers; one with other bytes by the compaction, which would hide it."""
+    lake, _ = lake_of_one(spark, tmp_path)
+    file = tmp_path / lake.files[0].path
+    good = file.read_bytes()
+    file.write_bytes(good[:-12] + b"\0" + good[-11:])
+    with pytest.raises(ExportMismatchError, match=r"its bytes have changed \(SHA-256\)"):
+        compact_export(spark, str(tmp_path))
+    file.write_bytes(good + b"x")
+    with pytest.raises(SetupError, match=rf"it has {len(good) + 1} bytes, and not {len(good)}"):
+        read_export(spark, str(tmp_path))
+    file.unlink()
+    with pytest.raises(SetupError, match="it is missing; put it back from a copy"):
+        read_export(spark, str(tmp_path))
+    file.write_bytes(good)
+    assert compact_export(spark, str(tmp_path))[0].rows == 10
+
+
+def test_what_dead_attempts_have_left_is_removed_by_age(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """By the clock of the file system; never what a commit has named, however old."""
+    lake, _ = lake_of_one(spark, tmp_path, 1)
+    for name, age in (("dead", 3 * 86_400), ("alive", 3600)):
+        folder = tmp_path / "data" / name
+        (folder / "_temporary").mkdir(parents=True)
+        for file in (folder / "a.parquet", folder / "_temporary/b.parquet"):
+            file.write_bytes(b"x")
+            os.utime(file, times=(file.stat().st_mtime - age,) * 2)
+    (tmp_path / "data/dead/_temporary/b.parquet").unlink()
+    for file in tmp_path.rglob(lake.files[0].path):
+        os.utime(file, times=(0, 0))
+    assert lake.sweep() == ["dead"]
+    assert (tmp_path / "data/alive").is_dir()
+    assert read_export(spark, str(tmp_path)).count() == 10
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_windows_unknown_to_the_state_are_never_replaced(
+def test_a_path_that_holds_something_else_is_refused(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
     fill(archive)
     path = tmp_path / "lake"
     (path / "date=2026-03-08").mkdir(parents=True)
-    with pytest.raises(SetupError, match=r"has date=2026-03-08 and no _sqlbroker/state.json"):
+    with pytest.raises(SetupError, match=r"has date=2026-03-08 and is no Delta table"):
         export_archive(spark, archive.url, str(path))
     (path / "date=2026-03-08").rmdir()
     export_archive(spark, archive.url, str(path), until="2026-03-08")
-    (path / "date=2026-03-08").mkdir()
-    with pytest.raises(SetupError, match="does not know it: move it away"):
-        export_archive(spark, archive.url, str(path), until="2026-03-09")
     with pytest.raises(
         SetupError, match=r"its queues is None and here it is \['other'\]; give each export its own"
     ):
         export_archive(spark, archive.url, str(path), queues=["other"])
-    state = path / "_sqlbroker/state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
-    with pytest.raises(SetupError, match="format 99"):
-        read_export(spark, str(path))
+    other = tmp_path / "other"
+    other.mkdir()
+    write_deltalake(str(other), pa.table({"id": [1]}))
+    with pytest.raises(SetupError, match="is a Delta table that no export has made"):
+        export_archive(spark, archive.url, str(other))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("format", 99, "has notes of format 99"),
+        ("windows", None, "has a damaged note of an export"),
+        ("windows", {"last week": {}}, "has a damaged note of an export"),
+        ("windows", {"2026-03-07": {"lake": {"rows": 1}}}, "has a damaged note of an export"),
+        ("covered", [["2026-03-07"]], "has a damaged note of an export"),
+    ],
+)
+def test_a_damaged_note_is_named(
+    spark: SparkSession, tmp_path: Path, part: str, value: Any, message: str
+) -> None:
+    lake, _ = lake_of_one(spark, tmp_path, 1)
+    lake.table.commit(Note("export").to_json() | {part: value}, ())
+    with pytest.raises(SetupError, match=message):
+        read_export(spark, str(tmp_path))
+
+
+def test_columns_that_a_table_lacks_are_added_before_a_commit(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A lake of an older version: its rows have NULL there."""
+    lake, _ = lake_of_one(spark, tmp_path, 1)
+    wider = StructType([*lake_schema("day").fields, StructField("new", StringType())])
+    lake.table.add_columns(wider)
+    lake.load()
+    assert lake.table.schema().names[-1] == "new"
+    put(lake, parse_window("2026-03-08", "day"), 5)
+    assert read_export(spark, str(tmp_path)).where("new IS NULL").count() == 15
+
+
+def test_deletion_vectors_are_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader by the list of files would bring deleted rows back."""
+    lake_of_one(spark, tmp_path, 1)
+    vectors = pa.table({"filepath": ["a"], "selection_vector": [[False]]})
+    monkeypatch.setattr(DeltaTable, "deletion_vectors", lambda _self: vectors)
+    with pytest.raises(SetupError, match="has deletion vectors, and a reader by its list of files"):
+        read_export(spark, str(tmp_path))
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

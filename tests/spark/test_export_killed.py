@@ -1,7 +1,7 @@
-"""An export that is killed, as a real process, while it replaces a window: the next one ends what
-was begun."""
+"""An export that is killed, as a real process, at each step of a commit: the next one brings the
+rest.
+"""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,23 +13,22 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark import export_archive, read_export
-from faststream_sqlbroker.spark.lake import export
+from tests.spark.conftest import Archive
+from tests.spark.dying_export import STEPS
 from tests.spark.test_export import MARCH, of_lake, of_table
 
 pytestmark = pytest.mark.capability(
-    "Spark: the archive exported to Parquet, compared with the database"
+    "Spark: the archive exported to a Delta table, compared with the database"
 )
 
-DAY: dict[str, Any] = {"since": "2026-03-07", "until": "2026-03-08", "verify": "counts"}
 
-
-def kill_export(url: str, path: Path) -> None:
-    """Export to `path` until the old folder is aside and the new one not yet in its place."""
+def kill_export(archive: Archive, path: Path, step: str) -> None:
+    """Export to `path` until `step`."""
     root = Path(__file__).parents[2]
+    url = archive.engine.url.render_as_string(hide_password=False)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.dying_export", url, str(path)],
+        [sys.executable, "-m", "tests.spark.dying_export", url, str(path), step],
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
@@ -42,28 +41,25 @@ def kill_export(url: str, path: Path) -> None:
 
 
 @pytest.mark.timeout(300)  # a Java of its own, on a machine that may be busy
-def test_an_export_that_is_killed_while_it_replaces_a_window_is_ended_by_the_next(
-    spark: SparkSession, new_database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", ["after staging", "after the commit"])
+def test_an_export_that_is_killed_is_ended_by_the_next(
+    spark: SparkSession, new_database: Any, tmp_path: Path, step: str
 ) -> None:
-    """Proves D5: no row is lost or doubled, and readers are told to wait; tests/spark/test_lake.py
-    dies at every step."""
-    monkeypatch.setattr(export, "PAUSES", ())
+    """Proves D5: a row that the database has lost stays, late rows come once."""
+    assert step in STEPS
     archive = new_database("sqlite")
     path = tmp_path / "lake"
     archive.add(*({"id": n, "archived_at": MARCH + timedelta(hours=n)} for n in (1, 2, 3)))
-    export_archive(spark, archive.url, str(path), **DAY)
+    given: dict[str, Any] = {"since": MARCH, "until": "2026-03-08"}
+    export_archive(spark, archive.url, str(path), **given)
     archive.execute("DELETE FROM message_archive WHERE id = 1")
     archive.add({"id": 4, "archived_at": MARCH})
     gone = of_lake(read_export(spark, str(path)).where("id = 1"))
-    kill_export(archive.url, path)
-    pending = json.loads((path / "_sqlbroker/state.json").read_text())["pending"]
-    assert not (path / "date=2026-03-07").exists()
-    assert (path / pending["aside"]).exists()
-    with pytest.raises(SetupError):
-        read_export(spark, str(path))
-    result = export_archive(spark, archive.url, str(path), **DAY)
-    assert [(one.action, one.rows, one.files) for one in result.windows] == [("unchanged", 4, 1)]
+    kill_export(archive, path, step)
+    there = read_export(spark, str(path)).count()
+    assert there == (4 if step == "after the commit" else 3)
+    result = export_archive(spark, archive.url, str(path), **given)
+    assert [one.rows for one in result.windows] == [4]
     assert of_lake(read_export(spark, str(path))) == gone + of_table(
         archive, MARCH + timedelta(days=1)
     )
-    assert [one.name for one in (path / "_sqlbroker").iterdir()] == ["state.json"]

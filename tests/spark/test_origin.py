@@ -16,7 +16,7 @@ from tests.spark.conftest import Archive
 from tests.spark.test_export import MARCH
 
 pytestmark = pytest.mark.capability(
-    "Spark: the archive exported to Parquet, compared with the database"
+    "Spark: the archive exported to a Delta table, compared with the database"
 )
 
 

@@ -13,7 +13,9 @@ from sqlalchemy.exc import OperationalError
 from faststream_sqlbroker import Pruned, Retention, SqlBroker
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
-from faststream_sqlbroker.spark.lake.records import Records
+from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.records import Records, open_records
+from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
 from tests.spark.conftest import START, Archive
 
 pytestmark = pytest.mark.capability(
@@ -33,7 +35,7 @@ def scopes(archive: Archive) -> dict[str, str]:
 
 
 def export(spark: SparkSession, archive: Archive, path: Path, **options: Any) -> Any:
-    given = {"until": "2026-03-03", "record_as": "shop"} | options
+    given = {"until": "2026-03-03", "record_as": "shop", "rows_per_commit": 5} | options
     return export_archive(spark, archive.url, str(path), **given)
 
 
@@ -84,6 +86,29 @@ def test_late_and_brought_back_rows_stay_until_an_export_has_looked_again(
     assert prune(archive) == Pruned(completed=10)
     assert archive.ids() == [21, 22, 23, 24, 25]
     assert read_export(spark, str(tmp_path / "lake")).count() == 11
+
+
+def test_nothing_of_a_damaged_window_goes(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Also if another export, which has read its record before, records it afterwards."""
+    archive.add_days(3)
+    export(spark, archive, tmp_path / "lake")
+    lake = Lake(spark, str(tmp_path / "lake"))
+    first, second = lake.windows()
+    path = tmp_path / "lake" / lake.files[0].path
+    whole = path.read_bytes()
+    with open_records("shop", lake.id, archive.url, "message", None) as stale:
+        path.write_bytes(whole[::-1])
+        damaged = export(spark, archive, tmp_path / "lake")
+        stale.write(first, RowChecksums(6, 21))
+    assert list(damaged.damaged) == [lake.files[0].path]
+    assert scopes(archive) == {first.name: "lake_differs:shop", second.name: "lake:shop"}
+    assert prune(archive) == Pruned(completed=5)
+    assert archive.ids() == [1, 2, 3, 4, 5, 21, 22, 23, 24, 25]
+    path.write_bytes(whole)
+    export(spark, archive, tmp_path / "lake", recheck=0)
+    assert prune(archive) == Pruned(completed=5)
 
 
 @OF_SQLITE

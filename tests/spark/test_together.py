@@ -17,7 +17,7 @@ from faststream_sqlbroker.spark import export_archive, read_export
 from tests.spark.test_export import MARCH, UNTIL, fill, of_lake, of_table
 
 pytestmark = pytest.mark.capability(
-    "Spark: the archive exported to Parquet, compared with the database"
+    "Spark: the archive exported to a Delta table, compared with the database"
 )
 
 RUNS = 3

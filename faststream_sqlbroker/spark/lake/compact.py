@@ -1,39 +1,42 @@
-"""Merge the small files of a lake."""
+"""Merge the small files of a lake, and remove those that no version needs any more."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.core.checks import whole_number
-from faststream_sqlbroker.exceptions import ExportMismatchError
+from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError
+from faststream_sqlbroker.spark.lake.delta import DataFile
+from faststream_sqlbroker.spark.lake.entries import Note
 from faststream_sqlbroker.spark.lake.lake import Lake
-from faststream_sqlbroker.spark.lake.row_checksums import compute_figures
+from faststream_sqlbroker.spark.lake.row_checksums import compute_windows
+from faststream_sqlbroker.spark.lake.run import plan_again
+from faststream_sqlbroker.spark.lake.windows import ExportWindow, floor
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
 TARGET_BYTES = 256 << 20
-"""Bytes of a merged file: within the 128 to 512 MB that an export writes."""
-
-_ADVICE = "Files of the lake are missing or changed: put the window's folder back from a copy"
+"""Bytes of a merged file: what readers of Parquet like best."""
 
 
 @dataclass(frozen=True)
-class CompactedWindow:
-    """A window whose files were merged.
+class CompactedFiles:
+    """Files that were merged to one.
 
     Attributes:
-        name: Such as 2026-03-01 or 2026-03-01T05, UTC.
+        name: The first and the last window of their rows, such as "2026-03-01 to 2026-03-07", UTC.
         rows: As many as before.
-        files_before: Parquet files that it had.
-        files: That it has.
+        files_before: How many files they were.
+        bytes: Of the merged file.
     """
 
     name: str
     rows: int
     files_before: int
-    files: int
+    bytes: int
 
 
 def compact_export(
@@ -43,54 +46,118 @@ def compact_export(
     since: Moment | None = None,
     until: Moment | None = None,
     target_bytes: int = TARGET_BYTES,
-    on_window: Callable[[CompactedWindow], Any] | None = None,
-) -> list[CompactedWindow]:
-    """Merge the files of those windows of a lake that have more files than they need.
+    keep: Duration = "168h",
+    on_file: Callable[[CompactedFiles], Any] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> list[CompactedFiles]:
+    """Merge small files of a lake that follow each other in time.
 
-    Each is written aside, compared with the figures that the export has recorded, all of them, and
-    only then moved to its place, as the export does it: a crash loses nothing, and running it twice
-    changes nothing. Who reads a window while its folder is replaced may fail because a file is
-    gone, and reads it again.
+    The files are compared with the SHA-256 in the log, the merged file with the figures of their
+    windows, and only then one commit replaces them. A crash loses nothing, and running it twice
+    changes nothing. Exports may run at the same time: of two plans one commits, and the other is
+    made again. Files that were replaced more than `keep` ago are removed. Until then readers that
+    have begun go on, and earlier versions can be read.
 
     Args:
         spark: A session; not Spark Connect. No driver is needed.
         path: Of the lake.
-        since: Only windows that begin at or after this moment.
-        until: Only windows that have ended by this moment.
-        target_bytes: How large files are to become; a window of fewer bytes gets one.
-        on_window: Called after each window.
+        since: Only files whose rows were archived at or after this moment.
+        until: Only files whose rows were archived before this moment.
+        target_bytes: How large files are to become; larger ones are left as they are.
+        keep: How long replaced files stay, in whole hours.
+        on_file: Called after each merged file.
+        storage_options: See `export_archive`.
 
     Returns:
-        The windows that were written again.
+        What was merged.
 
     Raises:
         SetupError: nothing was exported to this path, or an option that cannot be.
-        ExportMismatchError: a window's files are not what was exported: some are missing or
-            changed. It is left as it is.
-        ConcurrentLoadError: another process has begun to write to the path since.
+        ExportMismatchError: files are not as they were committed. They are left as they are.
+        ConcurrentLoadError: other processes have committed each time that this one wanted to.
         NotSupportedError: Spark Connect.
     """
     whole_number("target_bytes", target_bytes)
+    hours = int(seconds_or_zero("keep", keep) // 3600)
     first = parse_moment("since", since)
     end = parse_moment("until", until)
-    lake = Lake(spark, path)
-    lake.begin(lake.need_state()["source"])
-    done = []
-    for window in lake.windows():
-        entry = lake.entry(window)
-        if entry is None or (first and window.start < first) or (end and window.end > end):
-            continue
-        wanted = max(math.ceil(entry.bytes / target_bytes), 1)
-        if entry.files <= wanted:
-            continue
-        frame = lake.read(window).coalesce(wanted).sortWithinPartitions("queue", "id")
-        folder = lake.write(window, frame)
-        found = compute_figures(lake.read_folder(folder), checksums=entry.lake.columns is not None)
-        if found != entry.lake:
-            raise ExportMismatchError(window.name, str(entry.lake), str(found), _ADVICE)
-        files = lake.publish(window, folder, entry).files
-        done.append(CompactedWindow(window.name, entry.lake.rows, entry.files, files))
-        if on_window is not None:
-            on_window(done[-1])
-    lake.finish()
+    lake = Lake(spark, path, storage_options)
+    lake.need_source()
+    done = list[CompactedFiles]()
+
+    def merge_all() -> None:
+        while groups := _groups(lake, first, end, target_bytes):
+            done.append(_merge(lake, groups[0]))
+            if on_file is not None:
+                on_file(done[-1])
+
+    plan_again(lake, merge_all)
+    plan_again(lake, lambda: _vacuum(lake, hours))
     return done
+
+
+def _vacuum(lake: Lake, hours: int) -> None:
+    lake.table.vacuum(hours)
+    lake.load()
+
+
+def _groups(
+    lake: Lake, first: datetime | None, end: datetime | None, target_bytes: int
+) -> list[list[DataFile]]:
+    """Neighbours in time of which none is large, each group of the target's size at most."""
+    groups = list[list[DataFile]]()
+    group = list[DataFile]()
+    size = 0
+    for one in lake.files:
+        # A merged file may be somewhat smaller than the target: half of it is large enough.
+        if one.size * 2 > target_bytes or not _inside(one, first, end):
+            continue
+        if group and size + one.size > target_bytes:
+            groups.append(group)
+            group = []
+            size = 0
+        group.append(one)
+        size += one.size
+    groups.append(group)
+    return [one for one in groups if len(one) > 1]
+
+
+def _inside(file: DataFile, first: datetime | None, end: datetime | None) -> bool:
+    if file.times is None:
+        return False
+    return (first is None or file.times[0] >= first) and (end is None or file.times[1] < end)
+
+
+def _merge(lake: Lake, files: Sequence[DataFile]) -> CompactedFiles:
+    problems = lake.altered_of(files)
+    for name, problem in problems.items():
+        raise ExportMismatchError(
+            name, "the bytes that were committed", problem, "Run sqlbroker archive repair"
+        )
+    before = compute_windows(lake.read_files(files), lake.size, checksums=True)
+    staged, found = lake.stage(lake.read_files(files).coalesce(1), checksums=True)
+    for window in sorted({*before, *found}):
+        if before.get(window) != found.get(window):
+            lake.discard(staged)
+            raise ExportMismatchError(
+                window.name, str(before.get(window)), str(found.get(window)), "Try again"
+            )
+    try:
+        lake.commit(Note("compact"), staged, files)
+    except ConcurrentLoadError:
+        lake.load()
+        lake.discard(staged)
+        raise
+    return CompactedFiles(
+        _span(lake, files),
+        sum(one.rows for one in before.values()),
+        len(files),
+        sum(one.size for one in staged),
+    )
+
+
+def _span(lake: Lake, files: Sequence[DataFile]) -> str:
+    times = [one.times for one in files if one.times is not None]
+    ends = min(one[0] for one in times), max(one[1] for one in times)
+    first, last = (ExportWindow(floor(one, lake.size), lake.size).name for one in ends)
+    return first if first == last else f"{first} to {last}"

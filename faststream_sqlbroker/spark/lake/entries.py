@@ -1,12 +1,16 @@
-"""The record of one window in the state of an export."""
+"""What the commits of a lake say: figures of windows, covered spans of time, SHA-256 of files."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.lake.row_checksums import NOTHING, RowChecksums, from_json
-from faststream_sqlbroker.spark.lake.windows import parse_window
+from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums, from_json
+from faststream_sqlbroker.spark.lake.windows import Span, merge_spans, parse_window
+
+FORMAT = 1
+"""Version of the notes' layout; a note of another version is refused."""
 
 
 @dataclass(frozen=True)
@@ -14,56 +18,92 @@ class Entry:
     """The record of one window.
 
     Attributes:
-        lake: RowChecksums of what is in the folder.
+        lake: Figures of its rows in the lake.
         source: Counts of what the database had when it was exported; less than `lake` where the
             lake keeps rows that the database has lost.
-        files: How many Parquet files.
-        bytes: Of the files.
     """
 
     lake: RowChecksums
     source: RowChecksums
-    files: int = 0
-    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Note:
+    """What one commit says.
+
+    Attributes:
+        action: "export", "compact" or "repair".
+        windows: Records of the windows that it changes, by name.
+        covered: Spans of time that are in the lake with it, windows without rows too.
+        digests: SHA-256 of each file that it adds, by path.
+    """
+
+    action: str
+    windows: Mapping[str, Entry] = field(default_factory=dict)
+    covered: tuple[Span, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; empty for a window without rows, as there may be many."""
-        if not self.lake.rows and not self.source.rows:
-            return {}
-        sums = {"lake": self.lake.to_json(), "source": self.source.to_json()}
-        return {**sums, "files": self.files, "bytes": self.bytes}
+        """As JSON."""
+        return {
+            "format": FORMAT,
+            "action": self.action,
+            "windows": {
+                name: {"lake": one.lake.to_json(), "source": one.source.to_json()}
+                for name, one in sorted(self.windows.items())
+            },
+            "covered": [[start.isoformat(), end.isoformat()] for start, end in self.covered],
+            "files": dict(self.digests),
+        }
 
 
-def entry_from_json(values: Mapping[str, Any]) -> Entry:
-    """Read what `Entry.to_json` has written."""
-    if not values:
-        return Entry(NOTHING, NOTHING.counts)
-    sums = from_json(values["lake"]), from_json(values["source"])
-    return Entry(*sums, int(values["files"]), int(values["bytes"]))
+@dataclass
+class State:
+    """All notes together.
+
+    Attributes:
+        entries: Records of windows that have rows, in the lake or in the database, by name.
+        covered: Spans in order, that do not touch each other.
+        digests: SHA-256 of every file that was ever added, by path.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    covered: list[Span] = field(default_factory=list)
+    digests: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The end of the first span; None if there is none."""
+        return self.covered[0][1] if self.covered else None
 
 
-def entries_of(state: Mapping[str, Any], path: str) -> dict[str, Entry]:
-    """The records of all windows, from the state of an export at `path`.
+def state_of(notes: Iterable[Mapping[str, Any]], size: str, path: str) -> State:
+    """Put the notes together, from the oldest to the newest.
 
     Raises:
-        SetupError: any part of the state is missing, or is something else.
+        SetupError: a note is damaged, or of another version.
     """
+    state = State()
+    spans = list[Span]()
     try:
-        size = state["source"]["window"]
-        entries = {name: entry_from_json(values) for name, values in state["windows"].items()}
-        if (pending := state["pending"]) is not None:
-            _check_pending(pending, size)
-        for name in entries:
-            parse_window(name, size)
+        for note in notes:
+            if note["format"] != FORMAT:
+                raise SetupError(
+                    f"the log of {path} has notes of format {note['format']!r}, this version knows "
+                    f"{FORMAT}: use the version that wrote them"
+                )
+            for name, one in note["windows"].items():
+                parse_window(name, size)
+                state.entries[name] = Entry(from_json(one["lake"]), from_json(one["source"]))
+            spans += [_span(one) for one in note["covered"]]
+            state.digests |= note["files"]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        msg = f"{path} is a damaged state of an export ({error!r}): restore it from a copy"
+        msg = f"the log of {path} has a damaged note of an export ({error!r}): restore its log"
         raise SetupError(msg) from error
-    return entries
+    state.covered = merge_spans(spans)
+    return state
 
 
-def _check_pending(pending: Mapping[str, Any], size: str) -> None:
-    parse_window(pending["window"], size)
-    entry_from_json(pending["entry"])
-    for name in ("folder", "aside"):
-        if not isinstance(pending[name], str):
-            raise TypeError(name)
+def _span(pair: Any) -> Span:
+    start, end = pair
+    return datetime.fromisoformat(start), datetime.fromisoformat(end)

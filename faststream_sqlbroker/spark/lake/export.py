@@ -1,20 +1,19 @@
-"""Export the archive as Parquet: whole windows, each compared with the database before it
+"""Export the archive to a Delta table: whole windows, each compared with the database before it
 counts.
 """
 
-import time
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from logging import getLogger
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import DateType, IntegerType, StructField, StructType
+from pyspark.sql import SparkSession
 from sqlalchemy import URL
 
-from faststream_sqlbroker.core.checks import one_of
+from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.loaded_windows import checked_lake
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
@@ -23,45 +22,21 @@ from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.records import Records, open_records
-from faststream_sqlbroker.spark.lake.transfer import Job, bring
-from faststream_sqlbroker.spark.lake.windows import LENGTHS, floor, plan_windows
+from faststream_sqlbroker.spark.lake.run import ExportedWindow, Run, plan_again
+from faststream_sqlbroker.spark.lake.transfer import Job
+from faststream_sqlbroker.spark.lake.windows import LENGTHS, Span, floor, merge_spans, plan_spans
 from faststream_sqlbroker.spark.load.origin import describe_source
-from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.load.selection import ARCHIVE, find_oldest, select_rows
 from faststream_sqlbroker.spark.moments import Moment
 from faststream_sqlbroker.spark.session import need_driver
 
 logger = getLogger("faststream_sqlbroker.spark")
 
-PAUSES = (0.1, 0.5, 2.0)
-"""Seconds before files are listed again: a window may just be replaced."""
+CHECKED_BYTES = 256 << 20
+"""Bytes of the latest files whose SHA-256 each export compares; the others' sizes only."""
 
-_PARTS = {"day": ["date"], "hour": ["date", "hour"]}
-_FOLDERS = {"date": StructField("date", DateType()), "hour": StructField("hour", IntegerType())}
-
-
-@dataclass(frozen=True)
-class ExportedWindow:
-    """The result of one window.
-
-    Attributes:
-        name: Such as 2026-03-01 or 2026-03-01T05, UTC.
-        action: "exported"; "again" (rows had come since, and are in it now); "unchanged"; "left"
-            (the database has fewer rows than the lake, which keeps them).
-        rows: In the lake.
-        files: Parquet files in the lake.
-        bytes: Of the files.
-        number: 1 for the first window of this run.
-        total: How many windows this run looks at.
-    """
-
-    name: str
-    action: str
-    rows: int
-    files: int
-    bytes: int
-    number: int
-    total: int
+ROWS_PER_COMMIT = 1_000_000
+"""Rows that one commit takes at least, if there are so many."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +45,18 @@ class ExportResult:
 
     Attributes:
         path: Where to.
-        windows: Those that this run looked at, in order.
+        windows: Those that this run looked at and that have rows, in order.
         horizon: Windows that end later are not closed yet; by the database's clock.
         watermark: End of the windows that are in the lake without a gap; None if there are none.
+        damaged: Files that were altered since they were written, with what differs; `repair_export`
+            reads their windows again.
     """
 
     path: str
     windows: tuple[ExportedWindow, ...]
     horizon: datetime
     watermark: datetime | None
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -102,27 +80,31 @@ def export_archive(
     source: str | None = None,
     recheck: Duration = "24h",
     verify: Literal["checksums", "counts"] = "checksums",
+    rows_per_commit: int = ROWS_PER_COMMIT,
     record_as: str | None = None,
     message_table: str = "message",
     on_window: Callable[[ExportedWindow], Any] | None = None,
     options: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> ExportResult:
     """Write the closed windows of the archive that the lake lacks; compare each with the database.
 
-    Every window becomes a folder `date=2026-03-01` or `date=2026-03-01/hour=05` (UTC) of Parquet
-    files (zstd, sorted by queue and id; the times as microseconds in UTC), about 128 to 512 MB
-    each. It is written aside, read back, compared with what the database itself counts and sums,
-    and only then moved to its place and recorded in `_sqlbroker/state.json`. A process may die at
-    any moment: `read_export` never reads half a window, and the next run ends what was begun. A
-    second run gives the same data. Readers other than `read_export` need a file system that renames
-    a folder at once, as local disks and HDFS do: where folders are copied file by file (S3) they
-    may find half a window. They may also miss a window that is written again, for the moment
-    between two renames.
+    The lake is a Delta table: the archive's columns, `date` and, for hours, `hour` (UTC). Spark
+    writes Parquet files (zstd, sorted by window, queue and id; the times as microseconds in UTC) to
+    a folder of the attempt, they are read back, compared with what the database itself counts and
+    sums for each window, and only then committed, many windows at a time. The commit has the
+    figures of its windows and the SHA-256 of each file. A process may die at any moment: a reader
+    sees whole commits only, and a second run brings what is missing, each row once. Two exports may
+    run at a time: of two that plan the same windows one commits, and the other plans again.
 
-    Windows of the last `recheck`, and recorded ones between `since` and `until`, are compared with
-    the database again: if it has rows that the lake lacks (a transaction that was open for longer
-    than `safety_lag`) they are written again, with a warning. Rows that the database has lost
-    since, because they were pruned or retried, stay in the lake.
+    Windows of the last `recheck`, and those between `since` and `until`, are compared with the
+    database again: if it has rows that the lake lacks (a transaction that was open for longer than
+    `safety_lag`) they are added, with a warning. Rows that the database has lost since, because
+    they were pruned or retried, stay in the lake. Windows without rows cost nothing.
+
+    Each run compares the sizes of all files with the log, and the SHA-256 of the latest 256 MB.
+    Windows of files that were altered are not exported again and not recorded for retention; the
+    result and a warning name the files.
 
     Args:
         spark: A session with the JDBC driver (`build_session`); not Spark Connect.
@@ -146,6 +128,8 @@ def export_archive(
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
             and of all other columns; "counts" leaves the last three out, and spares the database
             reading every row.
+        rows_per_commit: A commit takes whole windows until it has so many rows; those are read by
+            one Spark job.
         record_as: A name for the lake. Each window that is in it is recorded in the database, for
             `Retention(unless_loaded_by=...)` of this name. Windows whose rows have changed since,
             or that have no record yet, are looked at again, whatever `recheck` and `since` say. It
@@ -154,6 +138,8 @@ def export_archive(
         message_table: The live table, with `record_as`: the policy state is named after it.
         on_window: Called after each window.
         options: More of Spark's JDBC options.
+        storage_options: What deltalake needs to reach an object store, by its names (such as
+            `aws_endpoint_url`); Spark's own settings do not reach it.
 
     Returns:
         What was done; windows appear in order.
@@ -164,9 +150,10 @@ def export_archive(
             lake.
         ExportMismatchError: twice in a row a window was not written as the database has it. The
             windows before it are in the lake, and the watermark stays before it.
-        ConcurrentLoadError: another process has begun to write to the path since.
-        StoreError: PostgreSQL: a window took longer than an hour, after which the server ends its
-            snapshot. Or a window could not be recorded; it is in the lake.
+        ConcurrentLoadError: other processes have committed each time that this one wanted to.
+        StoreError: PostgreSQL: a commit took longer than an hour, after which the server ends its
+            snapshot. Or a window could not be recorded; it is in the lake. Or the table cannot be
+            read or written.
         NotSupportedError: Spark Connect.
     """
     one_of("window", window, tuple(LENGTHS))
@@ -177,35 +164,46 @@ def export_archive(
             "record_as= needs an export of all queues, as retention compares whole windows: leave "
             "queues= out"
         )
+    whole_number("rows_per_commit", rows_per_commit)
     selection = select_rows(ARCHIVE, table, schema, since=since, until=until, queues=queues)
     if selection.since is not None:
         selection = selection.between(floor(selection.since, window), selection.until)
     database = database_of(parse_address(url))
     need_driver(spark, database.jdbc_driver, database.kind)
-    lake = Lake(spark, path)
+    lake = Lake(spark, path, storage_options)
     job = Job(lake, database, url, selection, verify == "checksums", options)
-    done: list[ExportedWindow] = []
     with database.connect() as connection:
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary)
-        lake.begin({**describe_source(database.address, selection, source), "window": window})
         logger.info(
             "windows up to %s are closed: %s (%s)", horizon.moment, horizon.source, horizon.detail
         )
-        oldest = find_oldest(database, connection, selection)
-        planned = plan_windows(lake.windows(), window, selection, oldest, horizon.moment, back)
+        described = {**describe_source(database.address, selection, source), "window": window}
+        plan_again(lake, lambda: lake.begin(described, secrets.token_hex(8)))
+        lake.sweep()
+        damaged = lake.altered(CHECKED_BYTES)
+        for name, problem in damaged.items():
+            logger.warning(
+                "%s: %s; sqlbroker archive repair reads its windows again",
+                lake.folders.path(name),
+                problem,
+            )
         with _records(lake, record_as, primary or url, message_table, schema) as records:
-            if records is not None:
-                planned = sorted({*planned, *records.lacking(lake.windows_with_rows())})
-            for number, one in enumerate(planned, 1):
-                action, entry, source_rows = bring(job, connection, one)
-                if records is not None and entry.lake.rows:
-                    records.write(one, source_rows)
-                sizes = entry.lake.rows, entry.files, entry.bytes
-                done.append(ExportedWindow(one.name, action, *sizes, number, len(planned)))
-                if on_window is not None:
-                    on_window(done[-1])
-        lake.finish()
-    return ExportResult(lake.folders.root, tuple(done), horizon.moment, lake.watermark())
+            run = Run(job, connection, records, rows_per_commit, set(damaged), on_window)
+            plan_again(lake, lambda: run.bring(_spans(run, window, horizon.moment, back)))
+    done = tuple(run.done[name] for name in sorted(run.done))
+    return ExportResult(lake.folders.root, done, horizon.moment, lake.watermark, damaged)
+
+
+def _spans(run: Run, window: str, horizon: datetime, recheck: float) -> list[Span]:
+    """Which spans to look at, as the lake is now."""
+    lake = run.job.lake
+    selection = run.job.selection
+    oldest = find_oldest(run.job.database, run.connection, selection)
+    spans = plan_spans(lake.state.covered, window, selection, oldest, horizon, recheck)
+    if run.records is not None:
+        with_rows = [one for one in lake.windows() if run.is_whole(one)]
+        spans += [(one.start, one.end) for one in run.records.lacking(with_rows)]
+    return merge_spans(spans)
 
 
 def _records(
@@ -214,34 +212,3 @@ def _records(
     if name is None:
         return nullcontext()
     return open_records(name, lake.id, url, message_table, schema)
-
-
-def read_export(spark: SparkSession, path: str) -> DataFrame:
-    """The rows of a lake that `export_archive` wrote.
-
-    Returns:
-        A DataFrame of `ARCHIVE_SCHEMA`, then `date` (date) and, of a lake of hours, `hour` (int),
-        both UTC; a filter on them reads only their folders. A dead letter that was exported and
-        retried later is in it once for each time it was archived.
-
-    Raises:
-        SetupError: nothing was exported to this path, or for some seconds its files were not those
-            that the state has recorded: some are missing, some are not of this export, or a window
-            is being replaced.
-        NotSupportedError: Spark Connect.
-    """
-    for pause in (0.0, *PAUSES):
-        time.sleep(pause)
-        lake = Lake(spark, path)
-        lake.need_state()
-        folders = [_FOLDERS[name] for name in _PARTS[lake.size]]
-        schema = StructType([*ARCHIVE_SCHEMA.fields, *folders])
-        frame = spark.read.schema(schema).parquet(lake.folders.root)
-        problem = lake.incomplete(frame.inputFiles())
-        if problem is None:
-            return frame
-        logger.info("read_export: %s", problem)
-    raise SetupError(
-        f"{problem}: read again if an export or a compaction runs there; run an export if one has "
-        "died; else put the window's folder back from a copy, or move away what is no export's"
-    )

@@ -1,13 +1,34 @@
-"""Folders of a lake, through Hadoop's FileSystem: local disks, HDFS and object stores alike."""
+"""Files and folders of a lake, through Hadoop's FileSystem: local disks, HDFS and object stores
+alike.
+"""
 
+import uuid
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.exceptions import NotSupportedError
+from faststream_sqlbroker.exceptions import NotSupportedError, StoreError
 from faststream_sqlbroker.spark.drivers import java_of
+
+_SCHEMES = {"s3a": "s3", "s3n": "s3"}
+"""What deltalake calls the schemes that Hadoop has names of its own for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file on disk.
+
+    Attributes:
+        size: In bytes.
+        modified: Milliseconds since 1970, by the clock of the file system.
+    """
+
+    size: int
+    modified: int
 
 
 class Folders:
@@ -17,43 +38,31 @@ class Folders:
         self._java = java_of(spark)
         if self._java is None:
             raise NotSupportedError(
-                "Spark Connect cannot move files, a classic session can: run exports where Spark's "
+                "Spark Connect cannot list files, a classic session can: run exports where Spark's "
                 "driver runs"
             )
         self._configuration: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way to it
         self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
         given = self._path(root)
-        self._system: Any = given.getFileSystem(self._configuration)
-        self._root: Any = self._system.makeQualified(given)
+        system: Any = given.getFileSystem(self._configuration)
+        self._root: Any = system.makeQualified(given)
+        local = str(system.getUri().getScheme()) == "file"
+        # Hadoop's .crc files would turn an altered file into an error of Java.
+        self._system: Any = system.getRawFileSystem() if local else system
         self.root = str(self._root.toString())
+
+    @property
+    def address(self) -> str:
+        """The root as deltalake takes it: a local path, or a URL of its own scheme."""
+        uri = self._root.toUri()
+        scheme = str(uri.getScheme())
+        if scheme == "file":
+            return str(uri.getPath())
+        return self.root.replace(scheme, _SCHEMES.get(scheme, scheme), 1)
 
     def path(self, place: str) -> str:
         """The full path of `place`."""
         return f"{self.root}/{place}"
-
-    def exists(self, place: str) -> bool:
-        """Whether `place` is a file or a folder."""
-        return bool(self._system.exists(self._at(place)))
-
-    def move(self, source: str, target: str) -> None:
-        """Rename a folder; `target` must not exist, its parents are made.
-
-        Raises:
-            OSError: the file system refused.
-        """
-        self._system.mkdirs(self._at(target).getParent())
-        if self.exists(target) or not self._system.rename(self._at(source), self._at(target)):
-            raise OSError(f"{self.path(source)} cannot be renamed to {self.path(target)}")
-
-    def delete(self, place: str) -> None:
-        """Remove a folder with everything in it, if it is there."""
-        self._system.delete(self._at(place), True)
-
-    def delete_empty(self, place: str) -> None:
-        """Remove a folder if it is empty."""
-        if self.exists(place) and not self.names(place):
-            with suppress(Py4JJavaError):  # something has come into it since
-                self._system.delete(self._at(place), False)
 
     def names(self, place: str = "") -> list[str]:
         """Names of what is in a folder, in order; none if there is no such folder."""
@@ -62,15 +71,50 @@ class Folders:
             return []
         return sorted(str(one.getPath().getName()) for one in self._system.listStatus(at))
 
-    def sizes(self, place: str) -> list[int]:
-        """The size in bytes of each Parquet file in a folder."""
+    def files(self, place: str) -> dict[str, Found]:
+        """All files below a folder, by their place; none if there is no such folder."""
         at = self._at(place)
+        found = dict[str, Found]()
         if not self._system.exists(at):
-            return []
-        found = self._system.listStatus(at)
-        return [
-            int(one.getLen()) for one in found if str(one.getPath().getName()).endswith(".parquet")
-        ]
+            return found
+        start = len(str(self._root.toUri().getPath()).rstrip("/")) + 1
+        listed = self._system.listFiles(at, True)
+        while listed.hasNext():
+            one = listed.next()
+            name = str(one.getPath().toUri().getPath())[start:]
+            found[name] = Found(int(one.getLen()), int(one.getModificationTime()))
+        return found
+
+    def delete(self, place: str) -> None:
+        """Remove a file, or a folder with everything in it, if it is there."""
+        self._system.delete(self._at(place), True)
+
+    def sha256(self, place: str) -> str:
+        """The SHA-256 of a file's bytes, as hexadecimal digits; it is read as a stream."""
+        stream = self._system.open(self._at(place))
+        try:
+            digest = getattr(self._java, "org.apache.commons.codec.digest.DigestUtils")
+            return str(digest.sha256Hex(stream))
+        finally:
+            stream.close()
+
+    def now(self) -> int:
+        """Milliseconds since 1970 by the clock of the file system, read from a file made for it."""
+        probe = self._at(f"data/.{uuid.uuid4().hex}.tmp")
+        try:
+            self._system.create(probe, True).close()
+            return int(self._system.getFileStatus(probe).getModificationTime())
+        except Py4JJavaError as error:
+            msg = f"{self.root} cannot be written: {error.java_exception.getMessage()}"
+            raise StoreError(msg) from error
+        finally:
+            with suppress(Py4JJavaError):
+                self._system.delete(probe, False)
 
     def _at(self, place: str) -> Any:
         return self._path(self._root, place) if place else self._root
+
+
+def newest(found: Mapping[str, Found]) -> int:
+    """When the last of the files was written; 0 without files."""
+    return max((one.modified for one in found.values()), default=0)

@@ -1,40 +1,38 @@
-"""An export on disk: its windows, its state, and the safe replacement of a window's folder.
+"""An export on disk: a Delta table of the archive's rows, with figures of its windows in the log.
 
-A window is written to `_sqlbroker/staging` and compared there. It is noted in the state as pending,
-then moved to its place. The folder that it replaces stays in `_sqlbroker/replaced` until that is
-done. If a process dies at any point, `Lake.recover` finds the note and ends what was begun: the
-row checksums tell which folder is right.
-
-Each run has folders of its own, and looks before each move whether another run has begun. Of two
-runs that start at the same moment one stops. If it stops in the middle of a replacement, `put_back`
-returns what it has set aside.
+A plan is made from one loaded state, and committed only if no other commit of ours came since.
+What a process that dies has staged is no part of the table. `sweep` removes it when it is old.
 """
 
-import secrets
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
+from logging import getLogger
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
-from faststream_sqlbroker.core.distribution import DISTRIBUTION
-from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
-from faststream_sqlbroker.spark.lake.aside import ASIDE, put_back
-from faststream_sqlbroker.spark.lake.entries import Entry, entries_of, entry_from_json
-from faststream_sqlbroker.spark.lake.files import read_json, write_json
-from faststream_sqlbroker.spark.lake.folders import Folders
-from faststream_sqlbroker.spark.lake.row_checksums import NOTHING, compute_figures
-from faststream_sqlbroker.spark.lake.windows import ExportWindow, first_gap, parse_window
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.spark.lake.delta import DATA, DataFile, DeltaWriter, with_figures
+from faststream_sqlbroker.spark.lake.entries import Entry, Note, State, state_of
+from faststream_sqlbroker.spark.lake.folders import Folders, Found, newest
+from faststream_sqlbroker.spark.lake.row_checksums import (
+    NOTHING,
+    RowChecksums,
+    compute_windows,
+    figure_columns,
+    window_start,
+)
+from faststream_sqlbroker.spark.lake.windows import ExportWindow, parse_window
 from faststream_sqlbroker.spark.load.origin import refuse_other_rows
 from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 
-STATE = "_sqlbroker/state.json"
-STAGING = "_sqlbroker/staging"
-FORMAT = 1
-"""Version of the state's layout; a state of another version is refused."""
+LEFT_AFTER = 24 * 3_600_000
+"""Milliseconds after which what an attempt has staged counts as left by a dead process: an attempt
+takes an hour at most, as PostgreSQL's snapshot does."""
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -42,278 +40,284 @@ _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    # A file that is gone must show as missing rows with an error, never as fewer rows.
+    # A file that is gone must show as an error, never as fewer rows.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
 }
+_PARTS = {
+    "day": [StructField("date", DateType())],
+    "hour": [StructField("date", DateType()), StructField("hour", IntegerType())],
+}
+
+logger = getLogger("faststream_sqlbroker.spark")
+
+
+def lake_schema(size: str) -> StructType:
+    """The columns of a lake of such windows: the archive's, then `date` and `hour`."""
+    return StructType([*ARCHIVE_SCHEMA.fields, *_PARTS[size]])
 
 
 class Lake:
-    """The export below one path; raises SetupError if its state is damaged or of another version.
+    """The export below one path, as it was when it was loaded last.
 
     Attributes:
         session: Like the given session, with settings of its own.
         folders: What is on disk.
-        state: As it was last read or written; None before the first export.
+        table: The Delta table.
+        source: What it is the export of; None before the first export.
+        state: What its commits say.
     """
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
+    def __init__(
+        self, spark: SparkSession, path: str, storage: Mapping[str, str] | None = None
+    ) -> None:
+        """Load it.
+
+        Raises:
+            SetupError: it is a table that no export has made, or its notes are damaged.
+        """
         self.folders = Folders(spark, path)
         self.session: SparkSession = spark.newSession()
         for name, value in _SETTINGS.items():
             self.session.conf.set(name, value)
-        self._run = secrets.token_hex(8)
-        self.state: dict[str, Any] | None = None
-        self._entries: dict[str, Entry] = {}
-        self._read_state()
+        self.table = DeltaWriter(self.folders, storage)
+        self._read()
+
+    def load(self) -> None:
+        """Read the log again."""
+        self.table.load()
+        self._read()
+
+    def _read(self) -> None:
+        self.source: dict[str, Any] | None = None
+        self.state = State()
+        self._files: list[DataFile] = []
+        if not self.table.exists:
+            return
+        self.source = self.table.source()
+        if self.source is None:
+            raise SetupError(
+                f"{self.folders.root} is a Delta table that no export has made: give another path"
+            )
+        self.state = state_of(self.table.notes(), self.size, self.folders.root)
+        self._files = self.table.files()
 
     @property
     def size(self) -> str:
         """The length of its windows: "day" or "hour"."""
-        assert self.state is not None  # noqa: S101 - callers begin first
-        return str(self.state["source"]["window"])
+        return str(self.need_source()["window"])
 
     @property
     def id(self) -> str:
-        """Random, drawn once: tells this lake from others; it is begun."""
-        return str(self.need_state()["id"])
+        """Random, drawn once: tells this lake from others."""
+        return str(self.need_source()["id"])
 
-    def need_state(self) -> dict[str, Any]:
-        """The state.
+    @property
+    def files(self) -> list[DataFile]:
+        """Those of the table, in the order of their times."""
+        return self._files
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The end of the first span without a gap; None if nothing was exported."""
+        return self.state.watermark
+
+    def need_source(self) -> dict[str, Any]:
+        """What it is the export of.
 
         Raises:
             SetupError: nothing was exported to this path.
         """
-        if self.state is None:
-            raise SetupError(f"{self.folders.path(STATE)} is not there: give the path of an export")
-        return self.state
+        if self.source is None:
+            raise SetupError(f"{self.folders.root} has no table: give the path of an export")
+        return self.source
 
-    def begin(self, source: Mapping[str, Any]) -> None:
-        """Take over as the only writer here, and end what a dead process has begun.
+    def begin(self, source: Mapping[str, Any], lake_id: str) -> None:
+        """Make the table if there is none, and add the columns that it lacks.
 
         Raises:
-            SetupError: the path holds data without a state, or the export of something else.
-            ConcurrentLoadError: another process writes here in this moment.
+            SetupError: the path holds something else, or the export of other rows.
         """
-        self._read_state()  # another export may have ended since
-        if self.state is None:
-            data = [name for name in self.folders.names() if name.startswith("date=")]
-            if data:
+        if not self.table.exists:
+            strange = [name for name in self.folders.names() if name != DATA]
+            if strange:
                 raise SetupError(
-                    f"{self.folders.root} has {data[0]} and no {STATE}: give an empty path, or put "
-                    "the state back; an export never overwrites what it does not know"
+                    f"{self.folders.root} has {strange[0]} and is no Delta table: give an empty "
+                    "path; an export never writes between files that it does not know"
                 )
-            self.state = {"format": FORMAT, "source": dict(source), "pending": None, "windows": {}}
-        else:
-            refuse_other_rows(
-                f"{self.folders.root} is the export",
-                self.state["source"],
-                source,
-                "give each export its own path",
-            )
-        self.state |= {"package": _version(), "run": self._run}
-        self.state.setdefault("id", self._run)
-        write_json(self.session, self.folders.path(STATE), self.state)
-        self._read_state()  # one that was overtaken may have written in the same moment
-        self.confirm()
-        self.recover()
-        self._put_back()
-        self.folders.delete(STAGING)
+            self.table.create(lake_schema(source["window"]), {**source, "id": lake_id})
+            self._read()
+        refuse_other_rows(
+            f"{self.folders.root} is the export",
+            self.need_source(),
+            source,
+            "give each export its own path",
+        )
+        self.table.add_columns(lake_schema(self.size))
+        self._read()
 
     def entry(self, window: ExportWindow) -> Entry | None:
-        """The record of a window; None if it was not exported."""
-        return self._entries.get(window.name)
+        """The record of a window; None if it was not exported, or had no rows."""
+        return self.state.entries.get(window.name)
+
+    def figures_of(self, window: ExportWindow) -> RowChecksums:
+        """The figures that are recorded for a window; those of no rows if none are."""
+        entry = self.entry(window)
+        return NOTHING if entry is None else entry.lake
 
     def windows(self) -> list[ExportWindow]:
         """The recorded windows, in order."""
-        return sorted(parse_window(name, self.size) for name in self._entries)
+        return sorted(parse_window(name, self.size) for name in self.state.entries)
 
-    def windows_with_rows(self) -> list[ExportWindow]:
-        """Those of the recorded windows that are not empty."""
-        return [one for one in self.windows() if self._entries[one.name].lake.rows]
+    def covers(self, window: ExportWindow) -> bool:
+        """Whether a window was exported, even if it had no rows."""
+        return any(start <= window.start < end for start, end in self.state.covered)
 
-    def incomplete(self, paths: Iterable[str]) -> str | None:
-        """Where there are other files than were recorded, given those that a reader has found."""
-        # Schemes are spelt in several ways (file:/, file:///), the folders are not.
-        folders = [path.rpartition("/")[0] for path in paths]
-        found = Counter(folder[folder.rfind("/date=") + 1 :] for folder in folders)
-        for window in self.windows():
-            recorded = self._entries[window.name].files
-            there = found.pop(window.folder, 0)
-            if recorded != there:
-                return (
-                    f"window {window.name} of {self.folders.root} has {there} files, and not "
-                    f"{recorded}"
-                )
-        return (
-            f"{min(found)} of {self.folders.root} has files that are not recorded"
-            if found
-            else None
-        )
+    def read(self, start: datetime, end: datetime) -> DataFrame:
+        """The rows that the lake has of a span of time."""
+        low, high = (F.timestamp_micros(F.lit(to_microseconds(one))) for one in (start, end))
+        frame = self.read_files([one for one in self._files if one.may_hold(start, end)])
+        return frame.where((F.col("archived_at") >= low) & (F.col("archived_at") < high))
 
-    def read(self, window: ExportWindow) -> DataFrame:
-        """The rows that the lake has of a window."""
-        return self.read_folder(window.folder)
-
-    def read_folder(self, folder: str) -> DataFrame:
-        """Rows of a folder of Parquet files; none if there is no such folder."""
-        if not self.folders.exists(folder):
+    def read_files(self, files: Iterable[DataFile]) -> DataFrame:
+        """The rows of files, without `date` and `hour`."""
+        paths = [self.folders.path(one.path) for one in files]
+        if not paths:
             return self.session.createDataFrame([], ARCHIVE_SCHEMA)
-        return self.session.read.schema(ARCHIVE_SCHEMA).parquet(self.folders.path(folder))
+        return self.session.read.schema(ARCHIVE_SCHEMA).parquet(*paths)
 
-    def write(self, window: ExportWindow, frame: DataFrame) -> str:
-        """Write rows to a staging folder; returns that folder."""
-        folder = f"{STAGING}/{self._run}/{window.name}"
-        frame.write.mode("overwrite").option("compression", "zstd").parquet(
-            self.folders.path(folder)
-        )
-        return folder
-
-    def publish(self, window: ExportWindow, folder: str, entry: Entry) -> Entry:
-        """Put a folder that was compared in the window's place and record it.
+    def stage(
+        self, frame: DataFrame, *, checksums: bool
+    ) -> tuple[list[DataFile], dict[ExportWindow, RowChecksums]]:
+        """Write rows, and read them back.
 
         Returns:
-            The entry with the files' number and size.
+            The files that have rows, and the figures of each window as they are in them.
+        """
+        parts = {"date": F.to_date("archived_at"), "hour": F.hour("archived_at")}
+        names = [one.name for one in _PARTS[self.size]]
+        for name in names:
+            frame = frame.withColumn(name, parts[name])
+        frame = frame.select(*lake_schema(self.size).names)
+        files = self.table.stage(frame.sortWithinPartitions(*names, "queue", "id"))
+        known, figures = self._measure(files, checksums=checksums)
+        for one in files:
+            if one.path not in known:
+                self.table.delete(one.path)
+        return [known[one.path] for one in files if one.path in known], figures
+
+    def _measure(
+        self, files: Sequence[DataFile], *, checksums: bool
+    ) -> tuple[dict[str, DataFile], dict[ExportWindow, RowChecksums]]:
+        """What is in staged files, by one pass over them; files without rows are left out."""
+        known = dict[str, DataFile]()
+        figures = dict[ExportWindow, RowChecksums]()
+        by_name = {one.path.rpartition("/")[2]: one for one in files}
+        time = F.unix_micros("archived_at")
+        ends = F.min("id"), F.max("id"), F.min(time), F.max(time)
+        grouped = self.read_files(files).groupBy("_metadata.file_name", window_start(self.size))
+        for row in grouped.agg(*ends, *figure_columns(checksums=checksums)).collect():
+            name, start, low, high, first, last, *values = row
+            found = RowChecksums(*map(int, values))
+            window = ExportWindow(from_microseconds(start), self.size)
+            figures[window] = figures[window] + found if window in figures else found
+            file = by_name[name]
+            ids = (low, high)
+            times = (from_microseconds(first), from_microseconds(last))
+            if (known_ := known.get(file.path)) is not None and known_.ids and known_.times:
+                ids = (min(low, known_.ids[0]), max(high, known_.ids[1]))
+                times = (min(times[0], known_.times[0]), max(times[1], known_.times[1]))
+                found = replace(found, rows=found.rows + known_.rows)
+            known[file.path] = with_figures(file, found.rows, ids, times)
+        return known, figures
+
+    def figures(self, start: datetime, end: datetime) -> dict[ExportWindow, RowChecksums]:
+        """The figures of each window of a span, computed from the files by one pass."""
+        return compute_windows(self.read(start, end), self.size, checksums=True)
+
+    def commit(
+        self, note: Note, add: Sequence[DataFile] = (), remove: Sequence[DataFile] = ()
+    ) -> None:
+        """Commit staged files with the note; their SHA-256 are added to it.
 
         Raises:
-            ConcurrentLoadError: another process has begun to write here.
+            ConcurrentLoadError: another process has committed since `load`.
         """
-        sizes = self.folders.sizes(folder)
-        entry = replace(entry, files=len(sizes), bytes=sum(sizes))
-        aside = f"{ASIDE}/{self._run}/{window.name}"
-        pending = {
-            "window": window.name,
-            "folder": folder,
-            "aside": aside,
-            "entry": entry.to_json(),
-        }
-        self._save({"pending": pending})
-        self._swap(window, folder, aside)
-        self._record(window, entry, aside)
-        return entry
+        self.table.check_staged(add)
+        digests = {one.path: self.folders.sha256(one.path) for one in add}
+        self.table.commit(replace(note, digests=digests).to_json(), add, remove)
+        self._read()
 
-    def note_empty(self, window: ExportWindow) -> Entry:
-        """Record a window without rows and without a folder; written with the next that has rows,
-        or at the end.
+    def discard(self, files: Iterable[DataFile]) -> None:
+        """Remove staged files, except what the loaded table names."""
+        used = self._used()
+        for folder in {one.path.split("/")[1] for one in files} - used:
+            self.table.delete(f"{DATA}/{folder}")
 
-        Returns:
-            Its entry.
+    def _used(self) -> set[str]:
+        """Folders that a commit has ever named."""
+        paths = [*self.state.digests, *(one.path for one in self._files)]
+        return {one.split("/")[1] for one in paths if one.startswith(f"{DATA}/")}
+
+    def sweep(self) -> list[str]:
+        """Remove what dead attempts have left; returns the folders.
+
+        A folder counts as left if no commit has ever named a file of it, and its newest file is
+        older than a day by the clock of the file system.
         """
-        self._entries[window.name] = Entry(NOTHING, NOTHING.counts)
-        return self._entries[window.name]
+        used = self._used()
+        left = list[str]()
+        names = [one for one in self.folders.names(DATA) if one not in used]
+        if not names:
+            return left
+        now = self.folders.now()
+        for name in names:
+            found = self.folders.files(f"{DATA}/{name}")
+            if found and newest(found) < now - LEFT_AFTER:
+                self.table.delete(f"{DATA}/{name}")
+                left.append(name)
+        return left
 
-    def finish(self) -> None:
-        """Write the notes to the state, and remove what was set aside.
+    def altered(self, checked_bytes: int = 0) -> dict[str, str]:
+        """Files of the table that are not as they were committed, with what differs.
 
-        Raises:
-            ConcurrentLoadError: another process has begun to write here.
+        Args:
+            checked_bytes: Files of so many bytes in all, the latest first, are read and compared
+                with their SHA-256; of the others only the size is compared.
         """
-        self.flush()
-        self.folders.delete(f"{STAGING}/{self._run}")
-        self.folders.delete_empty(STAGING)
-        self._put_back()  # one that was overtaken may have set a window aside since
+        there = self.folders.files(DATA)
+        found = dict[str, str]()
+        for one in reversed(self._files):
+            checked = one.size <= checked_bytes
+            problem = self._problem(one, there, checked=checked)
+            if problem is not None:
+                found[one.path] = problem
+            checked_bytes -= one.size if checked else 0
+        return found
 
-    def flush(self) -> None:
-        """Write the state, with all notes.
+    def altered_of(self, files: Iterable[DataFile]) -> dict[str, str]:
+        """The same of some files, whose SHA-256 are all compared."""
+        there = self.folders.files(DATA)
+        found = {one.path: self._problem(one, there, checked=True) for one in files}
+        return {name: problem for name, problem in found.items() if problem is not None}
 
-        Raises:
-            ConcurrentLoadError: another process has begun to write here.
-        """
-        listed = {name: one.to_json() for name, one in sorted(self._entries.items())}
-        mark = self.watermark()
-        watermark = None if mark is None else mark.isoformat()
-        self._save({"pending": None, "windows": listed, "watermark": watermark})
+    def _problem(self, file: DataFile, there: Mapping[str, Found], *, checked: bool) -> str | None:
+        if file.path not in there:
+            return "it is missing"
+        size = there[file.path].size
+        if size != file.size:
+            return f"it has {size} bytes, and not {file.size}"
+        digest = self.state.digests.get(file.path)
+        if checked and digest is not None and self.folders.sha256(file.path) != digest:
+            return "its bytes have changed (SHA-256)"
+        return None
 
-    def recover(self) -> None:
-        """End a replacement that was begun: go on if the new rows are complete, else go back."""
-        pending = self.need_state()["pending"]
-        if pending is None:
-            return
-        window = parse_window(pending["window"], self.size)
-        entry = entry_from_json(pending["entry"])
-        aside = pending["aside"]
-        if not self._holds(window.folder, entry):
-            if not self._holds(pending["folder"], entry):
-                self._restore(window, aside)
-                return
-            self._swap(window, pending["folder"], aside)
-        sizes = self.folders.sizes(window.folder)
-        self._record(window, replace(entry, files=len(sizes), bytes=sum(sizes)), aside)
-
-    def _put_back(self) -> None:
-        put_back(self.folders, self._entries, self.size, self._holds, self.confirm)
-
-    def _holds(self, folder: str, entry: Entry) -> bool:
-        if not self.folders.exists(folder):
-            return False
-        checksums = entry.lake.columns is not None
-        return compute_figures(self.read_folder(folder), checksums=checksums) == entry.lake
-
-    def _swap(self, window: ExportWindow, folder: str, aside: str) -> None:
-        if self.folders.exists(window.folder):
-            self.confirm()
-            if self.folders.exists(aside):
-                # Only what a broken rename left half done is in its place twice.
-                self.folders.delete(window.folder)
-            else:
-                self.folders.move(window.folder, aside)
-        self.confirm()
-        self.folders.move(folder, window.folder)
-
-    def _restore(self, window: ExportWindow, aside: str) -> None:
-        before = self.entry(window)
-        if before is None:
-            self.folders.delete(window.folder)
-        elif self.folders.exists(aside) and not self._holds(window.folder, before):
-            self.confirm()
-            self.folders.delete(window.folder)
-            self.folders.move(aside, window.folder)
-        self._save({"pending": None})
-
-    def _record(self, window: ExportWindow, entry: Entry, aside: str) -> None:
-        self._entries[window.name] = entry
-        self.flush()
-        self.folders.delete(aside)
-
-    def watermark(self) -> datetime | None:
-        """The end of the first run of windows without a gap."""
-        return first_gap(self.windows())
-
-    def confirm(self) -> None:
-        """Check that no other process has begun to write here.
-
-        Raises:
-            ConcurrentLoadError: another process has.
-        """
-        there = self._load()
-        if there is None or there.get("run") != self._run:
-            raise ConcurrentLoadError(
-                f"another process has begun to write to {self.folders.root} since; stopping: "
-                "run one export of a path at a time"
-            )
-
-    def _read_state(self) -> None:
-        self.state = self._load()
-        path = self.folders.path(STATE)
-        self._entries = {} if self.state is None else entries_of(self.state, path)
-
-    def _load(self) -> dict[str, Any] | None:
-        state = read_json(self.session, self.folders.path(STATE))
-        if state is not None and state.get("format") != FORMAT:
-            raise SetupError(
-                f"{self.folders.path(STATE)} has format {state.get('format')!r}, this version "
-                f"knows {FORMAT}: use the version that wrote it"
-            )
-        return state
-
-    def _save(self, change: Mapping[str, Any]) -> None:
-        self.confirm()
-        self.state = {**self.need_state(), **change}
-        write_json(self.session, self.folders.path(STATE), self.state)
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unknown"  # a folder that was put on the path
+    def windows_of(self, paths: Iterable[str]) -> list[ExportWindow]:
+        """The recorded windows that may have rows in these files."""
+        wanted = set(paths)
+        files = [one for one in self._files if one.path in wanted]
+        return [
+            window
+            for window in self.windows()
+            if any(one.may_hold(window.start, window.end) for one in files)
+        ]

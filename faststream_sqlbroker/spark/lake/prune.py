@@ -1,6 +1,6 @@
 """Remove rows from the archive: those that a verified export holds, and old ones."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,6 +13,7 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.lake.delta import DataFile
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.partitions import Partition, Partitions
 from faststream_sqlbroker.spark.lake.removal import CHUNK, Rows, delete_rows, list_oldest, list_rows
@@ -20,9 +21,16 @@ from faststream_sqlbroker.spark.lake.row_checksums import (
     NOTHING,
     RowChecksums,
     ask_figures,
-    compute_figures,
+    ask_windows,
+    compute_windows,
 )
-from faststream_sqlbroker.spark.lake.windows import ExportWindow
+from faststream_sqlbroker.spark.lake.windows import (
+    ExportWindow,
+    Span,
+    cut_spans,
+    floor,
+    without_spans,
+)
 from faststream_sqlbroker.spark.load.origin import describe_source, refuse_other_rows
 from faststream_sqlbroker.spark.load.selection import ARCHIVE, Selection, select_rows
 
@@ -73,6 +81,8 @@ class _Work:
     """What lies in each partition, by window."""
     dropped: list[Partition] = field(default_factory=list)
     rows: int = 0
+    damaged: set[str] = field(default_factory=set)
+    """Names of windows that the lake does not hold as they were verified."""
 
     def gone(self, window: ExportWindow) -> int:
         """Rows of a window that went with dropped partitions."""
@@ -93,11 +103,12 @@ def prune_archive(
     source: str | None = None,
     dry_run: bool = False,
     on_window: Callable[[PrunedWindow], Any] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> PruneResult:
     """Remove rows from the archive: those that an export holds, old ones, or those that are both.
 
     With `exported` a window's rows are removed only if the export has verified it, its files still
-    hold as many rows with the same sums of ids and times, and every row that the database has in it
+    have the SHA-256 and the rows that were committed, and every row that the database has in it
     is among them. A window with any other row is refused and named; the others go on. Rows that
     come while it runs stay. Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive
     is partitioned by range of `archived_at`, partitions that lie within such windows are detached
@@ -119,6 +130,7 @@ def prune_archive(
         source: The name that the export was given for the database, see `export_archive`.
         dry_run: Remove nothing, tell what would be.
         on_window: Called after each window of an export.
+        storage_options: See `export_archive`.
 
     Returns:
         What was removed.
@@ -137,7 +149,7 @@ def prune_archive(
             selection = select_rows(ARCHIVE, table, schema, until=cutoff, queues=queues)
             rows = _expire(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
-        lake = Lake(spark, exported)
+        lake = Lake(spark, exported, storage_options)
         selection = _selection(lake, database, table, schema, source)
         work = _Work(lake, database, connection, selection)
         tell = on_window or (lambda _: None)
@@ -179,7 +191,7 @@ def _selection(
     Raises:
         SetupError: it is not of this database or table.
     """
-    source = lake.need_state()["source"]
+    source = lake.need_source()
     selection = select_rows(
         ARCHIVE, table or source["table"], schema or source["schema"], queues=source["queues"]
     )
@@ -200,26 +212,51 @@ def _prune(
     tell: Callable[[PrunedWindow], Any],
 ) -> tuple[str, ...]:
     """Fill `work.done`; returns the partitions that were dropped."""
-    windows = [one for one in work.lake.windows() if cutoff is None or one.end <= cutoff]
+    spans = work.lake.state.covered
+    if cutoff is not None:
+        spans = cut_spans(spans, None, floor(cutoff, work.lake.size))
     partitions = Partitions(work.database, work.connection, work.selection)
     if not dry_run:
         partitions.resume()
+    windows = _with_rows(work, spans)
+    work.damaged = _damaged(work.lake, windows)
     parts = partitions.find()
     if not parts or dry_run:
-        sure = [window for window in windows if _finish(work, window, tell, dry_run=dry_run)]
-        return tuple(part.name for part in parts if _covered(part, sure))
+        refused = [one for one in windows if not _finish(work, one, tell, dry_run=dry_run)]
+        return tuple(part.name for part in parts if _covered(part, _without(spans, refused)))
     # Partitions go before rows are deleted: a row that goes with its partition costs no DELETE.
-    _drop(work, partitions, parts, windows)
+    _drop(work, partitions, parts, spans, windows)
     for window in windows:
         _finish(work, window, tell, dry_run=False)
     return tuple(part.name for part in work.dropped)
 
 
+def _with_rows(work: _Work, spans: Sequence[Span]) -> list[ExportWindow]:
+    """The windows that have rows in the database, in order."""
+    found = set[ExportWindow]()
+    for start, end in spans:
+        selection = work.selection.between(start, end)
+        found |= ask_windows(
+            work.database, work.connection, selection, work.lake.size, checksums=False
+        ).keys()
+    return sorted(found)
+
+
+def _without(spans: Sequence[Span], refused: Sequence[ExportWindow]) -> list[Span]:
+    taken = [(one.start, one.end) for one in refused]
+    return [left for span in spans for left in without_spans(span, taken)]
+
+
 def _drop(
-    work: _Work, partitions: Partitions, parts: list[Partition], windows: Sequence[ExportWindow]
+    work: _Work,
+    partitions: Partitions,
+    parts: list[Partition],
+    spans: Sequence[Span],
+    windows: Sequence[ExportWindow],
 ) -> None:
-    """Drop the partitions that lie within windows whose rows may all be removed."""
-    sure = [window for window in windows if _weigh(work, window, parts)]
+    """Drop the partitions that lie within spans whose rows may all be removed."""
+    refused = [window for window in windows if not _weigh(work, window, parts)]
+    sure = _without(spans, refused)
     chosen = [part for part in parts if _covered(part, sure)]
     for part in chosen:
         if partitions.drop(part, sum(work.inside.get(part, {}).values(), RowChecksums())):
@@ -264,26 +301,43 @@ def _check(work: _Work, window: ExportWindow) -> tuple[Rows, str | None]:
     rows = list_rows(
         work.database, work.connection, work.selection.between(window.start, window.end)
     )
-    entry = work.lake.entry(window)
-    if entry is None:
-        return rows, "it was not exported"
     if not rows.ids:
         return rows, None
-    if compute_figures(work.lake.read(window), checksums=False) != entry.lake.counts:
+    if window.name in work.damaged:
         return rows, "its files are missing or are not those that were verified"
-    if rows.figures == entry.source:
+    entry = work.lake.entry(window)
+    if entry is not None and rows.figures == entry.source:
         return rows, None
     # After a prune that died, or a retried dead letter, the database has fewer: what it has must be
     # there.
-    pairs = work.lake.read(window).select("id", F.unix_micros("archived_at"))
+    pairs = work.lake.read(window.start, window.end).select("id", F.unix_micros("archived_at"))
     lacking = rows.count_lacking((row[0], row[1]) for row in pairs.toLocalIterator())
     return rows, f"{lacking} of its rows are not in the export: export again" if lacking else None
 
 
-def _covered(part: Partition, windows: list[ExportWindow]) -> bool:
-    """Whether every moment of a partition lies in one of the windows."""
-    reached = part.start
-    for window in windows:
-        if window.start <= reached < window.end:
-            reached = window.end
-    return reached >= part.end
+def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
+    """Names of windows that the lake does not hold as they were verified.
+
+    Their files must have the bytes that were committed, so a file without a recorded SHA-256 does
+    not count; and the rows in them must be as many as the commit says, with the same sums.
+    """
+    files = [one for one in lake.files if _holds_any(one, windows)]
+    unknown = {one.path for one in files if one.path not in lake.state.digests}
+    bad = lake.altered_of(files).keys() | unknown
+    suspect = [one for one in files if one.path in bad]
+    damaged = {one.name for one in windows if any(f.may_hold(one.start, one.end) for f in suspect)}
+    good = lake.read_files(one for one in files if one.path not in bad)
+    found = compute_windows(good, lake.size, checksums=False)
+    differing = [
+        one for one in windows if not found.get(one, NOTHING).matches(lake.figures_of(one))
+    ]
+    return damaged | {one.name for one in differing}
+
+
+def _holds_any(file: DataFile, windows: Sequence[ExportWindow]) -> bool:
+    return any(file.may_hold(one.start, one.end) for one in windows)
+
+
+def _covered(part: Partition, spans: Sequence[Span]) -> bool:
+    """Whether every moment of a partition lies in one of the spans."""
+    return any(start <= part.start and part.end <= end for start, end in spans)

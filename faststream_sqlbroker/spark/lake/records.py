@@ -4,8 +4,9 @@ A record is written after its window is in its place in the lake. An export that
 leaves no record, so nothing of the window is removed; the next export writes it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import URL, Connection, Table, insert, null, select, update
@@ -70,6 +71,23 @@ class Records:
         return {
             one for one in windows if one.name not in self._known or one.name in self._differing
         }
+
+    def hold(self, names: Iterable[str]) -> None:
+        """Let retention remove nothing of these windows until they are recorded anew."""
+        c = self._table.c
+        for name in names:
+            same = (c.scope == LOADED + self._lake, c.key == name)
+            # The counter rises, so that an export that has read the record before leaves it held.
+            values: dict[str, Any] = {
+                "scope": DIFFERS + self._lake,
+                "due_at": null(),
+                "counter": c.counter + 1,
+            }
+            held = self._connection.execute(update(self._table).where(*same).values(**values))
+            known = self._known.get(name)
+            if held.rowcount and known is not None:
+                self._known[name] = replace(known, version=known.version + 1)
+                self._differing.add(name)
 
     def write(self, window: ExportWindow, source: RowChecksums) -> None:
         """Record what the database has of a window that is in the lake.

@@ -8,7 +8,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.core.times import TICK, from_microseconds
 from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.lake.windows import LENGTHS, ExportWindow
 from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS, Field
 from faststream_sqlbroker.spark.load.selection import Selection
 
@@ -96,6 +98,41 @@ def ask_figures(
             serves.
     """
     database.prepare(connection)
+    asked = _asked(database, checksums=checksums)
+    where = selection.where(database)
+    condition = f" WHERE {where}" if where else ""
+    row = connection.exec_driver_sql(
+        f"SELECT {', '.join(asked)} FROM {selection.name(database)}{condition}"
+    ).one()
+    return RowChecksums(*(int(value) for value in row))
+
+
+def ask_windows(
+    database: Database,
+    connection: Connection,
+    selection: Selection,
+    size: str,
+    *,
+    checksums: bool,
+) -> dict[ExportWindow, RowChecksums]:
+    """The same for each window that has rows, by one statement for all of them."""
+    database.prepare(connection)
+    length = LENGTHS[size] // TICK
+    moment = f"({database.microseconds(database.quote('archived_at'))})"
+    start = f"{moment} - (({moment}) % {length} + {length}) % {length}"
+    where = selection.where(database)
+    condition = f" WHERE {where}" if where else ""
+    asked = ", ".join([start, *_asked(database, checksums=checksums)])
+    rows = connection.exec_driver_sql(
+        f"SELECT {asked} FROM {selection.name(database)}{condition} GROUP BY 1"
+    )
+    return {
+        ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
+        for first, *values in rows
+    }
+
+
+def _asked(database: Database, *, checksums: bool) -> list[str]:
     name = database.quote
     sums = [name("id"), database.microseconds(name("archived_at"))]
     asked = ["count(*)", *(database.exact_sum(one) for one in sums)]
@@ -107,18 +144,31 @@ def ask_figures(
             database.digest_sum(payload, text=False),
             database.digest_sum(joined, text=True),
         ]
-    where = selection.where(database)
-    condition = f" WHERE {where}" if where else ""
-    row = connection.exec_driver_sql(
-        f"SELECT {', '.join(asked)} FROM {selection.name(database)}{condition}"
-    ).one()
-    return RowChecksums(*(int(value) for value in row))
+    return asked
 
 
 def compute_figures(frame: DataFrame, *, checksums: bool) -> RowChecksums:
     """The same of a DataFrame of `ARCHIVE_SCHEMA`, by one action."""
     row = frame.agg(*figure_columns(checksums=checksums)).collect()[0]
     return RowChecksums(*(int(value) for value in row))
+
+
+def compute_windows(
+    frame: DataFrame, size: str, *, checksums: bool
+) -> dict[ExportWindow, RowChecksums]:
+    """The same for each window that has rows, by one action."""
+    grouped = frame.groupBy(window_start(size).alias("w"))
+    rows = grouped.agg(*figure_columns(checksums=checksums)).collect()
+    return {
+        ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
+        for first, *values in rows
+    }
+
+
+def window_start(size: str) -> Column:
+    """The start of a row's window as microseconds since 1970."""
+    moment = F.unix_micros("archived_at")
+    return moment - F.pmod(moment, F.lit(LENGTHS[size] // TICK))
 
 
 def figure_columns(*, checksums: bool) -> list[Column]:

@@ -16,15 +16,11 @@ class LakeWindow:
 
     Attributes:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
-        rows: In its files.
-        files: Of Parquet.
-        bytes: Of the files.
+        rows: In the lake.
     """
 
     name: str
     rows: int
-    files: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -34,16 +30,20 @@ class ExportStatus:
     Attributes:
         path: Where it is.
         source: What it is the export of; no user and no password.
-        windows: In order, those without rows too.
+        windows: Those that have rows, in order.
         watermark: End of the windows that follow each other without a gap; None if there are none.
-        pending: Name of the window that is being replaced; None if there is none.
+        files: Of Parquet, in the table.
+        bytes: Of these files.
+        version: Of the Delta table.
     """
 
     path: str
     source: Mapping[str, Any]
     windows: tuple[LakeWindow, ...]
     watermark: datetime | None
-    pending: str | None
+    files: int
+    bytes: int
+    version: int
 
     @property
     def rows(self) -> int:
@@ -51,20 +51,26 @@ class ExportStatus:
         return sum(one.rows for one in self.windows)
 
 
-def describe_export(spark: SparkSession, path: str) -> ExportStatus:
-    """Describe an export by its state; no data is read.
+def describe_export(
+    spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
+) -> ExportStatus:
+    """Describe an export by its log; no data is read.
 
     Raises:
         SetupError: nothing was exported to this path.
         NotSupportedError: Spark Connect.
     """
-    lake = Lake(spark, path)
-    state = lake.need_state()
+    lake = Lake(spark, path, storage_options)
+    source = lake.need_source()
     entries = [(window.name, lake.entry(window)) for window in lake.windows()]
-    windows = [
-        LakeWindow(name, one.lake.rows, one.files, one.bytes) for name, one in entries if one
-    ]
-    pending = state["pending"] and str(state["pending"]["window"])
+    windows = tuple(LakeWindow(name, one.lake.rows) for name, one in entries if one)
+    size = sum(one.size for one in lake.files)
     return ExportStatus(
-        lake.folders.root, state["source"], tuple(windows), lake.watermark(), pending
+        lake.folders.root,
+        source,
+        windows,
+        lake.watermark,
+        len(lake.files),
+        size,
+        lake.table.version,
     )

@@ -1,4 +1,4 @@
-"""Bring one window from the database into a lake: read, stage, compare, move to its place."""
+"""Bring windows from the database into a lake: read many at once, stage, compare, commit."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -9,32 +9,30 @@ from logging import getLogger
 from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
+from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError
 from faststream_sqlbroker.spark.databases import Database
-from faststream_sqlbroker.spark.lake.entries import Entry
+from faststream_sqlbroker.spark.lake.entries import Entry, Note
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.row_checksums import (
     NOTHING,
     RowChecksums,
-    ask_figures,
-    compute_figures,
+    ask_windows,
+    compute_windows,
 )
-from faststream_sqlbroker.spark.lake.windows import ExportWindow
+from faststream_sqlbroker.spark.lake.windows import ExportWindow, Span
 from faststream_sqlbroker.spark.load.read import MOST_PARTITIONS, PARTITION_BYTES, SMALL, scan
 from faststream_sqlbroker.spark.load.selection import Selection
 from faststream_sqlbroker.spark.load.snapshot import Snapshot, open_snapshot
 
-FILE_BYTES = 1 << 30
-"""Bytes of the table for one file; zstd makes them four to eight times smaller."""
-
 TYPICAL_ROW = 500
 """Bytes of a row while the database has no statistics."""
 
-TRIES = 2
-"""Attempts at one window: a row may change during the first."""
-
 IDENTITY = ["id", "archived_at"]
 """What identifies a row of the archive: a retried dead letter is archived again, later."""
+
+_ADVICE = (
+    "Rows of closed windows are being changed: see who writes to the archive, then export again"
+)
 
 logger = getLogger("faststream_sqlbroker.spark")
 
@@ -60,83 +58,109 @@ class Job:
     options: Mapping[str, str] | None
 
 
-def bring(
-    job: Job, connection: Connection, window: ExportWindow
-) -> tuple[str, Entry, RowChecksums]:
-    """Export a window, if the lake lacks any of its rows.
+@dataclass(frozen=True)
+class Batch:
+    """Windows of one commit, in order.
+
+    Attributes:
+        windows: With rows in the database; there is one at least.
+        rows: How many the database has.
+        known: Whether the lake has rows of it; it is then one window.
+        covered: The spans that are in the lake with this commit.
+    """
+
+    windows: tuple[ExportWindow, ...]
+    rows: int
+    known: bool
+    covered: tuple[Span, ...] = ()
+
+
+def lacking(job: Job, connection: Connection, window: ExportWindow) -> int:
+    """How many rows of the database the lake lacks in a window."""
+    selection = job.selection.between(window.start, window.end)
+    there = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
+    return _only(there, job.lake.read(window.start, window.end)).count()
+
+
+def transfer(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindow, Entry]:
+    """Bring a batch into the lake by one commit.
+
+    If it is not as the database has it, it is tried once more, window by window.
 
     Returns:
-        What was done; what the lake has; and counts of what the database has, all of which is in
-        the lake.
+        For each window of the batch its record.
 
     Raises:
         ExportMismatchError: what was written is not what the database has, twice.
-        ConcurrentLoadError: another process writes to the lake.
-        SetupError: there is a folder that the lake's state does not know.
+        ConcurrentLoadError: another process has committed since the batch was planned.
     """
-    selection = job.selection.between(window.start, window.end)
-    entry = job.lake.entry(window)
-    if entry is not None:
-        counts = ask_figures(job.database, connection, selection, checksums=False)
-        if counts == entry.source:
-            return "unchanged", entry, counts
-        late = _lacking(job, connection, window, selection).count() if counts.rows else 0
-        if not late:
-            return "left", entry, counts
-        logger.warning(
-            "window %s: %d rows came after it was exported; it is exported again. A transaction "
-            "was open for longer than safety_lag",
-            window.name,
-            late,
-        )
-    elif job.lake.folders.exists(window.folder):
-        raise SetupError(
-            f"{job.lake.folders.path(window.folder)} is there and the export's state does not know "
-            "it: move it away; an export never replaces what it does not know"
-        )
-    elif not ask_figures(job.database, connection, selection, checksums=False).rows:
-        entry = job.lake.note_empty(window)
-        return "exported", entry, entry.source
-    action = "exported" if entry is None else "again"
     try:
-        entry = _export(job, connection, window, selection)
-    except Exception:
-        job.lake.confirm()  # the likeliest cause: another run has removed our files
+        return _attempt(job, connection, batch)
+    except ExportMismatchError as error:
+        logger.warning("%s; it is read once more", error)
+    done = dict[ExportWindow, Entry]()
+    for one in batch.windows:
+        covered = ((one.start, one.end),) if one != batch.windows[-1] else batch.covered
+        done |= _attempt(job, connection, Batch((one,), batch.rows, batch.known, covered))
+    return done
+
+
+def _attempt(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindow, Entry]:
+    start = batch.windows[0].start
+    end = batch.windows[-1].end
+    selection = job.selection.between(start, end)
+    size = job.lake.size
+    kept = dict[ExportWindow, RowChecksums]()
+    with _one_moment(job, connection) as (asked, snapshot):
+        frame = _rows(job, asked, selection, snapshot, batch.rows)
+        if batch.known:
+            frame = _only(frame, job.lake.read(start, end))
+        files, found = job.lake.stage(frame, checksums=job.checksums)
+        full = ask_windows(job.database, asked, selection, size, checksums=job.checksums)
+        if batch.known:
+            there = scan(
+                job.lake.session, job.database, asked, selection, "auto", snapshot, job.options
+            )
+            ours = _only(job.lake.read(start, end), there)
+            kept = compute_windows(ours, size, checksums=job.checksums)
+    try:
+        entries = _compare(job, batch, found, full, kept)
+        noted = {one.name: entry for one, entry in entries.items()}
+        job.lake.commit(Note("export", noted, batch.covered), files)
+    except ExportMismatchError:
+        job.lake.discard(files)
         raise
-    return action, entry, entry.source
+    except ConcurrentLoadError:
+        # The store may have taken our commit and told so too late: look before files go.
+        job.lake.load()
+        job.lake.discard(files)
+        raise
+    return entries
 
 
-def _lacking(
-    job: Job, connection: Connection, window: ExportWindow, selection: Selection
-) -> DataFrame:
-    """The rows of the database that the lake lacks."""
-    there = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
-    return there.select(*IDENTITY).join(job.lake.read(window), IDENTITY, "left_anti")
+def _compare(
+    job: Job,
+    batch: Batch,
+    found: Mapping[ExportWindow, RowChecksums],
+    full: Mapping[ExportWindow, RowChecksums],
+    kept: Mapping[ExportWindow, RowChecksums],
+) -> dict[ExportWindow, Entry]:
+    """The records of the windows.
 
-
-def _export(job: Job, connection: Connection, window: ExportWindow, selection: Selection) -> Entry:
-    expected = NOTHING
-    shown = ""
-    for _ in range(TRIES):
-        with _one_moment(job, connection) as (asked, snapshot):
-            counts = ask_figures(job.database, asked, selection, checksums=False)
-            kept = _kept(job, asked, window, selection, snapshot)
-            extra = NOTHING if kept is None else compute_figures(kept, checksums=job.checksums)
-            folder = job.lake.write(window, _rows(job, asked, selection, snapshot, counts, kept))
-            full = ask_figures(job.database, asked, selection, checksums=job.checksums)
-        expected = full + extra
-        found = compute_figures(job.lake.read_folder(folder), checksums=job.checksums)
-        lost = _lost(job, window, folder)
-        if found.matches(expected) and not lost:
-            if not expected.rows:  # the last ones went since the first look
-                return job.lake.note_empty(window)
-            return job.lake.publish(window, folder, Entry(expected, full.counts))
-        shown = f"{found}, without {lost} rows that the lake has" if lost else f"{found}"
-        logger.warning("window %s: expected %s; found %s", window.name, expected, shown)
-    advice = (
-        "Rows of closed windows are being changed: see who writes to the archive, then export again"
-    )
-    raise ExportMismatchError(window.name, str(expected), shown, advice)
+    What the lake had, with what was staged, must be what the database has, with what only the lake
+    has.
+    """
+    entries = {}
+    for window in sorted({*batch.windows, *found, *full, *kept}):
+        before = job.lake.entry(window)
+        had = NOTHING if before is None else before.lake
+        ours = had + found.get(window, NOTHING)
+        theirs = full.get(window, NOTHING) + kept.get(window, NOTHING)
+        if not ours.matches(theirs):
+            raise ExportMismatchError(window.name, str(theirs), str(ours), _ADVICE)
+        if ours.rows:
+            entries[window] = Entry(ours, full.get(window, NOTHING).counts)
+    return entries
 
 
 @contextmanager
@@ -149,32 +173,9 @@ def _one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, 
         yield snapshot.connection, snapshot
 
 
-def _kept(
-    job: Job,
-    connection: Connection,
-    window: ExportWindow,
-    selection: Selection,
-    snapshot: Snapshot | None,
-) -> DataFrame | None:
-    """Rows that the lake has and the database has lost; None if the window is new."""
-    if job.lake.entry(window) is None:
-        return None
-    there = scan(
-        job.lake.session, job.database, connection, selection, "auto", snapshot, job.options
-    )
-    return job.lake.read(window).join(there.select(*IDENTITY), IDENTITY, "left_anti")
-
-
-def _lost(job: Job, window: ExportWindow, folder: str) -> int:
-    """How many rows of the lake are not in a folder that is to replace them.
-
-    Without a snapshot a row can go after `_kept` has found it in the database and before `_rows`
-    reads it.
-    """
-    if job.lake.entry(window) is None:
-        return 0
-    written = job.lake.read_folder(folder).select(*IDENTITY)
-    return job.lake.read(window).join(written, IDENTITY, "left_anti").count()
+def _only(ours: DataFrame, theirs: DataFrame) -> DataFrame:
+    """The rows of the first that are not among the second."""
+    return ours.join(theirs.select(*IDENTITY), IDENTITY, "left_anti").select(*ours.columns)
 
 
 def _rows(
@@ -182,19 +183,14 @@ def _rows(
     connection: Connection,
     selection: Selection,
     snapshot: Snapshot | None,
-    counts: RowChecksums,
-    kept: DataFrame | None,
+    rows: int,
 ) -> DataFrame:
-    """All rows of the window, in one partition for each file to write."""
+    """All rows of the span, in one partition for each file to write."""
     size = job.database.size(connection, selection.table, selection.schema)
-    bytes_ = counts.rows * (size.row_bytes or TYPICAL_ROW)
+    bytes_ = rows * (size.row_bytes or TYPICAL_ROW)
     cores = int(job.lake.session.sparkContext.defaultParallelism)
-    wanted = 1 if counts.rows <= SMALL else max(math.ceil(bytes_ / PARTITION_BYTES), cores)
+    wanted = 1 if rows <= SMALL else max(math.ceil(bytes_ / PARTITION_BYTES), cores)
     number = min(wanted, MOST_PARTITIONS)
-    frame = scan(
+    return scan(
         job.lake.session, job.database, connection, selection, number, snapshot, job.options
     )
-    if kept is not None:
-        frame = frame.unionByName(kept.select(frame.columns))
-    files = max(math.ceil(bytes_ / FILE_BYTES), 1)
-    return frame.coalesce(files).sortWithinPartitions("queue", "id")

@@ -1,6 +1,6 @@
-"""Windows of an export: days or hours of UTC, each a folder."""
+"""Windows of an export: days or hours of UTC, and spans of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -33,12 +33,6 @@ class ExportWindow:
         """Such as 2026-03-01 or 2026-03-01T05."""
         return f"{self.start:{_FORMATS[self.size]}}"
 
-    @property
-    def folder(self) -> str:
-        """Its place below the path of the export."""
-        day = f"date={self.start:%Y-%m-%d}"
-        return day if self.size == "day" else f"{day}/hour={self.start:%H}"
-
 
 def parse_window(name: str, size: str) -> ExportWindow:
     """The window of a name."""
@@ -50,60 +44,83 @@ def floor(moment: datetime, size: str) -> datetime:
     return moment - (moment - EPOCH) % LENGTHS[size]
 
 
-def windows_between(since: datetime, until: datetime, size: str) -> Iterator[ExportWindow]:
-    """Whole windows: from the one with `since` to the last that ends at or before `until`."""
-    window = ExportWindow(floor(since, size), size)
-    while window.end <= until:
-        yield window
-        window = ExportWindow(window.end, size)
+Span = tuple[datetime, datetime]
+"""[start, end) of `archived_at`, both at the edges of windows."""
 
 
-def plan_windows(
-    recorded: Sequence[ExportWindow],
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """The same moments as spans in order that do not touch each other."""
+    merged = list[Span]()
+    for start, end in sorted(one for one in spans if one[0] < one[1]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def cut_spans(spans: Iterable[Span], start: datetime | None, end: datetime | None) -> list[Span]:
+    """What of the spans lies between two moments; None is no bound."""
+    cut = list[Span]()
+    for first, last in spans:
+        low = first if start is None else max(first, start)
+        high = last if end is None else min(last, end)
+        if low < high:
+            cut.append((low, high))
+    return cut
+
+
+def without_spans(span: Span, taken: Iterable[Span]) -> list[Span]:
+    """What is left of a span without those, which are in order and do not touch each other."""
+    left = list[Span]()
+    start, end = span
+    for first, last in taken:
+        if first >= end or last <= start:
+            continue
+        left.append((start, first))
+        start = max(start, last)
+    return merge_spans([*left, (start, end)])
+
+
+def plan_spans(
+    covered: Sequence[Span],
     size: str,
     selection: Selection,
     oldest: datetime | None,
     horizon: datetime,
     recheck: float,
-) -> list[ExportWindow]:
-    """Which windows an export looks at, in order.
+) -> list[Span]:
+    """Which spans of time an export looks at, in order; windows in them without rows cost nothing.
 
     Args:
-        recorded: Those that the lake has, in order.
+        covered: Those that the lake has, in order.
         size: "day" or "hour".
         selection: Its since is the start of the window to begin with, its until is what the user
             asked for.
         oldest: Of the archive's rows of the selection's time; None if there are none.
         horizon: Later rows may still come.
-        recheck: Seconds before the horizon in which recorded windows are looked at again.
+        recheck: Seconds before the horizon in which covered windows are looked at again.
     """
     end = horizon if selection.until is None else min(horizon, selection.until)
-    again = {
-        one for one in recorded if one.end <= end and one.end > horizon - timedelta(seconds=recheck)
-    }
-    begin = _begin(recorded, selection.since, oldest)
-    between = set() if begin is None else set(windows_between(begin, end, size))
-    if selection.since is None:
-        between -= set(recorded)
-    return sorted(between | again)
+    end = floor(end, size)
+    back = floor(horizon - timedelta(seconds=recheck), size)
+    looked = [(max(start, back), min(stop, end)) for start, stop in covered] if recheck else []
+    begin = _begin(covered, selection.since, oldest, size)
+    if begin is not None and begin < end:
+        taken = covered if selection.since is None else ()
+        looked += without_spans((begin, end), taken)
+    return merge_spans(looked)
 
 
 def _begin(
-    recorded: Sequence[ExportWindow], since: datetime | None, oldest: datetime | None
+    covered: Sequence[Span], since: datetime | None, oldest: datetime | None, size: str
 ) -> datetime | None:
     """The first moment that an export looks at; None if there is nothing."""
-    if since is None and recorded:
-        return first_gap(recorded)
+    if since is None and covered:
+        return covered[0][1]
     # Before the first row, and the first window of the lake, there are only empty windows.
-    known = [one.start for one in recorded] + ([] if oldest is None else [oldest])
-    return min((one for one in known if since is None or one >= since), default=None)
-
-
-def first_gap(recorded: Sequence[ExportWindow]) -> datetime | None:
-    """The end of the windows that follow each other from the first; None without windows."""
-    end = None
-    for window in recorded:
-        if end is not None and window.start != end:
-            break
-        end = window.end
-    return end
+    known = [start for start, _ in covered] + ([] if oldest is None else [floor(oldest, size)])
+    if since is not None:
+        known = [max(start, since) for start, end in covered if end > since]
+        known += [] if oldest is None else [floor(oldest, size)]
+    return min(known, default=None)
