@@ -12,6 +12,8 @@ from faststream_sqlbroker.cli.check import check
 from faststream_sqlbroker.cli.config import app as config
 from faststream_sqlbroker.cli.follow import tail, top
 from faststream_sqlbroker.cli.jobs import app as jobs
+from faststream_sqlbroker.cli.lake import repair
+from faststream_sqlbroker.cli.lake import verify as verify_lake
 from faststream_sqlbroker.cli.listing import locks, schedules, unknown
 from faststream_sqlbroker.cli.look import explain, messages, queues, show, subscribers
 from faststream_sqlbroker.cli.mend import (
@@ -37,6 +39,8 @@ from faststream_sqlbroker.cli.verify import verify
 
 archive.command()(replay)
 archive.command()(report)
+archive.command()(verify_lake)
+archive.command()(repair)
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive
     from faststream_sqlbroker.spark.lake.prune import PruneResult, prune_archive
     from faststream_sqlbroker.spark.lake.reading import read_export
+    from faststream_sqlbroker.spark.lake.repair import RepairResult, repair_export
     from faststream_sqlbroker.spark.lake.status import ExportStatus, describe_export
+    from faststream_sqlbroker.spark.lake.verify import VerifyResult, verify_export
     from faststream_sqlbroker.spark.load.decode import decode_payload
     from faststream_sqlbroker.spark.load.incremental import Load, new_rows
     from faststream_sqlbroker.spark.load.models import struct_of
@@ -44,8 +46,12 @@ _HOMES = {
     "read_archive": "load.read",
     "read_export": "lake.reading",
     "read_messages": "load.read",
+    "RepairResult": "lake.repair",
+    "VerifyResult": "lake.verify",
+    "repair_export": "lake.repair",
     "replay": "replays.replay",
     "struct_of": "load.models",
+    "verify_export": "lake.verify",
     "write_report": "report",
 }
 """Where each public name lives: Spark is imported when one of them is asked for."""
@@ -58,8 +64,10 @@ __all__ = (
     "Horizon",
     "Load",
     "PruneResult",
+    "RepairResult",
     "ReplayResult",
     "Snapshot",
+    "VerifyResult",
     "build_session",
     "compact_export",
     "decode_payload",
@@ -72,8 +80,10 @@ __all__ = (
     "read_archive",
     "read_export",
     "read_messages",
+    "repair_export",
     "replay",
     "struct_of",
+    "verify_export",
     "write_report",
 )
 

@@ -143,7 +143,7 @@ def _merge(lake: Lake, files: Sequence[DataFile]) -> CompactedFiles:
                 window.name, str(before.get(window)), str(found.get(window)), "Try again"
             )
     try:
-        lake.commit(Note("compact"), staged, files)
+        lake.commit(Note("compact"), staged, files, same_rows=True)
     except ConcurrentLoadError:
         lake.load()
         lake.discard(staged)

@@ -161,9 +161,20 @@ class DeltaWriter:
         return files
 
     def commit(
-        self, note: Mapping[str, Any], add: Sequence[DataFile], remove: Sequence[DataFile] = ()
+        self,
+        note: Mapping[str, Any],
+        add: Sequence[DataFile],
+        remove: Sequence[DataFile] = (),
+        *,
+        same_rows: bool = False,
     ) -> None:
         """Add and remove files in one step, if no other plan was committed since the last load.
+
+        Args:
+            note: What the commit says.
+            add: Staged files.
+            remove: Files of the table.
+            same_rows: The table has the rows that it had, so that streams from it pass over it.
 
         Raises:
             ConcurrentLoadError: another process has; nothing was changed: load and plan again.
@@ -171,7 +182,7 @@ class DeltaWriter:
         """
         self.check_staged(add)
         now = self.folders.now() if remove else 0
-        changes = not remove
+        changes = not same_rows
         actions: list[AddAction | RemoveAction] = [
             AddAction(one.path, one.size, {}, one.modified, changes, _stats(one)) for one in add
         ]

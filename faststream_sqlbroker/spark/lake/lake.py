@@ -236,16 +236,31 @@ class Lake:
         return compute_windows(self.read(start, end), self.size, checksums=True)
 
     def commit(
-        self, note: Note, add: Sequence[DataFile] = (), remove: Sequence[DataFile] = ()
+        self,
+        note: Note,
+        add: Sequence[DataFile] = (),
+        remove: Sequence[DataFile] = (),
+        *,
+        same_rows: bool = False,
     ) -> None:
         """Commit staged files with the note; their SHA-256 are added to it.
+
+        See `DeltaWriter.commit`.
 
         Raises:
             ConcurrentLoadError: another process has committed since `load`.
         """
         self.table.check_staged(add)
         digests = {one.path: self.folders.sha256(one.path) for one in add}
-        self.table.commit(replace(note, digests=digests).to_json(), add, remove)
+        self.table.commit(
+            replace(note, digests=digests).to_json(), add, remove, same_rows=same_rows
+        )
+        self._read()
+
+    def record(self, paths: Iterable[str]) -> None:
+        """Commit the SHA-256 of files of the table, as they are now."""
+        digests = {one: self.folders.sha256(one) for one in paths}
+        self.table.commit(Note("repair", digests=digests).to_json(), ())
         self._read()
 
     def discard(self, files: Iterable[DataFile]) -> None:

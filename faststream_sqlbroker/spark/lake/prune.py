@@ -150,7 +150,7 @@ def prune_archive(
             rows = _expire(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported, storage_options)
-        selection = _selection(lake, database, table, schema, source)
+        selection = selection_of(lake, database, table, schema, source)
         work = _Work(lake, database, connection, selection)
         tell = on_window or (lambda _: None)
         dropped = _prune(work, cutoff, dry_run=dry_run, tell=tell)
@@ -183,7 +183,7 @@ def _expire(
     return gone
 
 
-def _selection(
+def selection_of(
     lake: Lake, database: Database, table: str | None, schema: str | None, name: str | None
 ) -> Selection:
     """The rows that the lake is the export of.

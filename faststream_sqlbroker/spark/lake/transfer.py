@@ -79,7 +79,7 @@ def lacking(job: Job, connection: Connection, window: ExportWindow) -> int:
     """How many rows of the database the lake lacks in a window."""
     selection = job.selection.between(window.start, window.end)
     there = scan(job.lake.session, job.database, connection, selection, "auto", None, job.options)
-    return _only(there, job.lake.read(window.start, window.end)).count()
+    return only(there, job.lake.read(window.start, window.end)).count()
 
 
 def transfer(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindow, Entry]:
@@ -111,17 +111,17 @@ def _attempt(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindo
     selection = job.selection.between(start, end)
     size = job.lake.size
     kept = dict[ExportWindow, RowChecksums]()
-    with _one_moment(job, connection) as (asked, snapshot):
+    with one_moment(job, connection) as (asked, snapshot):
         frame = _rows(job, asked, selection, snapshot, batch.rows)
         if batch.known:
-            frame = _only(frame, job.lake.read(start, end))
+            frame = only(frame, job.lake.read(start, end))
         files, found = job.lake.stage(frame, checksums=job.checksums)
         full = ask_windows(job.database, asked, selection, size, checksums=job.checksums)
         if batch.known:
             there = scan(
                 job.lake.session, job.database, asked, selection, "auto", snapshot, job.options
             )
-            ours = _only(job.lake.read(start, end), there)
+            ours = only(job.lake.read(start, end), there)
             kept = compute_windows(ours, size, checksums=job.checksums)
     try:
         entries = _compare(job, batch, found, full, kept)
@@ -164,7 +164,7 @@ def _compare(
 
 
 @contextmanager
-def _one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, Snapshot | None]]:
+def one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, Snapshot | None]]:
     """A snapshot for all reads, on PostgreSQL; elsewhere None, as closed windows do not change."""
     if not job.database.shares_snapshots:
         yield connection, None
@@ -173,7 +173,7 @@ def _one_moment(job: Job, connection: Connection) -> Iterator[tuple[Connection, 
         yield snapshot.connection, snapshot
 
 
-def _only(ours: DataFrame, theirs: DataFrame) -> DataFrame:
+def only(ours: DataFrame, theirs: DataFrame) -> DataFrame:
     """The rows of the first that are not among the second."""
     return ours.join(theirs.select(*IDENTITY), IDENTITY, "left_anti").select(*ours.columns)
 

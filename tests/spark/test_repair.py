@@ -1,0 +1,211 @@
+"""Damaged files of a lake are found, their windows are kept in the database, and read again."""
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
+from faststream_sqlbroker.spark import (
+    compact_export,
+    export_archive,
+    prune_archive,
+    read_export,
+    repair_export,
+    verify_export,
+)
+from faststream_sqlbroker.spark.lake import repair as module
+from faststream_sqlbroker.spark.lake.entries import Note
+from faststream_sqlbroker.spark.lake.lake import Lake
+from tests.spark.conftest import START, Archive
+from tests.spark.test_export import of_lake, of_table
+
+pytestmark = pytest.mark.capability("Spark: damaged files of a lake found and read again")
+
+OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+DAY = timedelta(days=1)
+
+
+def run(*words: str, **variables: str) -> Any:
+    """The command in this process."""
+    return CliRunner().invoke(app, ["archive", *words], env={"COLUMNS": "200", **variables})
+
+
+def made(spark: SparkSession, archive: Archive, path: Path) -> Lake:
+    """A lake of three days, each in a file of its own, 1 March first."""
+    archive.add_days(3)
+    export_archive(spark, archive.url, str(path), until="2026-03-04", rows_per_commit=5)
+    return Lake(spark, str(path))
+
+
+def reversed_bytes(path: Path) -> None:
+    """Other bytes, of the same number."""
+    path.write_bytes(path.read_bytes()[::-1])
+
+
+def without_a_row(path: Path) -> None:
+    """A file of Parquet that lacks a row."""
+    pq.write_table(pq.read_table(path).slice(1), path)
+
+
+def test_damage_is_found_kept_from_pruning_and_repaired(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Proves D4 and D5: a changed file, one that lacks a row, and one that is gone."""
+    path = tmp_path / "lake"
+    lake = made(spark, archive, path)
+    whole = verify_export(spark, str(path))
+    assert (whole.intact, whole.files, whole.windows, whole.rows) == (True, 3, 3, 15)
+    first, second, third = (path / one.path for one in lake.files)
+    reversed_bytes(first)
+    without_a_row(second)
+    third.unlink()
+    found = verify_export(spark, str(path))
+    assert not found.intact
+    assert list(found.damaged) == [one.path for one in lake.files]
+    assert list(found.damaged.values())[::2] == [
+        "its bytes have changed (SHA-256)",
+        "it is missing",
+    ]
+    assert list(found.differing) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    refused = prune_archive(archive.url, exported=str(path), spark=spark)
+    assert (refused.rows, archive.count()) == (0, 15)
+    done = repair_export(spark, archive.url, str(path))
+    assert (done.windows, done.left) == (dict.fromkeys(found.differing, 5), {})
+    assert done.files == tuple(found.damaged)
+    assert verify_export(spark, str(path)).intact
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+    again = repair_export(spark, archive.url, str(path))
+    assert (again.windows, again.files, again.recorded) == ({}, (), ())
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
+
+
+def test_rows_that_the_database_has_lost_are_given_up_only_when_told(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """A window that shares its file with one that cannot be repaired waits for it."""
+    archive.add_days(3)
+    path = tmp_path / "lake"
+    export_archive(spark, archive.url, str(path), until="2026-03-04")
+    archive.execute("DELETE FROM message_archive WHERE id IN (1, 2)")
+    file = path / Lake(spark, str(path)).files[0].path
+    file.write_bytes(file.read_bytes()[:-1])
+    stays = repair_export(spark, archive.url, str(path))
+    assert (stays.windows, stays.files) == ({}, ())
+    assert list(stays.left) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    assert re.search(
+        r"the log has rows=5, .* the other files have rows=3", stays.left["2026-03-01"]
+    )
+    assert "shares a file with" in stays.left["2026-03-02"]
+    with pytest.raises(SetupError, match="sqlbroker archive repair"):
+        read_export(spark, str(path))
+    lost = repair_export(spark, archive.url, str(path), accept_loss=True)
+    assert (list(lost.windows.values()), lost.left) == ([3, 5, 5], {})
+    assert verify_export(spark, str(path)).intact
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+
+
+@OF_SQLITE
+def test_what_only_the_lake_has_stays(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Of two files of a window one is damaged; the database has lost a row of the other."""
+    path = tmp_path / "lake"
+    made(spark, archive, path)
+    archive.add({"id": 9, "archived_at": START + timedelta(hours=2)})
+    export_archive(spark, archive.url, str(path), since="2026-03-01", until="2026-03-04")
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    before = of_lake(read_export(spark, str(path)))
+    late = [one for one in Lake(spark, str(path)).files if one.ids == (9, 9)]
+    without_a_row(path / late[0].path)
+    done = repair_export(spark, archive.url, str(path))
+    assert (done.windows, done.files) == ({"2026-03-01": 6}, (late[0].path,))
+    assert of_lake(read_export(spark, str(path))) == before
+
+
+@OF_SQLITE
+def test_a_file_whose_sha256_is_unknown_is_recorded_if_the_figures_agree(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """As after a compaction by another program; until then nothing of it is pruned."""
+    path = tmp_path / "lake"
+    lake = made(spark, archive, path)
+    rows = lake.read_files(lake.files)
+    staged = lake.table.stage(lake.stage(rows, checksums=True) and rows.coalesce(1))
+    lake.table.commit(Note("export").to_json(), staged, lake.files)
+    found = verify_export(spark, str(path))
+    assert (found.unrecorded, found.differing) == ((staged[0].path,), {})
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 0
+    assert repair_export(spark, archive.url, str(path)).recorded == (staged[0].path,)
+    assert verify_export(spark, str(path)).intact
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
+
+
+@OF_SQLITE
+def test_rows_that_change_while_they_are_read_again_are_refused(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lake"
+    lake = made(spark, archive, path)
+    reversed_bytes(path / lake.files[0].path)
+    repairable = module._repairable
+
+    def late(*given: Any) -> Any:
+        archive.execute("DELETE FROM message_archive WHERE id = 1")
+        return repairable(*given)
+
+    monkeypatch.setattr(module, "_repairable", late)
+    with pytest.raises(ExportMismatchError, match="2026-03-01"):
+        repair_export(spark, archive.url, str(path))
+    assert len(Lake(spark, str(path)).files) == 3
+    assert len(list((path / "data").iterdir())) == 3
+
+
+@OF_SQLITE
+def test_a_span_and_wrong_paths(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
+    path = tmp_path / "lake"
+    lake = made(spark, archive, path)
+    (path / lake.files[0].path).unlink()
+    later = verify_export(spark, str(path), since="2026-03-02")
+    assert (later.intact, later.windows) == (True, 2)
+    assert not verify_export(spark, str(path), until="2026-03-02").intact
+    with pytest.raises(ExportMismatchError, match="it is missing"):
+        compact_export(spark, str(path))
+    with pytest.raises(SetupError, match="give the path of an export"):
+        verify_export(spark, str(tmp_path / "none"))
+    with pytest.raises(SetupError, match="give the path of an export"):
+        repair_export(spark, archive.url, str(tmp_path / "none"))
+
+
+@OF_SQLITE
+def test_the_commands(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
+    """Exit codes: 0 all is well, 1 something differs or stays damaged."""
+    path = tmp_path / "lake"
+    lake = made(spark, archive, path)
+    good = run("verify", str(path))
+    assert (good.exit_code, good.exception) == (0, None)
+    assert "3 files, 3 windows and 15 rows were compared: all are as they were" in good.output
+    (path / lake.files[0].path).unlink()
+    bad = run("verify", str(path))
+    assert bad.exit_code == 1
+    assert f"file {lake.files[0].path}: it is missing" in bad.output
+    assert "1 files are damaged, 0 are not recorded, 1 windows differ" in bad.output
+    found = json.loads(run("verify", str(path), "--json").output)
+    assert (found["intact"], list(found["differing"])) == (False, ["2026-03-01"])
+    later = run("verify", str(path), "--since", "2026-03-02", "--until", "2026-03-03")
+    assert "1 windows and 5 rows" in later.output
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    stays = run("repair", str(path), SQLBROKER_URL=archive.url)
+    assert stays.exit_code == 1
+    assert "0 windows were repaired, 1 stay damaged" in stays.output
+    done = run("repair", str(path), "--accept-loss", "--json", SQLBROKER_URL=archive.url)
+    assert (done.exit_code, json.loads(done.output)["windows"]) == (0, {"2026-03-01": 4})
+    again = run("repair", str(path), SQLBROKER_URL=archive.url)
+    assert (again.exit_code, "0 windows were repaired" in again.output) == (0, True)
