@@ -32,7 +32,7 @@ from faststream_sqlbroker.core.stored import (
     Progress,
     StoredMessage,
 )
-from faststream_sqlbroker.core.verification import Damage, Verification
+from faststream_sqlbroker.core.verification import Damage, Note, Verification
 
 __all__ = (
     "Admin",
@@ -53,6 +53,7 @@ __all__ = (
     "MessageDetail",
     "MessagePage",
     "MirroredMessage",
+    "Note",
     "OpenTransaction",
     "PausedQueue",
     "PoliciedQueue",

@@ -55,15 +55,19 @@ class LoadedWindow:
     """Random; tells the lake from others that are given its name."""
     version: int = 0
     """Rises with each change of the record."""
+    back: RowSum = RowSum()
+    """What left the archive for its queue since the record was written; `left` is without it."""
 
     def info(self) -> dict[str, Any]:
         """As it is stored; the sum is text, as it may exceed what JSON keeps exactly."""
+        back = {"back_rows": self.back.rows, "back_ids": str(self.back.ids)}
         return {
             "lake": self.lake_id,
             "start": to_microseconds(self.start),
             "end": to_microseconds(self.end),
             "rows": self.left.rows,
             "ids": str(self.left.ids),
+            **back,
         }
 
 
@@ -76,6 +80,7 @@ def window_of(name: str, info: Mapping[str, Any], version: int) -> LoadedWindow:
         RowSum(info["rows"], int(info["ids"])),
         info["lake"],
         version,
+        RowSum(info.get("back_rows", 0), int(info.get("back_ids", 0))),
     )
 
 

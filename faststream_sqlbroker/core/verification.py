@@ -13,6 +13,7 @@ NO_ATTEMPT = "retry_without_attempt"
 IN_FUTURE = "ended_in_future"
 JOB_RESTS = "job_without_due_time"
 DIFFERS = "window_differs"
+BROUGHT_BACK = "window_brought_back"
 
 MEANINGS: Mapping[str, str] = {
     IN_BOTH: "the message is live and in the archive at once",
@@ -52,6 +53,29 @@ class Damage:
         return f"{self.kind}: {who}: {MEANINGS[self.kind]}{found}"
 
 
+NOTES: Mapping[str, str] = {
+    BROUGHT_BACK: "messages of the window were brought back to their queues, so the archive has "
+    "fewer rows of it than the lake",
+}
+"""What each kind of note means: nothing is wrong, and nothing is to be done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What is no damage, but may surprise who compares. `str()` is for people."""
+
+    kind: str
+    """One of the kinds that docs/howto/operating.md lists."""
+    name: str
+    """The lake and the window."""
+    found: str
+    """What the window has."""
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"{self.kind}: {self.name}: {NOTES[self.kind]} ({self.found})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
     """What was looked at, and what is wrong there."""
@@ -64,6 +88,13 @@ class Verification:
     """The first of them, up to `limit`."""
     after: str | None
     """Give it as `after` to go on; None: all was looked at."""
+    notes: tuple[Note, ...] = ()
+    """What is no damage, up to `limit`."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether it came to the end of the tables."""
+        return self.after is None
 
     @property
     def ok(self) -> bool:

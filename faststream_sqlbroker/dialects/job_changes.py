@@ -12,6 +12,7 @@ from sqlalchemy import Connection, case, delete, insert, literal, or_, select, u
 
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.dialects import brought_back
 from faststream_sqlbroker.dialects.job_walks import lock
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.repairs import MOVED, kept_marks
@@ -72,6 +73,7 @@ def move(connection: Connection, dialect: Operations, job: Job, ids: Sequence[in
 
 def redrive(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:
     """Bring messages of the archive back under their ids, due now, with new counters."""
+    records = brought_back.lock_records(connection, dialect, ids)
     rows = lock(connection, dialect, job, ids, _BEFORE_REDRIVE)
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
@@ -83,7 +85,7 @@ def redrive(connection: Connection, dialect: Operations, job: Job, ids: Sequence
         "publish_count": archive.c.publish_count + 1,
         "next_attempt_at": clock(),
     }
-    bring_back(connection, dialect, [row.id for row in rows], new)
+    bring_back(connection, dialect, [row.id for row in rows], new, records)
     return _noted(connection, dialect, rows)
 
 
@@ -93,10 +95,15 @@ _EMPTIED = ("first_attempt_at", "last_attempt_at", "acquired_at", "dedup_id", "e
 
 
 def bring_back(
-    connection: Connection, dialect: Operations, ids: Sequence[int], new: Mapping[str, Any]
+    connection: Connection,
+    dialect: Operations,
+    ids: Sequence[int],
+    new: Mapping[str, Any],
+    records: Sequence[brought_back.LockedRecord],
 ) -> None:
     """Move archived messages, which the transaction has locked, to the message table; `new` are
-    expressions for columns that change, None for those that are left empty.
+    expressions for columns that change, None for those that are left empty. `records` are those of
+    their windows, which were locked before the messages.
     """
     tables = dialect.tables
     assert tables.archive is not None  # noqa: S101 - the store has looked
@@ -107,6 +114,10 @@ def bring_back(
     these = tables.archive.c.id.in_(ids)
     if ids:
         # Both statements see the same rows: they are locked.
+        if records:
+            ended = select(tables.archive.c.id, tables.archive.c.archived_at).where(these)
+            moments = [(row.id, row.archived_at) for row in connection.execute(ended)]
+            brought_back.lower(connection, dialect, records, moments)
         copy = select(*columns).where(these)
         connection.execute(insert(tables.message).from_select(names, copy))
         connection.execute(delete(tables.archive).where(these))

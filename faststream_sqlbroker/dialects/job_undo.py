@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Table, bindparam, case, delete, insert, selec
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.dialects import brought_back
 from faststream_sqlbroker.dialects.job_changes import bring_back
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import UtcTimestamp
@@ -38,6 +39,8 @@ def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> se
 
 def undo_redrive(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
     """Put the messages back into the archive, as they were there."""
+    ended = {i: from_microseconds(note["before"]["archived_at"]) for i, note in notes.items()}
+    records = brought_back.lock_records_at(connection, dialect, list(ended.values()))
     untouched = _untouched(connection, dialect, notes)
     message = dialect.tables.message
     archive = dialect.tables.archive
@@ -53,6 +56,8 @@ def undo_redrive(connection: Connection, dialect: Operations, notes: Notes) -> s
         )
     if untouched:
         connection.execute(delete(message).where(message.c.id.in_(untouched)))
+        returned = [(i, ended[i]) for i in untouched]
+        brought_back.put_back(connection, dialect, records, returned)
     return untouched
 
 
@@ -61,6 +66,7 @@ def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> se
     archive = dialect.tables.archive
     if archive is None:
         return set()
+    records = brought_back.lock_records(connection, dialect, list(notes))
     c = archive.c
     ours = select(c.id, c.archived_at).where(
         c.id.in_(list(notes)), c.state == "DISCARDED", c.reason == CANCELLED
@@ -72,7 +78,8 @@ def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> se
         if to_microseconds(row.archived_at) == notes[row.id].get("after", {}).get("archived")
     }
     state = case((c.attempts_count > 0, "RETRYABLE"), else_="PENDING")
-    bring_back(connection, dialect, sorted(untouched), {"state": state, "dedup_id": None})
+    new = {"state": state, "dedup_id": None}
+    bring_back(connection, dialect, sorted(untouched), new, records)
     return untouched
 
 

@@ -21,6 +21,7 @@ from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.brought_back import lock_records
 from faststream_sqlbroker.dialects.cancels import discarded, of_leases, requests
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.job_changes import bring_back
@@ -288,7 +289,10 @@ def start(
             "expires_at": None,
             "dedup_id": None,
         }
-        bring_back(connection, dialect, [held.id], new)
+        # The row is locked by now, and a prune of its window may wait for it: the database then
+        # ends one of the two with an error that passes.
+        records = lock_records(connection, dialect, [held.id])
+        bring_back(connection, dialect, [held.id], new, records)
     found = dialect.claim_ids(connection, [held.id], [held.queue], lease, token)
     return found[0] if found else None
 

@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, Messa
 from faststream_sqlbroker.core.status import HOLDER_BYTES
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.core.verification import Damage
+from faststream_sqlbroker.core.verification import Damage, Note
 from faststream_sqlbroker.dialects.jobs import JOB
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.loaded_windows import read_page
@@ -56,6 +56,7 @@ class Stretch:
     rows: int
     after: Position | None
     """Where the part goes on; None: it has ended."""
+    notes: Sequence[Note] = ()
 
 
 def live(
@@ -223,10 +224,14 @@ def _compare(connection: Connection, dialect: Operations, after: Position) -> St
         ahead = [to_microseconds(page.last.at), page.last.id, found.rows, str(found.ids)]
         return Stretch((), page.rows.rows, [scope, key, version, *ahead])
     lake = scope.removeprefix(LOADED)
-    damages = []
+    damages: list[Damage] = []
+    notes: list[Note] = []
     if found != window.left and _is_same(connection, dialect, after):
         damages = [_differs(lake, key, f"{found}, not {window.left}")]
-    return Stretch(damages, page.rows.rows, [scope, key])
+    elif window.back.rows:
+        text = f"{window.back.rows} brought back, {found.rows} left"
+        notes = [Note(kind=kinds.BROUGHT_BACK, name=_window_name(lake, key), found=text)]
+    return Stretch(damages, page.rows.rows, [scope, key], notes)
 
 
 def _is_same(connection: Connection, dialect: Operations, after: Position) -> bool:
@@ -238,4 +243,8 @@ def _is_same(connection: Connection, dialect: Operations, after: Position) -> bo
 
 
 def _differs(lake: str, window: str, text: str) -> Damage:
-    return Damage(kind=kinds.DIFFERS, name=f"window {window} of lake {lake!r}", found=text)
+    return Damage(kind=kinds.DIFFERS, name=_window_name(lake, window), found=text)
+
+
+def _window_name(lake: str, window: str) -> str:
+    return f"window {window} of lake {lake!r}"

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.times import from_microseconds
-from faststream_sqlbroker.core.verification import Damage, Verification
+from faststream_sqlbroker.core.verification import Damage, Note, Verification
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects import verification as look
 from faststream_sqlbroker.dialects.verification import BETWEEN
@@ -69,6 +69,7 @@ class Verifier:
         looked_at = 0
         counts: Counter[str] = Counter()
         damages: list[Damage] = []
+        notes: list[Note] = []
         while True:
             stretch = await self._transactions.run(
                 self._look(part, position, lease_over), self._places, write=False
@@ -76,12 +77,17 @@ class Verifier:
             looked_at += stretch.rows
             counts.update(each.kind for each in stretch.damages)
             damages += stretch.damages[: limit - len(damages)]
+            notes += stretch.notes[: limit - len(notes)]
             part, position = _next(part, stretch.after)
             # A stretch was read in any case, so a caller that goes on with `after` gets to the end.
             if part == "" or looked_at >= rows or clock.monotonic() >= until:
                 cursor = None if part == "" else _dump(part, position)
                 return Verification(
-                    rows=looked_at, counts=dict(counts), damages=tuple(damages), after=cursor
+                    rows=looked_at,
+                    counts=dict(counts),
+                    damages=tuple(damages),
+                    after=cursor,
+                    notes=tuple(notes),
                 )
 
     def _look(self, part: str, position: Sequence[Any] | None, lease_over: float) -> Look:

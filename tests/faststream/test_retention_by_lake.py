@@ -172,10 +172,10 @@ async def test_a_record_that_an_export_has_renewed_is_compared_anew(
     assert await broker.admin.prune(BY_LAKE) == Pruned(completed=3)
 
 
-async def test_a_redriven_message_makes_its_window_differ_a_replayed_one_does_not(
+async def test_a_redriven_message_leaves_its_window_a_replayed_one_goes_with_it(
     broker: SqlBroker, archive: Archive
 ) -> None:
-    """Nothing is lost either way; the other rows of a window that differs wait for an export."""
+    """The lake has both; an undo finds the record also when the rest of the window has gone."""
     for day, queue in enumerate(("redriven", "replayed")):
         ids = 1001 + day * 10, 1002 + day * 10  # the new messages begin at 1
         await archive.put(day, ids[0], state="FAILED", queue=queue)
@@ -185,8 +185,13 @@ async def test_a_redriven_message_makes_its_window_differ_a_replayed_one_does_no
     replayed = await broker.admin.replay(queue="replayed", name="again", dry_run=False)
     assert (redriven.done, replayed.done) == (1, 1)
     found = await broker.admin.prune(replace(BY_LAKE, failed="1d"))
-    assert (found.rows, len(found.differing)) == (2, 1)
-    assert await archive.left() == [1002]
+    assert (found.rows, found.differing) == (3, [])
+    assert await archive.left() == []
+    undone = await broker.admin.undo(redriven.id)
+    assert (undone.done, await archive.left()) == (1, [1001])
+    assert (await broker.admin.verify()).ok
+    assert (await archive.scopes())["2026-03-01"][2] == 1
+    assert await broker.admin.prune(replace(BY_LAKE, failed="1d")) == Pruned(failed=1)
 
 
 async def test_a_broker_prunes_by_its_lake_and_tells_what_differs_once(

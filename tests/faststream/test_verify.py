@@ -218,6 +218,48 @@ async def test_a_record_that_changes_during_the_look_is_not_taken_for_damage(
     assert (await broker.admin.verify()).ok
 
 
+async def test_a_redrive_is_a_note_and_a_lost_row_stays_damage(
+    broker: SqlBroker, look: Look, planted: Planted, small: None
+) -> None:
+    """Two lakes have recorded the day; the undo makes the records what they were."""
+    days = [PAST, PAST + timedelta(days=1)]
+    loaded = [
+        planted.record(LOADED + lake, each.name, info=each.info(), due_at=each.end)
+        for lake in ("shop", "other")
+        for each in (window("a", days[0], 1, 2, 3), window("b", days[1], 4, 5))
+    ]
+    failed = [planted.archived(n, days[0], state="FAILED") for n in (1, 2)]
+    rest = [
+        planted.archived(3, days[0]),
+        planted.archived(4, days[1]),
+        planted.archived(5, days[1]),
+    ]
+    await planted.unchecked(*failed, *rest, *loaded)
+    job = await broker.admin.redrive(queue="q", dry_run=False)
+    assert (job.done, job.state) == (2, "ended")
+    verified = await broker.admin.verify()
+    assert (verified.ok, verified.complete) == (True, True)
+    assert [(n.kind, n.name, n.found) for n in verified.notes] == [
+        (kinds.BROUGHT_BACK, f"window a of lake {lake!r}", "2 brought back, 1 left")
+        for lake in ("other", "shop")
+    ]
+    assert str(verified.notes[0]).startswith("window_brought_back: window a of lake 'other': ")
+    archive = look.tables.archive
+    assert archive is not None
+    undone = await broker.admin.undo(job.id)
+    assert (undone.done, undone.state) == (2, "ended")
+    verified = await broker.admin.verify()
+    assert (verified.ok, verified.notes) == (True, ())
+    await broker.admin.redrive(queue="q", dry_run=False)
+    async with look.engine.begin() as connection:
+        await connection.execute(archive.delete().where(archive.c.id == 3))
+    verified = await broker.admin.verify()
+    assert found(verified) == [
+        (kinds.DIFFERS, f"window a of lake {lake!r}") for lake in ("other", "shop")
+    ]
+    assert verified.notes == ()
+
+
 async def test_it_ends_after_so_many_rows_and_goes_on(
     broker: SqlBroker, planted: Planted, small: None
 ) -> None:
@@ -294,10 +336,12 @@ async def test_the_command_names_damage_and_its_exit_code_says_so(
     assert "1 rows looked at, nothing is wrong" in await shell.run("verify")
     assert await shell.json("verify") == {
         "ok": True,
+        "complete": True,
         "rows": 1,
         "counts": {},
         "damages": [],
         "after": None,
+        "notes": [],
     }
     await planted.unchecked(planted.live(7, state="RETRYABLE"))
     said = await shell.run("verify", code=1)
@@ -306,4 +350,22 @@ async def test_the_command_names_damage_and_its_exit_code_says_so(
     told = await shell.json("verify", "--limit", "5", code=1)
     assert [d["message_id"] for d in told["damages"]] == [7]
     with patch.object(verification, "STEP", 1), patch.object(message_walks, "STEP", 1):
-        assert "there is more: --after" in await shell.run("verify", "--rows", "1")
+        damaged = await shell.run("verify", "--rows", "2", "--partial", code=1)
+    assert "1 retry_without_attempt" in damaged
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_run_that_ends_early_has_an_exit_code_of_its_own(
+    broker: SqlBroker, planted: Planted, database_url: str
+) -> None:
+    shell = Shell(database_url)
+    await broker.publish_batch("x", "y", queue="q")
+    one = ("verify", "--rows", "1")
+    with patch.object(verification, "STEP", 1), patch.object(message_walks, "STEP", 1):
+        assert "that is not all: go on with --after" in await shell.run(*one, code=3)
+        told = await shell.json(*one, code=3)
+        assert (told["ok"], told["complete"], told["after"] is None) == (True, False, False)
+        assert "nothing is wrong" in await shell.run(*one, "--partial")
+        assert (await shell.json("verify", "--after", told["after"]))["complete"]
+        await planted.unchecked(planted.live(0, state="RETRYABLE"))
+        assert not (await shell.json(*one, code=1))["complete"]
