@@ -48,6 +48,8 @@ class LiveSubscriber:
     stopping: bool
     """Whether it drains: it does not claim any more."""
     policies: tuple[str, ...]
+    transactional: bool = False
+    """Whether its handlers run in a transaction that holds their messages."""
 
     @property
     def claims(self) -> bool:
@@ -104,6 +106,7 @@ def describe(
     policies: Sequence[object],
     paused: bool,
     stopping: bool,
+    transactional: bool = False,
 ) -> dict[str, Any]:
     """What a subscriber tells of itself, as JSON: `subscriber_of` reads it."""
     return {
@@ -113,6 +116,7 @@ def describe(
         "paused": paused,
         "stopping": stopping,
         "policies": [str(policy) for policy in policies],
+        **({"transactional": True} if transactional else {}),
     }
 
 
@@ -130,6 +134,7 @@ def subscriber_of(
         bool(info.get("paused")),
         bool(info.get("stopping")),
         _texts(info.get("policies")),
+        bool(info.get("transactional")),
     )
 
 

@@ -21,7 +21,8 @@ MEANINGS: Mapping[str, str] = {
     UNKNOWN_STATE: "no message of this table has that state",
     NO_LEASE: "it is PROCESSING, but has no lease, so nothing gives it back",
     LEASE_LEFT: "it has a lease, but is not PROCESSING",
-    NO_OWNER: "its lease is over, its holder does not live, and nothing has given it back",
+    NO_OWNER: "its lease is over, neither its holder nor a transaction keeps it, and nothing has "
+    "given it back",
     NO_ATTEMPT: "it is RETRYABLE, but had no attempt",
     IN_FUTURE: "it ended at a time that is not over, or at none",
     JOB_RESTS: "the job is running, but has no time for its next batch",

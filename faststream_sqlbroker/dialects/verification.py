@@ -35,6 +35,7 @@ from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.loaded_windows import read_page
 from faststream_sqlbroker.dialects.message_walks import STEP, Part, Walk
 from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.row_locks import locked_by_others
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import later
 
@@ -98,7 +99,8 @@ def live(
 def _without_holder(
     connection: Connection, dialect: Operations, ids: Sequence[int], condition: Any
 ) -> set[int]:
-    """Those of the messages that meet `condition` and whose holder does not live.
+    """Those of the messages that meet `condition`, and that neither a holder that lives nor a
+    transaction keeps.
 
     A handler's transaction keeps its message for as long as it runs, though others see the lease
     end: its lock lets neither a renewal nor a release pass.
@@ -110,7 +112,8 @@ def _without_holder(
         holders.update((row.id, row.lease_token.bytes[:HOLDER_BYTES].hex()) for row in rows)
     alive = read_subscribers(connection, dialect.tables.policy_state)
     living = {each.worker.rpartition(":")[2] for each in alive}
-    return {message_id for message_id, holder in holders.items() if holder not in living}
+    left = {message_id for message_id, holder in holders.items() if holder not in living}
+    return left - (locked_by_others(connection, dialect, sorted(left)) or set())
 
 
 def archived(connection: Connection, dialect: Operations, after: Position | None) -> Stretch:

@@ -23,6 +23,7 @@ from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.dialects import cancels
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import paused, read_subscribers
+from faststream_sqlbroker.dialects.row_locks import locked_by_others
 from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.explain.policies import delay
 from faststream_sqlbroker.explain.policy_reasons import policy_reasons
@@ -153,6 +154,8 @@ class LiveMessage:
             gone = worker is not None and all(s.worker != worker for s in self._alive)
             words += "; that process has not been heard of lately" if gone else ""
             return [Reason("processing", words, until=until, worker=worker)]
+        if inside := self._in_transaction(worker):
+            return [inside]
         ran_out = (
             "it has no lease" if until is None else f"the lease of {name} ran out {self._at(until)}"
         )
@@ -162,6 +165,29 @@ class LiveMessage:
             *self._paused(),
             *self._no_subscriber(),
         ]
+
+    def _in_transaction(self, worker: str | None) -> Reason | None:
+        """Whether a transaction holds it: then nothing can renew its lease, nor give it back."""
+        r = self._row
+        if r.lease_expires_at is None:
+            return None
+        locked = locked_by_others(self._connection, self._dialect, [r.id])
+        name = worker or "a subscriber that is not listed"
+        over = f"its lease ran out {self._at(r.lease_expires_at)}"
+        if locked:
+            words = (
+                f"{name} has it, and a transaction holds its row, as that of a handler with "
+                f"transactional=True does: {over}, and can be neither renewed nor given back "
+                "until that transaction ends"
+            )
+            return Reason("in_transaction", words, worker=worker)
+        if locked is None and any(s.worker == worker and s.transactional for s in self._known):
+            words = (
+                f"{over}, but its handler may still run in a transaction of {name}, which this "
+                "database does not show; if that has ended, a subscriber of the queue gives it back"
+            )
+            return Reason("in_transaction", words, worker=worker)
+        return None
 
     def _expired(self) -> list[Reason]:
         at = self._row.expires_at

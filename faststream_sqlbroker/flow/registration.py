@@ -64,6 +64,7 @@ class Registration:
             policies=settings.policies,
             paused=self.paused,
             stopping=self.stopping,
+            transactional=settings.transactional,
         )
 
     def begin(self, *, known: bool) -> None:

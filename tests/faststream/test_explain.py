@@ -28,6 +28,7 @@ from faststream_sqlbroker.core.status import WaitingMessage
 from faststream_sqlbroker.explain import policy_reasons
 from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
 from tests.faststream.conftest import QUICK, Look, clean_up
@@ -169,6 +170,69 @@ async def test_a_process_that_died_without_a_stop_is_named(
     lease, alone = (await other.admin.explain(message_id)).reasons
     assert (lease.code, lease.worker) == ("lease_expired", worker.worker)
     assert (alone.code, alone.worker) == ("no_live_subscriber", worker.worker)
+
+
+async def test_a_transactional_handler_that_outlives_its_lease_is_told_as_such(
+    broker: SqlBroker,
+    other: SqlBroker,
+    look: Look,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its transaction holds the row: the lease can be neither renewed nor given back."""
+    started = asyncio.Event()
+    gate = asyncio.Event()
+    deliver = TransactionalDeliveries.deliver
+
+    async def late(self: TransactionalDeliveries, *given: Any) -> Any:
+        # Once it is locked nothing else can let the lease run out; a session that is silent for
+        # its whole lease would be ended.
+        await bench.expire()
+        return await deliver(self, *given)
+
+    monkeypatch.setattr(TransactionalDeliveries, "deliver", late)
+
+    @broker.subscriber("q", **QUICK, transactional=True, release_stuck_interval=600)
+    async def handle(body: Any) -> None:
+        started.set()
+        await gate.wait()
+
+    await broker.start()
+    [worker] = await lives(other)
+    assert worker.transactional
+    message_id = await broker.publish("x", "q")
+    await asyncio.wait_for(started.wait(), 60)
+    [reason] = (await other.admin.explain(message_id)).reasons
+    assert (reason.code, reason.worker) == ("in_transaction", worker.worker)
+    assert "its lease ran out" in reason.text
+    assert (await other.admin.verify(lease_over=0.001)).ok
+    gate.set()
+
+    async def ended() -> bool:
+        return [row["state"] for row in await look.rows(archive=True)] == ["COMPLETED"]
+
+    await eventually(ended)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_a_lease_that_ran_out_is_told_apart_from_a_row_that_is_locked(
+    broker: SqlBroker, other: SqlBroker, look: Look, bench: Bench
+) -> None:
+    """Also for a holder that is not known any more, as its sign of life ran out."""
+    locked = await broker.publish("x", "q")
+    free = await broker.publish("x", "q")
+    await bench.execute(
+        "UPDATE message SET state = 'PROCESSING', deliveries_count = 1, "
+        f"lease_token = '{'0' * 32}', lease_expires_at = {bench.past(3600)}"
+    )
+    async with look.engine.begin() as connection:
+        await connection.execute(text(f"SELECT id FROM message WHERE id = {locked} FOR UPDATE"))
+        for message_id, code in ((locked, "in_transaction"), (free, "lease_expired")):
+            assert codes(await other.admin.explain(message_id))[0] == code
+        verified = await other.admin.verify()
+        assert [d.message_id for d in verified.damages] == [free]
+    assert codes(await other.admin.explain(locked))[0] == "lease_expired"
+    assert len((await other.admin.verify()).damages) == 2
 
 
 async def test_a_delayed_message(broker: SqlBroker, other: SqlBroker, look: Look) -> None:
