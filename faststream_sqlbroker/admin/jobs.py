@@ -292,7 +292,7 @@ class Jobs(Operations):
         return found if found is not None else await self._known(job_id)
 
     async def resume_job(self, job_id: str, *, wait: bool = True) -> Job:
-        """Let a stopped job go on behind the last message that it has visited.
+        """Let a job that was stopped or has failed go on behind the last message that it has done.
 
         Raises:
             SetupError: there is no such job.

@@ -102,8 +102,8 @@ def audit(
 def do_bulk(
     context: typer.Context, plan: Callable[[SqlBroker], Awaitable[Job]], how: BulkRun
 ) -> None:
-    """Show the dry run, ask unless `--yes`, and run the job; exit code 1 if it was stopped, or if
-    the database refused messages.
+    """Show the dry run, ask unless `--yes`, and run the job; exit code 1 if it was stopped, has
+    failed, or if the database refused messages.
     """
     if not how.yes and not how.dry_run and how.as_json:
         raise SetupError("--json does not ask: give --yes, too, or --dry-run")
@@ -118,7 +118,7 @@ def do_bulk(
     # What was shown is what is run: up to the last message that there was then.
     job = run(context, lambda broker: _run(broker, planned, wait=not how.no_wait))
     _show_result(job, as_json=how.as_json)
-    if job.state == "stopped" or job.failed:
+    if job.state in ("stopped", "failed") or job.failed:
         raise typer.Exit(1)
 
 

@@ -52,7 +52,7 @@ def stop(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
 def resume(
     context: typer.Context, job_id: JobId, no_wait: NoWait = False, as_json: AsJson = False
 ) -> None:
-    """Let a stopped job go on."""
+    """Let a job go on that was stopped or has failed."""
 
     async def work(broker: SqlBroker) -> Job:
         job = await broker.admin.resume_job(job_id, wait=False)
@@ -96,7 +96,7 @@ def _tell(job: Job, *, as_json: bool) -> None:
 
 
 def _tell_all(job: Job, *, as_json: bool) -> None:
-    """As `_tell`; exit code 1 if the database refused messages."""
+    """As `_tell`; exit code 1 if it has failed, or the database refused messages."""
     _tell(job, as_json=as_json)
-    if job.failed:
+    if job.failed or job.state == "failed":
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 
-JobState = Literal["planned", "running", "stopped", "ended"]
+JobState = Literal["planned", "running", "stopped", "failed", "ended"]
 Position = Sequence[Any]
 """The last row that a job has visited: its id, or when it was archived and its id."""
 
@@ -68,6 +68,9 @@ class Job:
     """The job that undoes this one."""
     note: str | None = None
     """Why it can do less than it was asked to."""
+    error: str | None = None
+    """With the state "failed": the error that has met a whole batch of messages; the job goes on
+    from the first of them when it is resumed. While it is running: the error for which it rests."""
     bound: Position | None = None
     """The last row that was there at the dry run."""
     cursor: Position | None = None
@@ -108,7 +111,8 @@ class Job:
         counts = f"{self.done} of {self.expected} done, {self.skipped} skipped"
         if self.failed:
             counts += f", {self.failed} failed: {self.failures[0].error}"
-        return f"{what}: {self.state}, {counts}" + (f"; {self.note}" if self.note else "")
+        counts += f"; {self.note}" if self.note else ""
+        return f"{what}: {self.state}, {counts}" + (f"; {self.error}" if self.error else "")
 
 
 def job_info(job: Job) -> dict[str, Any]:
@@ -129,6 +133,7 @@ def job_info(job: Job) -> dict[str, Any]:
         "ended_at": None if job.ended_at is None else to_microseconds(job.ended_at),
         "undone_by": job.undone_by,
         "note": job.note,
+        "error": job.error,
         "bound": None if job.bound is None else plain(job.bound),
         "cursor": None if job.cursor is None else plain(job.cursor),
     }

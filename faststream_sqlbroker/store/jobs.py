@@ -33,6 +33,7 @@ from faststream_sqlbroker.dialects.job_undo import UNDOS
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.store.refused_alike import RefusedAlike, kind_of, refused_batch
 from faststream_sqlbroker.store.transaction import Transactions
 
 T = TypeVar("T")
@@ -101,6 +102,7 @@ class JobStore:
             REDRIVE: job_changes.redrive,
         }
         self._sizes: dict[str, int] = {}
+        self._alike: dict[str, RefusedAlike] = {}
 
     async def plan(self, job: Job) -> Job:
         """Count what `job` would visit, exactly, and fix where it ends; nothing is written."""
@@ -180,20 +182,21 @@ class JobStore:
 
     async def stop(self, job_id: str) -> Job | None:
         """Let the job rest behind its running batch; None: there is no such job."""
-        return await self._set_state(job_id, "running", "stopped", None)
+        return await self._set_state(job_id, ("running",), "stopped", None)
 
     async def resume(self, job_id: str) -> Job | None:
-        """Let a stopped job go on; None: there is no such job."""
-        return await self._set_state(job_id, "stopped", "running", 0.0)
+        """Let a job go on that was stopped or has failed; None: there is no such job."""
+        self._alike.pop(job_id, None)
+        return await self._set_state(job_id, ("stopped", "failed"), "running", 0.0)
 
     async def _set_state(
-        self, job_id: str, before: str, after: Any, pause: float | None
+        self, job_id: str, before: Sequence[str], after: Any, pause: float | None
     ) -> Job | None:
         def work(connection: Connection) -> Job | None:
             job = rows.find(connection, self._table, job_id, lock=True)
-            if job is None or job.state != before:
+            if job is None or job.state not in before:
                 return job
-            job = replace(job, state=after)
+            job = replace(job, state=after, error=None)
             rows.save(connection, self._table, job, pause)
             return job
 
@@ -207,8 +210,9 @@ class JobStore:
         """Do one batch of the job, or of the first one that is due, if it is due and free.
 
         A batch that the database refuses is halved, until the message is alone that it refuses;
-        that one is counted as failed, and the job goes on behind it. A job that cannot be run here
-        rests, so that those behind it go on.
+        that one is counted as failed, and the job goes on behind it. If a whole batch is refused
+        with the same error, one by one, the job fails, in front of that batch. A job that cannot be
+        run here rests, so that those behind it go on; the second time it fails.
         """
         tried: list[_Batch] = []
 
@@ -236,7 +240,7 @@ class JobStore:
                 return await self._refused(tried[-1], error, job_id)
             if tried:
                 with suppress(StoreError):
-                    await self._put_off(tried[-1].job.id)
+                    await self._put_off(tried[-1].job.id, error)
             raise
         if tried:
             self._grow(step.job)
@@ -246,8 +250,10 @@ class JobStore:
         """Write how far the locked job has come."""
         # The rate is of what was visited, in whichever process: the pause is in the row.
         pause = 0.0 if job.rate is None else (moved.visited - job.visited) / job.rate
-        ended = moved.state == "ended"
-        if ended:
+        ended = moved.state in ("ended", "failed")
+        if moved.state != "failed":
+            moved = replace(moved, error=None)
+        if moved.state == "ended":
             moved = replace(moved, ended_at=self._dialect.now(connection))
         rows.save(connection, self._table, moved, None if ended else pause)
         return Step(moved, None if ended and job_id is not None else pause)
@@ -255,8 +261,12 @@ class JobStore:
     async def _refused(self, batch: _Batch, error: Exception, job_id: str | None) -> Step:
         """Let the next batch be smaller, or go on behind the only message of this one."""
         self._sizes[batch.job.id] = max(1, len(batch.ids) // 2)
+        alike = self._alike.get(batch.job.id)
+        if alike is None or alike.kind != kind_of(error):
+            alike = self._alike[batch.job.id] = refused_batch(batch.job, batch.ids, error)
         if len(batch.ids) > 1:
             return Step(batch.job, 0.0)
+        alike.count += 1
         failure = Failure(batch.ids[0], clean_text(str(error), limit=ERROR_BYTES))
 
         def leave(connection: Connection) -> Step:
@@ -265,6 +275,8 @@ class JobStore:
             if job is None or list(ids) != list(batch.ids):
                 # Another process has gone on, or the message has changed since.
                 return Step(batch.job, 0.0)
+            if alike.is_whole(job):
+                return self._saved(connection, job, alike.failed(job, failure.error), job_id)
             return self._saved(connection, job, job.failed_at(cursor, failure), job_id)
 
         return await self._transactions.run(leave, self._places)
@@ -273,15 +285,25 @@ class JobStore:
         """After a batch that worked, the next one may be twice as large."""
         if job is None:
             return
+        alike = self._alike.get(job.id)
+        if alike is not None and (job.done > alike.before.done or job.state == "ended"):
+            del self._alike[job.id]
         size = self._sizes.pop(job.id, BATCH) * 2
         if size < BATCH and job.state != "ended":
             self._sizes[job.id] = size
 
-    async def _put_off(self, job_id: str) -> None:
+    async def _put_off(self, job_id: str, error: Exception) -> None:
+        """Let the job rest: another process may have the right that this one lacks. It fails if it
+        has rested for such an error before.
+        """
+        text = clean_text(str(error) or repr(error), limit=ERROR_BYTES)
+
         def work(connection: Connection) -> None:
             job = rows.find(connection, self._table, job_id, lock=True)
             if job is not None and job.state == "running":
-                rows.save(connection, self._table, job, REFUSED_PAUSE)
+                again = job.error is not None
+                rested = replace(job, error=text, state="failed" if again else "running")
+                rows.save(connection, self._table, rested, None if again else REFUSED_PAUSE)
 
         await self._transactions.run(work, self._places)
 

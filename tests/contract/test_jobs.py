@@ -2,6 +2,7 @@
 only what is as the job has left it.
 """
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -408,7 +409,104 @@ async def test_an_undo_goes_on_behind_what_the_database_refuses(bench: Bench) ->
 
 
 async def test_only_so_many_errors_are_kept(bench: Bench) -> None:
-    await bench.put(30, key="bad")
+    await bench.put(29, key="bad")
+    await bench.put()
     await refuse(bench, "bad", "other")
     job = await do(bench, MOVE, {"to": "other"})
-    assert (job.done, job.failed, len(job.failures)) == (0, 30, 20)
+    assert (job.state, job.done, job.failed, len(job.failures)) == ("ended", 1, 29, 20)
+
+
+async def allow(bench: Bench) -> None:
+    """Take `refuse` back."""
+    if bench.store.dialect_name == "sqlite":
+        for event in ("INSERT", "UPDATE"):
+            await bench.execute(f"DROP TRIGGER no_{event}")
+    else:
+        await bench.execute("ALTER TABLE message DROP CONSTRAINT not_here")
+
+
+async def steps(bench: Bench, job: Job) -> Job:
+    """Run the job until it rests for good, or a step raises."""
+    while (step := await bench.store.jobs.step(job.id)).pause is not None:
+        pass
+    assert step.job is not None
+    assert step.job == await bench.store.jobs.find(job.id)
+    return step.job
+
+
+@pytest.mark.parametrize("action", [MOVE, REDRIVE, REPLAY])
+async def test_an_error_that_meets_a_whole_batch_fails_the_job(
+    bench: Bench, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position stays in front of that batch, so it goes on there when it is resumed."""
+    monkeypatch.setattr(jobs, "BATCH", 25)
+    arguments = {"to": "other", "name": "n"}
+    await bench.put(25, key="good")
+    await bench.put(35, key="bad")
+    if action != MOVE:
+        for row in await bench.claim(60):
+            await bench.store.settle([done(row, **FAILED)])
+    await refuse(bench, "bad", "other")
+    plan = await planned(bench, action, arguments, **({} if action == MOVE else FAILED))
+    job = await bench.store.jobs.begin(plan, "c")
+    failed = await steps(bench, job)
+    assert (failed.state, failed.done, failed.failed, failed.visited) == ("failed", 25, 0, 25)
+    assert failed.error is not None
+    assert "not" in failed.error.lower()
+    assert failed.error in str(failed)
+    assert await bench.store.jobs.due_in(job.id) is None
+    resumed = await bench.store.jobs.resume(job.id)
+    assert resumed is not None
+    assert (resumed.state, resumed.error) == ("running", None)
+    again = await steps(bench, job)
+    assert (again.state, again.visited, again.error) == ("failed", 25, failed.error)
+    await allow(bench)
+    await bench.store.jobs.resume(job.id)
+    ended = await steps(bench, job)
+    assert (ended.state, ended.done, ended.failed, ended.error) == ("ended", 60, 0, None)
+    moved = [row for row in await bench.rows() if row["queue"] == "other"]
+    assert len(moved) == 60
+
+
+async def test_small_batches_are_refused_together(bench: Bench) -> None:
+    """A job with a rate of two a second has batches of two."""
+    await bench.put(30, key="bad")
+    await refuse(bench, "bad", "other")
+    plan = replace(await planned(bench, MOVE, {"to": "other"}), rate=2.0)
+    begun = await bench.store.jobs.begin(plan, "c")
+    visited = []
+    while True:
+        step = await bench.store.jobs.step(begun.id)
+        assert step.job is not None
+        if step.pause is None:
+            break
+        visited.append(step.job.visited)
+        await bench.execute(
+            f"UPDATE message_policy_state SET due_at = {bench.past(1)} WHERE scope = 'job'"
+        )
+    assert (step.job.state, step.job.visited, max(visited)) == ("failed", 0, 19)
+
+
+async def test_a_table_that_is_gone_lets_the_job_rest_then_fail(bench: Bench) -> None:
+    """The first time another process may have the right to see it."""
+    await archive(bench, 3, **FAILED)
+    plan = await planned(bench, REDRIVE, **FAILED)
+    job = await bench.store.jobs.begin(plan, "c")
+    await bench.execute("ALTER TABLE message_archive RENAME TO elsewhere")
+    with pytest.raises(AccessError):
+        await bench.store.jobs.step(job.id)
+    rested = await bench.store.jobs.find(job.id)
+    assert rested is not None
+    assert (rested.state, rested.visited) == ("running", 0)
+    assert rested.error is not None
+    due = bench.past(1)
+    await bench.execute(f"UPDATE message_policy_state SET due_at = {due} WHERE scope = 'job'")
+    with pytest.raises(AccessError):
+        await bench.store.jobs.step(job.id)
+    failed = await bench.store.jobs.find(job.id)
+    assert failed is not None
+    assert (failed.state, failed.visited) == ("failed", 0)
+    assert "message_archive" in str(failed)
+    await bench.execute("ALTER TABLE elsewhere RENAME TO message_archive")
+    await bench.store.jobs.resume(job.id)
+    assert counts(await steps(bench, job)) == (3, 3, 0)
