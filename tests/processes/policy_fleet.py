@@ -32,6 +32,8 @@ class Seen:
     was looked."""
 
     most: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    together: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """The most of several queues at a time, for those that were asked for."""
     looks: int = 0
     slow: int = 0
     """IntakePosition that took longer than `SLOW`."""
@@ -148,17 +150,19 @@ class PolicyFleet:
         }
 
     @asynccontextmanager
-    async def watched(self) -> AsyncIterator[Seen]:
-        """Look at the leases again and again, on a connection of its own."""
+    async def watched(self, *together: tuple[str, ...]) -> AsyncIterator[Seen]:
+        """Look at the leases again and again, on a connection of its own; also at those of several
+        queues `together`.
+        """
         seen = Seen()
-        looking = asyncio.create_task(self._watch(seen))
+        looking = asyncio.create_task(self._watch(seen, together))
         try:
             yield seen
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
 
-    async def _watch(self, seen: Seen) -> None:
+    async def _watch(self, seen: Seen, together: Sequence[tuple[str, ...]]) -> None:
         key = self.live_subscribers.quoted("key")
         leases = text(f"SELECT queue, {key} FROM message WHERE state = 'PROCESSING'")
         while True:
@@ -171,6 +175,9 @@ class PolicyFleet:
                 if of is not None:
                     now[queue, str(of)] += 1
             seen.most |= now
+            for queues in together:
+                count = sum(now[queue, None] for queue in queues)
+                seen.together[queues] = max(seen.together[queues], count)
             seen.looks += 1
             await asyncio.sleep(0.004)
             seen.slow += monotonic() - asked > SLOW
