@@ -22,7 +22,7 @@ from faststream_sqlbroker.cli.options import (
     Schema,
     Since,
     Source,
-    To,
+    Until,
     Url,
 )
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
@@ -59,7 +59,7 @@ def export(
         str, typer.Option(help="Folder of the export, on any file system that Spark reads.")
     ],
     since: Since = None,
-    to: To = None,
+    until: Until = None,
     window: Annotated[
         WindowSize, typer.Option(help="Length of an export window.")
     ] = WindowSize.day,
@@ -111,7 +111,7 @@ def export(
             path,
             window=window.value,
             since=since,
-            until=to,
+            until=until,
             table=table,
             schema=schema,
             queues=queue or None,
@@ -142,7 +142,7 @@ def export(
 def compact(
     path: Annotated[str, typer.Option(help="Folder of the export.")],
     since: Since = None,
-    to: To = None,
+    until: Until = None,
     master: Master = None,
 ) -> None:
     """Merge the small files of an export, after their rows have been compared."""
@@ -151,7 +151,7 @@ def compact(
             quiet_session(master),
             path,
             since=since,
-            until=to,
+            until=until,
             on_file=lambda one: progress(one.name, None, None),
         )
     table = Table("windows", "rows", "files before", "bytes", title=path)

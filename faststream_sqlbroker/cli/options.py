@@ -31,7 +31,7 @@ Queues = Annotated[
 Since = Annotated[
     str | None, typer.Option(help="Only rows archived at or after this moment, like 2026-03-01.")
 ]
-To = Annotated[
+Until = Annotated[
     str | None,
     typer.Option(help="Only rows archived before this moment, like 2026-03-01T12:00+00:00."),
 ]

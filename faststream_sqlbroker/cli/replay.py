@@ -9,7 +9,7 @@ from rich.table import Table
 from faststream_sqlbroker import spark as our
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
-from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, To, Url
+from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, Until, Url
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -38,10 +38,25 @@ def replay(
         ),
     ] = None,
     since: Since = None,
-    to: To = None,
+    until: Until = None,
     id_: Annotated[
         list[int] | None,
         typer.Option("--id", help="Only the row with this id; repeat the option for several."),
+    ] = None,
+    failed_in: Annotated[
+        str | None,
+        typer.Option(
+            help="Only rows that failed in this queue, also those that a dead letter queue took "
+            "over, unless they completed there since."
+        ),
+    ] = None,
+    reason: Annotated[
+        str | None,
+        typer.Option(help='With --failed-in: only this reason; "" is those without one.'),
+    ] = None,
+    error_type: Annotated[
+        str | None,
+        typer.Option(help='With --failed-in: only this class of exception; "" is none.'),
     ] = None,
     into: Annotated[
         str | None, typer.Option(help="Queue to publish to. Default: the queue of each row.")
@@ -70,7 +85,7 @@ def replay(
     no.
     """
     chosen = select_rows(
-        ARCHIVE, archive_table, schema, since=since, until=to, queues=queue, states=states
+        ARCHIVE, archive_table, schema, since=since, until=until, queues=queue, states=states
     )
     options: dict[str, Any] = {
         "job": job,
@@ -81,11 +96,13 @@ def replay(
         "table": table,
         "schema": schema,
     }
+    _check_error(failed_in, reason, error_type)
     console = PlainConsole()
     with database_errors():
         frame = _rows(
             quiet_session(master, jar, None if path else url), path, url, chosen, id_ or []
         )
+        frame = _of_error(frame, failed_in, reason, error_type)
         found = our.replay(frame, url, **options)
         show(console, found)
         if not found.messages:
@@ -94,6 +111,21 @@ def replay(
         if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
             raise typer.Exit(1)
         show(console, our.replay(frame, url, dry_run=False, **options))
+
+
+def _check_error(failed_in: str | None, reason: str | None, error_type: str | None) -> None:
+    if failed_in is None and not (reason is None and error_type is None):
+        raise SetupError("--reason and --error-type need --failed-in: name the queue as well")
+
+
+def _of_error(
+    frame: "DataFrame", failed_in: str | None, reason: str | None, error_type: str | None
+) -> "DataFrame":
+    if failed_in is None:
+        return frame
+    from faststream_sqlbroker.spark.analytics.failures import failed_with  # noqa: PLC0415 - pyspark is an extra
+
+    return frame.where(failed_with(failed_in, reason, error_type))
 
 
 def _headers(given: Iterable[str]) -> Mapping[str, str]:

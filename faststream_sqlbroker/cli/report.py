@@ -1,5 +1,6 @@
 """`sqlbroker archive report …`: the archive as one HTML page."""
 
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,10 +9,19 @@ import typer
 from faststream_sqlbroker import spark as lake
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
-from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Schema, Since, To
+from faststream_sqlbroker.cli.options import (
+    ArchiveTable,
+    Jars,
+    Master,
+    Queues,
+    Schema,
+    Since,
+    Until,
+)
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
+from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +41,7 @@ def report(
         str | None, typer.Option(help="Folder of an export to read in place of the database.")
     ] = None,
     since: Since = None,
-    to: To = None,
+    until: Until = None,
     queue: Queues = None,
     every: Annotated[
         str | None, typer.Option(help='Length of a time bucket in the plots, like "1h".')
@@ -39,6 +49,20 @@ def report(
     table: ArchiveTable = "message_archive",
     schema: Schema = None,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "Message archive",
+    before: Annotated[
+        bool,
+        typer.Option(
+            help="With --since and --until: show the period of the same length before, next to "
+            "this one."
+        ),
+    ] = True,
+    message_url: Annotated[
+        str | None,
+        typer.Option(
+            help='Address of a message\'s page, like "https://ops.example/ui/messages/{id}": ids '
+            "become links to it."
+        ),
+    ] = None,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
@@ -53,18 +77,65 @@ def report(
     with database_errors():
         if path is None and url is not None:
             spark = quiet_session(master, jar, url)
-            frame = lake.read_archive(
-                spark, url, table=table, schema=schema, since=since, until=to, queues=queue or None
-            )
+            where = _table_options(table, schema)
+
+            def read(first: Moment | None, last: Moment | None) -> "DataFrame":
+                return lake.read_archive(
+                    spark,
+                    url,
+                    table=table,
+                    schema=schema,
+                    since=first,
+                    until=last,
+                    queues=queue or None,
+                )
         else:
-            frame = exported(quiet_session(master, jar), str(path), since, to, queue)
-        written = lake.write_report(frame, out, every=every, title=title)
+            folder = str(path)
+            session = quiet_session(master, jar)
+            where = ["--path", folder]
+
+            def read(first: Moment | None, last: Moment | None) -> "DataFrame":
+                return exported(session, folder, first, last, queue)
+
+        earlier = _period_before(since, until) if before else None
+        written = lake.write_report(
+            read(since, until),
+            out,
+            every=every,
+            title=title,
+            before=None if earlier is None else read(*earlier),
+            message_url=message_url,
+            replay_options=where,
+        )
     PlainConsole().print(f"written: {written}", soft_wrap=True)
 
 
+def _table_options(table: str, schema: str | None) -> list[str]:
+    named = [] if table == "message_archive" else ["--archive-table", table]
+    return named if schema is None else [*named, "--schema", schema]
+
+
+def _period_before(since: str | None, until: str | None) -> tuple[datetime, datetime] | None:
+    """The period of the same length that ends where this one begins."""
+    first = parse_moment("since", since)
+    last = parse_moment("until", until)
+    if first is None or last is None:
+        return None
+    # Nothing was archived before the year 1; a period that ends before it begins has no length.
+    length = max(timedelta(0), min(last - first, first - _FIRST))
+    return first - length, first
+
+
+_FIRST = datetime.min.replace(tzinfo=timezone.utc)
+
+
 def exported(
-    spark: "SparkSession", path: str, since: str | None, to: str | None, queues: list[str] | None
+    spark: "SparkSession",
+    path: str,
+    since: Moment | None,
+    until: Moment | None,
+    queues: list[str] | None,
 ) -> "DataFrame":
     """The rows of an export, within the limits."""
-    chosen = select_rows(ARCHIVE, since=since, until=to, queues=queues or None)
+    chosen = select_rows(ARCHIVE, since=since, until=until, queues=queues or None)
     return read_path(spark, path, chosen).select(*lake.ARCHIVE_SCHEMA.names)

@@ -277,7 +277,7 @@ def test_operators_need_no_spark(tmp_path: Path) -> None:
     """`sqlbroker[cli]` brings neither pyspark nor Alembic."""
     program = """
 import sys
-for name in ("pyspark", "py4j", "alembic", "plotly", "pandas", "pyarrow"):
+for name in ("pyspark", "py4j", "alembic", "pandas", "pyarrow"):
     sys.modules[name] = None
 from faststream_sqlbroker.cli import main
 main()

@@ -102,7 +102,7 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
     archive.add_days(4)
     path = str(tmp_path / "lake")
     named = ["--source", "the shop"]
-    days = ["--since", "2026-03-01", "--to", "2026-03-04"]
+    days = ["--since", "2026-03-01", "--until", "2026-03-04"]
     done = run("export", "--path", path, *days, *named, SQLBROKER_URL=archive.url)
     assert (done.exit_code, done.exception) == (0, None)
     assert [line[:3] for line in lines(done.output)] == [
@@ -193,7 +193,7 @@ async def test_an_export_that_was_killed_is_ended_by_the_next(
             "export",
             "--path",
             str(path),
-            "--to",
+            "--until",
             "2026-03-09",
             "--rows-per-commit",
             "5",

@@ -717,7 +717,7 @@ def test_the_command_shows_asks_and_publishes(
     )
     lake = str(tmp_path / "lake")
     frame(spark, archive).write.parquet(lake)
-    chosen = ("--url", archive.url, "--job", "j", "--states", "failed", "--to", "2026-03-02")
+    chosen = ("--url", archive.url, "--job", "j", "--states", "failed", "--until", "2026-03-02")
     asked = CliRunner(env={"COLUMNS": "200"}).invoke(
         app, ["archive", "replay", *chosen], input="n\n"
     )

@@ -100,18 +100,7 @@ def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
         SetupError: columns are missing, or `limit` is no whole number above 0.
     """
     need(df, "top_errors", "id", "queue", "state", "headers", "last_error", "reason", "archived_at")
-    failed = F.when(F.col("state") == "FAILED", _failure("queue", "reason", "last_error"))
-    moved = F.when(
-        _origin("queue").isNotNull(),
-        _failure(_origin("queue"), _origin("reason"), _origin("error")),
-    )
-    each = df.select(
-        "id", "archived_at", F.explode(F.array_compact(F.array(failed, moved))).alias("failure")
-    )
-    line = F.substring_index("failure.error", "\n", 1)
-    lines = each.select("id", "archived_at", "failure.queue", "failure.reason", line.alias("line"))
-    typed = lines.withColumn("error_type", F.regexp_extract("line", r"^([^\s:]+)", 1))
-    named = typed.withColumn("error_type", F.when(F.col("error_type") != "", F.col("error_type")))
+    named = single_failures(df)
     latest = F.max(F.struct("archived_at", "id", "line"))
     counted = named.groupBy("queue", "reason", "error_type").agg(
         F.count("*").alias("messages"), latest.alias("latest")
@@ -126,6 +115,61 @@ def top_errors(df: DataFrame, limit: int | None = 20) -> DataFrame:
     )
     ordered = shares.orderBy(F.desc("messages"), "queue", "reason", "error_type")
     return shaped(limited(ordered, limit), RESULTS["top_errors"])
+
+
+def single_failures(df: DataFrame, *carried: str) -> DataFrame:
+    """A row for each failure, as `top_errors` counts them.
+
+    Args:
+        df: As for `top_errors`.
+        carried: Other columns of `df` that each row keeps.
+
+    Returns:
+        id, archived_at and the carried columns of the message; queue, reason, line (first line of
+        the error) and error_type of the failure.
+    """
+    failed = F.when(F.col("state") == "FAILED", _failure("queue", "reason", "last_error"))
+    moved = F.when(
+        _origin("queue").isNotNull(),
+        _failure(_origin("queue"), _origin("reason"), _origin("error")),
+    )
+    kept = "id", "archived_at", *carried
+    each = df.select(*kept, F.explode(F.array_compact(F.array(failed, moved))).alias("failure"))
+    line = F.substring_index("failure.error", "\n", 1).alias("line")
+    lines = each.select(*kept, "failure.queue", "failure.reason", line)
+    return lines.withColumn("error_type", _type_of("line"))
+
+
+def failed_with(queue: str, reason: str | None = None, error_type: str | None = None) -> Column:
+    """Whether a message failed in this queue, as `top_errors` has it, and did not complete there
+    since.
+
+    Args:
+        queue: Where it failed: its own, or the one that a dead letter queue took it from.
+        reason: Only with this reason; "" is those without any, None all.
+        error_type: Only with this class of exception; "" is those without any, None all.
+
+    Returns:
+        A condition on rows with queue, state, headers, last_error and reason.
+    """
+    own = (F.col("state") == "FAILED") & (F.col("queue") == queue)
+    # One that was moved back keeps the header.
+    repaired = (F.col("state") == "COMPLETED") & (F.col("queue") == queue)
+    moved = (_origin("queue") == queue) & ~repaired
+    for wanted, of_own, of_moved in (
+        (reason, F.col("reason"), _origin("reason")),
+        (error_type, _type_of("last_error"), _type_of(_origin("error"))),
+    ):
+        if wanted is not None:
+            own &= F.coalesce(of_own, F.lit("")) == wanted
+            moved &= F.coalesce(of_moved, F.lit("")) == wanted
+    return F.coalesce(own, F.lit(False)) | F.coalesce(moved, F.lit(False))
+
+
+def _type_of(error: str | Column) -> Column:
+    """The class of the exception; NULL without any."""
+    found = F.regexp_extract(error, r"^([^\s:]+)", 1)
+    return F.when(found != "", found)
 
 
 def dlq_age(

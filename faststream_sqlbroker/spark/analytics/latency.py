@@ -15,6 +15,7 @@ from faststream_sqlbroker.spark.analytics.results import (
     bucket,
     columns_of,
     grouped,
+    micros_between,
     need,
     shaped,
     width,
@@ -45,7 +46,10 @@ def latency(
       messages whose last claim led to an attempt have this phase. With AckPolicy.ACK_FIRST the
       attempt ends where the handler starts.
     * `total`: from publishing to the archive, with every delay, retry and pause: archived_at −
-      created_at, 0 if that is negative. Only COMPLETED and FAILED messages have this phase.
+      created_at. Only COMPLETED and FAILED messages have this phase.
+
+    A length that would be negative is 0. One between moments that are further apart than 64 bits of
+    microseconds, as PostgreSQL's infinity is, is left out.
 
     Args:
         df: With the five columns above, state and those of `by`.
@@ -95,9 +99,8 @@ def latency_trend(
     columns = columns_of(by)
     need(df, "latency_trend", *_TIMES, "state", *columns)
     _refuse_own_names("latency_trend", columns)
-    timed = df.where(F.col("archived_at").isNotNull()).withColumn(
-        "bucket", bucket("archived_at", width(every))
-    )
+    started = bucket("archived_at", width(every))
+    timed = df.where(started.isNotNull()).withColumn("bucket", started)
     return shaped(
         _measured(timed, ("bucket", *columns), accuracy), grouped("latency_trend", columns, df)
     )
@@ -123,12 +126,10 @@ def _measured(df: DataFrame, by: Sequence[str], accuracy: int) -> DataFrame:
     attempted = at["last_attempt_at"] >= at["acquired_at"]
     ended = F.col("state").isin("COMPLETED", "FAILED")
     phases = {
-        "wait": F.greatest(at["acquired_at"] - due, F.lit(0)),
-        "work": F.when(attempted, at["last_attempt_at"] - at["acquired_at"]),
-        "total": F.when(ended, at["archived_at"] - F.least(at["created_at"], at["archived_at"])),
+        "wait": micros_between(due, at["acquired_at"]),
+        "work": F.when(attempted, micros_between(at["acquired_at"], at["last_attempt_at"])),
+        "total": F.when(ended, micros_between(at["created_at"], at["archived_at"])),
     }
-    # GREATEST ignores NULLs: without this, a message that was never claimed would count as 0 s.
-    phases["wait"] = F.when(at["acquired_at"].isNotNull() & due.isNotNull(), phases["wait"])
     pairs = F.array(
         *(
             F.struct(F.lit(name).alias("phase"), took.alias("_took"))

@@ -178,12 +178,23 @@ def width(every: Duration, name: str = "every") -> int:
 def bucket(time: str, micros: int) -> Column:
     """The first moment of the bucket that `time` falls into, counted from 1970-01-01T00:00Z."""
     at = F.unix_micros(F.col(time))
-    return F.timestamp_micros(at - F.pmod(at, F.lit(micros)))
+    return F.timestamp_micros(F.try_subtract(at, F.pmod(at, F.lit(micros))))
+
+
+def micros_between(start: Column, end: Column) -> Column:
+    """From one number of microseconds to another, 0 at least; NULL if either is.
+
+    NULL, too, where the difference is no number of 64 bits: PostgreSQL's infinity is read as a
+    moment 292 000 years away.
+    """
+    between = F.try_subtract(end, start)
+    # GREATEST ignores NULLs.
+    return F.when(between.isNotNull(), F.greatest(between, F.lit(0)))
 
 
 def seconds(start: Column, end: Column) -> Column:
-    """From `start` to `end`; NULL if either is."""
-    return (F.unix_micros(end) - F.unix_micros(start)) / F.lit(float(MICROS))
+    """From `start` to `end`, 0 at least; NULL if either is."""
+    return micros_between(F.unix_micros(start), F.unix_micros(end)) / F.lit(float(MICROS))
 
 
 def outcome_counts() -> tuple[Column, ...]:

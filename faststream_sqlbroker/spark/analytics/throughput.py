@@ -36,7 +36,7 @@ def throughput(df: DataFrame, every: Duration = "1m") -> DataFrame:
     need(df, "throughput", "archived_at", "queue", "state", size)
     length = F.col(size) if size == "payload_bytes" else F.octet_length(size)
     counted = (
-        df.where(F.col("archived_at").isNotNull())
+        df.where(bucket("archived_at", micros).isNotNull())
         .groupBy(bucket("archived_at", micros).alias("bucket"), "queue")
         .agg(
             F.count("*").alias("messages"),

@@ -1,9 +1,9 @@
 """A report's figures: computed in Spark from one read; the driver gets only small results."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
-from typing import Any
+from datetime import datetime
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -17,6 +17,8 @@ from faststream_sqlbroker.spark.analytics.results import MICROS, need, outcome_c
 from faststream_sqlbroker.spark.load.decode import header
 from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
+from faststream_sqlbroker.spark.report import errors
+from faststream_sqlbroker.spark.report.rows import Row, collect_rows, moment_of
 
 MOST_QUEUES = 12
 """Queues shown by name; a plot has as many colours. The rest are shown together."""
@@ -39,7 +41,24 @@ WIDTHS = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400
 LONGEST_ERROR = 500
 """Characters of an error's first line."""
 
-Row = dict[str, Any]
+
+@dataclass
+class Before:
+    """What a report shows of the period before.
+
+    Attributes:
+        totals: As `Figures.totals`.
+        p99: Seconds that 99 % took at most, by phase.
+        lost: Lost deliveries.
+        rates: Failures by queue, as `failure_rate` has them.
+        errors: Messages of those errors of this period that were there before, by their identity.
+    """
+
+    totals: Row
+    p99: dict[str, float]
+    lost: int
+    rates: dict[str, Row]
+    errors: dict[errors.Identity, int]
 
 
 @dataclass
@@ -52,40 +71,93 @@ class Figures:
         every: Width of a bucket in seconds.
         others: The name under which the smaller queues are put together; None if there are none.
         tables: Rows of the results of `spark.analytics`, by function.
+        failures: The latest messages of each error in the table of errors.
+        before: The period before; None if the report was not given it.
     """
 
     totals: Row
     every: float
     others: str | None
     tables: dict[str, list[Row]] = field(default_factory=dict)
+    failures: list[Row] = field(default_factory=list)
+    before: Before | None = None
 
 
 def gather(
-    frame: DataFrame, *, live: DataFrame | None, every: Duration | None, as_of: Moment | None
+    frame: DataFrame,
+    *,
+    live: DataFrame | None = None,
+    every: Duration | None = None,
+    as_of: Moment | None = None,
+    before: DataFrame | None = None,
 ) -> Figures:
-    """Compute all figures; the frame is read once."""
+    """Compute all figures; each frame is read once."""
     need(frame, "the report", *ARCHIVE_SCHEMA.names)
+    if before is not None:
+        need(before, "the report (before)", *ARCHIVE_SCHEMA.names)
     moment = parse_moment("as_of", as_of)
     if every is not None:
         width(every)
     slim = _slim(frame).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         totals = _totals(slim)
-        named = slim
-        others = None
-        rates = analytics.failure_rate(slim)
-        if totals["queues"] > MOST_QUEUES:
-            kept = [row["queue"] for row in _collect(_largest(slim))]
-            others = f"{totals['queues'] - len(kept):,} other queues"
-            small = ~F.col("queue").isin(kept)
-            named = slim.withColumn("queue", _renamed(small, others))
-            rates = _together(rates, small, others)
+        kept, others = _shown_queues(slim, totals)
+        named = _with_names(slim, kept, others)
+        rates = _rates(slim, kept, others)
         figures = Figures(totals, _width(totals, every), others)
         found = _results(named, _worst(rates), figures.every, live, moment)
-        figures.tables = {name: _collect(result) for name, result in found.items()}
+        figures.tables = {name: collect_rows(result) for name, result in found.items()}
+        # Errors are named with the queue that they belong to, which a replay must be given.
+        figures.tables["top_errors"] = collect_rows(analytics.top_errors(slim, MOST_ROWS))
+        identities = [errors.identity(row) for row in figures.tables["top_errors"]]
+        figures.failures = errors.latest(slim, identities)
     finally:
         slim.unpersist()
+    if before is not None:
+        figures.before = _gather_before(before, identities, kept, others)
     return figures
+
+
+def _gather_before(
+    frame: DataFrame,
+    identities: Sequence[errors.Identity],
+    kept: Sequence[str] | None,
+    others: str | None,
+) -> Before:
+    slim = _slim(frame).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        speeds = collect_rows(analytics.latency(slim, by=()))
+        again = collect_rows(analytics.duplicate_deliveries(slim))
+        return Before(
+            totals=_totals(slim),
+            p99={row["phase"]: row["p99"] for row in speeds},
+            lost=sum(row["lost_deliveries"] for row in again),
+            rates={row["queue"]: row for row in collect_rows(_rates(slim, kept, others))},
+            errors=errors.counts(slim, identities),
+        )
+    finally:
+        slim.unpersist()
+
+
+def _shown_queues(slim: DataFrame, totals: Row) -> tuple[list[str] | None, str | None]:
+    """The queues that are shown by themselves, None for all, and the name of the others."""
+    if totals["queues"] <= MOST_QUEUES:
+        return None, None
+    kept = [row["queue"] for row in collect_rows(_largest(slim))]
+    return kept, f"{totals['queues'] - len(kept):,} other queues"
+
+
+def _with_names(slim: DataFrame, kept: Sequence[str] | None, others: str | None) -> DataFrame:
+    if kept is None or others is None:
+        return slim
+    return slim.withColumn("queue", _renamed(~F.col("queue").isin(*kept), others))
+
+
+def _rates(slim: DataFrame, kept: Sequence[str] | None, others: str | None) -> DataFrame:
+    rates = analytics.failure_rate(slim)
+    if kept is None or others is None:
+        return rates
+    return _together(rates, ~F.col("queue").isin(*kept), others)
 
 
 def _slim(frame: DataFrame) -> DataFrame:
@@ -110,7 +182,7 @@ def _totals(slim: DataFrame) -> Row:
         F.coalesce(F.sum("payload_bytes"), F.lit(0)).alias("bytes"),
     ).collect()[0]
     totals = row.asDict()
-    return totals | {name: _moment(totals[name]) for name in ("first", "last")}
+    return totals | {name: moment_of(totals[name]) for name in ("first", "last")}
 
 
 def _largest(slim: DataFrame) -> DataFrame:
@@ -177,30 +249,9 @@ def _results(
         "latency_all": analytics.latency(slim, by=()),
         "latency_trend": analytics.latency_trend(slim, every, by=()),
         "failure_rate": rates,
-        "top_errors": analytics.top_errors(slim, MOST_ROWS),
         "retry_histogram": analytics.retry_histogram(tried),
         "dlq_age": ages.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES),
         "hot_keys": analytics.hot_keys(slim, MOST_ROWS),
         "policy_effects": analytics.policy_effects(slim),
         "duplicate_deliveries": analytics.duplicate_deliveries(slim),
     }
-
-
-def _collect(frame: DataFrame) -> list[Row]:
-    """The rows, with aware datetimes in UTC for any time zone of Python and of the session."""
-    times = [name for name, kind in frame.dtypes if kind == "timestamp"]
-    plain = frame.select(
-        *(
-            F.unix_micros(f"`{n}`").alias(n) if n in times else F.col(f"`{n}`")
-            for n in frame.columns
-        )
-    )
-    return [row.asDict() | {name: _moment(row[name]) for name in times} for row in plain.collect()]
-
-
-def _moment(micros: int | None) -> datetime | None:
-    return (
-        None
-        if micros is None
-        else datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=micros)
-    )

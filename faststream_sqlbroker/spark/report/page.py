@@ -1,18 +1,26 @@
-"""A report's page: one file; no text of a message is run as a script."""
+"""A report's page: one file without a script; texts of messages are shown as they are."""
 
-import base64
-import hashlib
-import html
-import json
-from collections.abc import Iterable, Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 from typing import Any
 
-from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.spark.report import plots
-from faststream_sqlbroker.spark.report.figures import Figures, Row
+from faststream_sqlbroker.spark.report.commands import replay_command
+from faststream_sqlbroker.spark.report.drawing import escaped
+from faststream_sqlbroker.spark.report.errors import identity
+from faststream_sqlbroker.spark.report.figures import Before, Figures
+from faststream_sqlbroker.spark.report.rows import Row
+from faststream_sqlbroker.spark.report.shown import (
+    Html,
+    change,
+    link,
+    show_bytes,
+    show_length,
+    show_moment,
+    table,
+)
 
 _LATENCY = (
     "How long most messages took: 50, 90, 99 and 99.9 % took at most so long. Delays that were "
@@ -46,92 +54,98 @@ SECTIONS = (
 
 _NOTHING = '<p class="none">Nothing in this period.</p>'
 
-SCRIPT = """
-"use strict";
-addEventListener("error", event => { document.body.dataset.error = event.message; });
-const figures = JSON.parse(document.getElementById("figures").textContent);
-const options = {
-  responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"],
-  // Plotly would offer to send the figures to its own servers.
-  showSendToCloud: false, showLink: false, sendData: false, plotlyServerURL: "",
-};
-const draw = ([id, figure]) => Plotly.newPlot(id, figure.data, figure.layout, options);
-Promise.all(Object.entries(figures).map(draw)).then(
-  drawn => { document.body.dataset.drawn = drawn.length; },
-  error => { document.body.dataset.error = String(error); },
-);
-"""
+
+@dataclass(frozen=True)
+class Links:
+    """Where a page leads.
+
+    Attributes:
+        message: Address of a message with "{id}" in it, as of the dashboard; None is none.
+        options: Words of `sqlbroker archive replay` that say where the rows are.
+    """
+
+    message: str | None = None
+    options: Sequence[str] = ()
 
 
-def render(figures: Figures, title: str) -> str:
+def render(figures: Figures, title: str, links: Links = Links()) -> str:
     """The page as HTML."""
-    made = {name: getattr(plots, name)(figures) for name, _, _ in SECTIONS}
-    drawn = {
-        name: json.loads(plots.style(plot).to_json())
-        for name, plot in made.items()
-        if plot is not None
-    }
-    library: str = import_module("plotly.offline").get_plotlyjs()
     template = (
         files("faststream_sqlbroker.spark.report").joinpath("page.html").read_text(encoding="utf-8")
     )
     return Template(template).substitute(
-        policy=_policy(library, SCRIPT),
-        title=html.escape(visible(title)),
+        title=escaped(title),
         period=_period(figures),
         cards=_cards(figures),
         queues=_queues(figures),
-        sections="\n".join(
-            _section(figures, *section, drawn=section[0] in drawn) for section in SECTIONS
-        ),
-        # Within a script only "<" could end it.
-        figures=json.dumps(drawn).replace("<", "\\u003c"),
-        library=library,
-        script=SCRIPT,
-    )
-
-
-def _policy(*scripts: str) -> str:
-    """What the browser may run: these scripts, and nothing from the network."""
-    hashes = (
-        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts
-    )
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: "
-        "blob:; base-uri 'none'; form-action 'none'"
+        sections="\n".join(_section(figures, *section, links) for section in SECTIONS),
     )
 
 
 def _period(figures: Figures) -> str:
     first = figures.totals["first"]
-    last = figures.totals["last"]
     if first is None:
         return "There are no messages in this period."
-    shown = (f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (first, last))
-    return f"Archived from {' to '.join(shown)} UTC, in buckets of {_length(figures.every)}."
+    shown = (
+        f"Archived from {_span(figures.totals)} UTC, in buckets of {show_length(figures.every)}."
+    )
+    if figures.before is None:
+        return shown
+    if figures.before.totals["first"] is None:
+        return f"{shown} There are no messages in the period before."
+    return f"{shown} The period before: from {_span(figures.before.totals)} UTC."
+
+
+def _span(totals: Row) -> str:
+    return " to ".join(show_moment(totals[name]) for name in ("first", "last"))
 
 
 def _cards(figures: Figures) -> str:
     totals = figures.totals
-    phases = {row["phase"]: row for row in figures.tables["latency_all"]}
+    before = figures.before
+    p99 = {row["phase"]: row["p99"] for row in figures.tables["latency_all"]}
     ended = totals["completed"] + totals["failed"]
     lost = sum(row["lost_deliveries"] for row in figures.tables["duplicate_deliveries"])
     facts = [
-        ("messages", f"{totals['messages']:,}"),
-        ("queues", f"{totals['queues']:,}"),
-        ("completed", f"{totals['completed']:,}"),
+        ("messages", totals["messages"], "messages", _count),
+        ("queues", totals["queues"], "queues", _count),
+        ("completed", totals["completed"], "completed", _count),
         (
             "failed" + (f" ({totals['failed'] / ended:.2%})" if ended else ""),
-            f"{totals['failed']:,}",
+            totals["failed"],
+            "failed",
+            _count,
         ),
-        ("discarded", f"{totals['discarded']:,}"),
-        ("payloads", _bytes(totals["bytes"])),
-        ("wait, 99 %", _length(phases.get("wait", {}).get("p99"))),
-        ("work, 99 %", _length(phases.get("work", {}).get("p99"))),
-        ("lost deliveries", f"{lost:,}"),
+        ("discarded", totals["discarded"], "discarded", _count),
+        ("payloads", totals["bytes"], "bytes", show_bytes),
     ]
-    return "\n".join(f"<div><b>{value}</b><span>{name}</span></div>" for name, value in facts)
+    cards = [
+        _card(name, show(value), None if before is None else (value, before.totals[key], show))
+        for name, value, key, show in facts
+    ]
+    for phase in ("wait", "work"):
+        value = p99.get(phase)
+        earlier = None if before is None else (value, before.p99.get(phase), show_length)
+        cards.append(_card(f"{phase}, 99 %", show_length(value), earlier))
+    then = None if before is None else (lost, before.lost, _count)
+    cards.append(_card("lost deliveries", _count(lost), then))
+    return "\n".join(cards)
+
+
+def _card(name: str, value: str, earlier: tuple[Any, Any, Callable[[Any], str]] | None) -> str:
+    then = ""
+    if earlier is not None:
+        now, before, show = earlier
+        then = f"<small>before: {show(before)}{change(now, before)}</small>"
+    return f"<div><b>{value}</b><span>{name}</span>{then}</div>"
+
+
+def _count(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
+
+
+_SPEEDS = tuple((p, q) for p in ("wait", "work", "total") for q in ("p50", "p99"))
+"""Phases and percentiles of the table of queues."""
 
 
 def _queues(figures: Figures) -> str:
@@ -143,72 +157,92 @@ def _queues(figures: Figures) -> str:
     )
     rows = []
     for row in again:
-        failed = failures.get(row["queue"], {})
-        rate = failed.get("rate")
-        times = [
-            _length(speeds.get((row["queue"], p), {}).get(q))
-            for p in ("wait", "work", "total")
-            for q in ("p50", "p99")
-        ]
-        share = "–" if rate is None else f"{rate:.2%}"
-        rows.append(
-            [row["queue"], f"{row['messages']:,}", share, *times, f"{row['lost_deliveries']:,}"]
-        )
-    names = [
-        "queue",
-        "messages",
-        "failed",
-        *(f"{p} {q}" for p in ("wait", "work", "total") for q in ("50 %", "99 %")),
-    ]
-    return _table("queues", [*names, "lost deliveries"], rows) if rows else _NOTHING
+        queue = row["queue"]
+        times = [show_length(speeds.get((queue, p), {}).get(q)) for p, q in _SPEEDS]
+        counts = [f"{row['messages']:,}", _rate(failures.get(queue))]
+        if figures.before is not None:
+            then = figures.before.rates.get(queue)
+            counts = [counts[0], _messages(then), counts[1], _rate(then)]
+        rows.append([queue, *counts, *times, f"{row['lost_deliveries']:,}"])
+    counted = ["messages", "failed"]
+    if figures.before is not None:
+        counted = ["messages", "before", "failed", "before"]
+    names = ["queue", *counted, *(f"{phase} {name[1:]} %" for phase, name in _SPEEDS)]
+    return table("queues", [*names, "lost deliveries"], rows) if rows else _NOTHING
 
 
-def _section(figures: Figures, name: str, heading: str, meaning: str, *, drawn: bool) -> str:
-    body = f'<div id="{name}" class="plot"></div>' if drawn else _NOTHING
-    if name == "top_errors" and drawn:
-        body += _table(
-            "errors",
-            ["queue", "reason", "messages", "share", "latest example", "at (UTC)"],
-            _errors(figures),
-        )
+def _messages(rates: Row | None) -> str:
+    """How many were archived from the queue: what was moved away was archived elsewhere."""
+    return _count(sum(rates[name] for name in ("completed", "failed", "discarded")) if rates else 0)
+
+
+def _rate(rates: Row | None) -> str:
+    rate = None if rates is None else rates["rate"]
+    return "–" if rate is None else f"{rate:.2%}"
+
+
+def _section(figures: Figures, name: str, heading: str, meaning: str, links: Links) -> str:
+    draw: Callable[[Figures], str | None] = getattr(plots, name)
+    drawn = draw(figures)
+    body = _NOTHING if drawn is None else f'<div id="{name}" class="plot">{drawn}</div>'
+    if name == "top_errors" and drawn is not None:
+        body += _errors(figures, links) + _failures(figures, links)
     return f"<section><h2>{heading}</h2><p>{meaning}</p>{body}</section>"
 
 
-def _errors(figures: Figures) -> Iterable[Sequence[str]]:
+def _errors(figures: Figures, links: Links) -> str:
+    newest: dict[Any, list[int]] = {}
+    for row in figures.failures:
+        newest.setdefault(identity(row), []).append(row["id"])
+    before = figures.before
+    rows = []
     for row in figures.tables["top_errors"]:
-        example = "–" if row["example"] is None else f"{row['example']} (message {row['last_id']})"
-        numbers = f"{row['messages']:,}", f"{row['share']:.1%}"
-        yield row["queue"], row["reason"] or "–", *numbers, example, _at(row)
+        counts = [f"{row['messages']:,}"]
+        if before is not None:
+            counts.append(_count(before.errors.get(identity(row))) + _new(row, before))
+        ids = newest.get(identity(row), [])
+        rows.append(
+            [
+                *(row["queue"], row["reason"] or "–", *counts, f"{row['share']:.1%}"),
+                *("–" if row["example"] is None else row["example"], show_moment(row["last_at"])),
+                Html(" ".join(link(str(each), f"#m{each}") for each in ids)),
+                _replay(replay_command(row, figures.totals, links.options)),
+            ]
+        )
+    counted = ["messages"] if before is None else ["messages", "before"]
+    names = ["queue", "reason", *counted, "share", "latest example", "at (UTC)"]
+    return table("errors", [*names, "latest messages", "publish again"], rows)
 
 
-def _at(row: Row) -> str:
-    return "–" if row["last_at"] is None else f"{row['last_at']:%Y-%m-%d %H:%M:%S}"
+def _new(row: Row, before: Before) -> str:
+    return "" if identity(row) in before.errors else " (new)"
 
 
-def _table(kind: str, names: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(visible(str(cell)))}</td>" for cell in row) + "</tr>"
-        for row in rows
+def _replay(command: str | None) -> Html:
+    if command is None:
+        return Html("a name has hidden characters: call replay() in Python")
+    return Html(f"<details><summary>command</summary><code>{escaped(command)}</code></details>")
+
+
+def _failures(figures: Figures, links: Links) -> str:
+    rows = []
+    anchored: set[int] = set()
+    for row in figures.failures:
+        number = row["id"]
+        address = None if links.message is None else links.message.replace("{id}", str(number))
+        shown = str(number) if address is None else link(str(number), address)
+        # A message may have failed in two queues; an anchor may stand only once.
+        anchor = "" if number in anchored else f' id="m{number}"'
+        anchored.add(number)
+        rows.append(
+            [
+                *(Html(f"<span{anchor}>{shown}</span>"), row["queue"], row["archived_from"]),
+                *("–" if row["key"] is None else row["key"], str(row["attempts_count"])),
+                *(show_moment(row["created_at"]), show_moment(row["archived_at"])),
+                "–" if row["line"] is None else row["line"],
+            ]
+        )
+    names = ["message", "failed in", "archived from", "key", "attempts"]
+    return "<h3>Latest messages of these errors</h3>" + table(
+        "failures", [*names, "published (UTC)", "archived (UTC)", "error"], rows
     )
-    return (
-        f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _length(seconds: float | None) -> str:
-    """Three figures and a unit."""
-    if seconds is None:
-        return "–"
-    units = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
-    size, unit = next(((size, unit) for size, unit in units if seconds >= size), (1e-6, "µs"))
-    return f"{seconds / size:.3g} {unit}"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:  # noqa: PLR2004 - of a unit in the next
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:,.4g} TiB"

@@ -1,18 +1,25 @@
-"""A report's plots."""
+"""A report's charts: each is HTML with SVG, or None where there is nothing to draw."""
 
-import html
-from collections.abc import Iterable, Sequence
-from importlib import import_module
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from faststream_sqlbroker.core.text import visible
-from faststream_sqlbroker.spark.report.figures import MOST_ATTEMPTS, Figures, Row
-
-# Plotly loads its names lazily, which no type checker sees.
-go: Any = import_module("plotly.graph_objects")
-make_subplots: Any = import_module("plotly.subplots").make_subplots
-Figure = Any
-"""A `plotly.graph_objects.Figure`."""
+from faststream_sqlbroker.spark.report.drawing import (
+    TOP,
+    WIDTH,
+    Drawing,
+    Labels,
+    room_for,
+    shorten,
+)
+from faststream_sqlbroker.spark.report.figures import GOOD_BUCKETS, MOST_ATTEMPTS, Figures
+from faststream_sqlbroker.spark.report.rows import Row
+from faststream_sqlbroker.spark.report.scales import (
+    Linear,
+    Log,
+    Times,
+    number_text,
+    seconds_of,
+)
 
 COLOURS = (
     "#3366cc",
@@ -30,6 +37,11 @@ COLOURS = (
 )
 STATES = {"completed": "#2a9d8f", "failed": "#d1495b", "moved": "#e07b39", "discarded": "#adb5bd"}
 SPEEDS = {"p50": "#9ecae1", "p90": "#4292c6", "p99": "#08519c", "p999": "#e07b39"}
+PHASES = {
+    "wait": "wait: due → claimed",
+    "work": "work: claimed → handled",
+    "total": "total: published → archived",
+}
 AGES = {
     "under_1h": ("under 1 h", "#f6d5ce"),
     "1h_to_1d": ("1 h to 1 d", "#eda99b"),
@@ -41,137 +53,152 @@ SHORTEST = 1e-6
 """Seconds that stand for 0, which a logarithmic axis cannot show."""
 
 SMALL = 8
-"""Counts below this get an axis with a mark at each whole number."""
+"""Counts below this get an axis with whole numbers only."""
 
-LONGEST_LABEL = 30
-"""Characters of a name on an axis."""
-
-
-def shorten(name: str, most: int = LONGEST_LABEL) -> str:
-    """The beginning of a long name, as Plotly's own kind of HTML: it knows no other entities than
-    these.
-    """
-    short = name if len(name) <= most else name[: most - 1] + "…"
-    return html.escape(visible(short), quote=False)
+Part = tuple[str, str, Callable[[Row], float]]
+"""A part of a bar: its name, its colour, and its size from a row."""
 
 
-class Labels:
-    """Names as labels: short, different where the names are, and nothing but text to Plotly, which
-    knows tags.
-    """
-
-    def __init__(self) -> None:
-        self._labels: dict[str, str] = {}
-
-    def __call__(self, name: str) -> str:
-        """The name's label."""
-        if name not in self._labels:
-            label = shorten(name)
-            number = 1
-            while label in self._labels.values():
-                number += 1
-                label = f"{shorten(name)} ({number})"
-            self._labels[name] = label
-        return self._labels[name]
-
-
-def throughput(figures: Figures) -> Figure | None:
+def throughput(figures: Figures) -> str | None:
     """Stacked bars of queues over time."""
     rows = figures.tables["throughput"]
-    labels = Labels()
-    plot = go.Figure()
-    for number, queue in enumerate(_queues(figures, rows)):
-        own = [row for row in rows if row["queue"] == queue]
-        plot.add_bar(
-            x=[_time(row["bucket"]) for row in own],
-            y=[row["per_second"] for row in own],
-            width=figures.every * 1000,
-            offset=0,
-            name=labels(queue),
-            marker_color=COLOURS[number % len(COLOURS)],
-        )
-    plot.update_layout(barmode="stack", bargap=0)
-    plot.update_xaxes(title="time (UTC)", type="date")
-    plot.update_yaxes(title="messages / s")
-    return plot if rows else None
-
-
-def latency(figures: Figures) -> Figure | None:
-    """Percentiles of the three phases by queue."""
-    rows = figures.tables["latency"]
+    if not rows:
+        return None
     labels = Labels()
     queues = _queues(figures, rows)
-    titles = {
-        "wait": "wait: due → claimed",
-        "work": "work: claimed → handled",
-        "total": "total: published → archived",
-    }
-    plot = make_subplots(
-        3, 1, shared_xaxes=True, subplot_titles=list(titles.values()), vertical_spacing=0.07
-    )
-    for place, phase in enumerate(titles, 1):
+    rates = {(row["queue"], seconds_of(row["bucket"])): row["per_second"] for row in rows}
+    sums: dict[float, float] = {}
+    for (_, at), rate in rates.items():
+        sums[at] = sums.get(at, 0.0) + rate
+    starts = sorted(sums)
+    drawing = Drawing()
+    across = Times(starts[0], starts[-1] + figures.every, drawing.left, drawing.right)
+    width = across.at(starts[0] + figures.every) - across.at(starts[0])
+    up = Linear(max(sums.values()), drawing.floor, TOP)
+    drawing.rows(up, "messages / s")
+    drawing.columns(across, "time (UTC)")
+    below = dict.fromkeys(starts, 0.0)
+    legend = [(labels(queue), _colour(number)) for number, queue in enumerate(queues)]
+    for queue, (_, colour) in zip(queues, legend, strict=True):
+        boxes = []
+        for at in starts:
+            rate = rates.get((queue, at), 0.0)
+            foot = up.at(below[at])
+            below[at] += rate
+            top = up.at(below[at])
+            boxes.append((across.at(at), top, max(width, 0.5), foot - top))
+        drawing.bars((box for box in boxes if box[-1] > 0), colour)
+    # A hint for each of thousands of buckets would be larger than the drawing.
+    if len(starts) <= 2 * GOOD_BUCKETS:
+        for at, hint in _hints(sums, rows, labels).items():
+            drawing.hover(across.at(at), max(width, 1), hint)
+    return drawing.render(legend)
+
+
+def _hints(sums: Mapping[float, float], rows: Sequence[Row], labels: Labels) -> dict[float, str]:
+    """What each bucket shows under the mouse."""
+    hints = {at: f"{whole:,.3g} messages / s" for at, whole in sums.items()}
+    for row in rows:
+        rate = f"{row['per_second']:,.3g}"
+        hints[seconds_of(row["bucket"])] += f"\n{labels(row['queue'])}: {rate}"
+    return hints
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def latency(figures: Figures) -> str | None:
+    """Percentiles of the three phases by queue."""
+    rows = figures.tables["latency"]
+    if not rows:
+        return None
+    labels = Labels()
+    queues = _queues(figures, rows)
+    names = [labels(queue) for queue in queues]
+    drawing = Drawing(600 + room_for(names), bottom=room_for(names))
+    part = (drawing.floor - TOP) / len(PHASES)
+    for place, (phase, title) in enumerate(PHASES.items()):
         own = {row["queue"]: row for row in rows if row["phase"] == phase}
-        for name, colour in SPEEDS.items():
-            # Marks, not bars: on a logarithmic axis no bar begins at 0.
-            plot.add_scatter(
-                row=place,
-                col=1,
-                name=_percent(name),
-                legendgroup=name,
-                showlegend=place == 1,
-                mode="markers",
-                marker={"color": colour, "size": 11, "line": {"color": "white", "width": 1}},
-                x=[labels(queue) for queue in queues],
-                y=[_seconds(own[queue][name]) if queue in own else None for queue in queues],
-            )
-    plot.update_xaxes(type="category", range=[-0.5, len(queues) - 0.5])
-    plot.update_xaxes(title="queue", row=3)
-    plot.update_yaxes(type="log", title="seconds (log)", **_LOG)
-    plot.update_layout(height=680, margin_t=80, legend_y=1.05)
-    return plot if rows else None
+        values = [max(row[name], SHORTEST) for row in own.values() for name in SPEEDS]
+        top = TOP + part * place + 22
+        scale = Log.around(values, TOP + part * (place + 1) - 12, top)
+        drawing.rows(scale, "seconds", start=top)
+        drawing.text(drawing.left, top - 10, title)
+        band = (drawing.right - drawing.left) / len(queues)
+        for number, queue in enumerate(queues):
+            if queue in own:
+                x = drawing.left + band * (number + 0.5)
+                _speeds(drawing, x, scale, own[queue], labels(queue))
+    drawing.names(names, "queue")
+    return drawing.render((_percent(name), colour) for name, colour in SPEEDS.items())
 
 
-def latency_trend(figures: Figures) -> Figure | None:
+def _speeds(drawing: Drawing, x: float, scale: Log, row: Row, label: str) -> None:
+    """Marks, not bars: on a logarithmic axis no bar begins at 0."""
+    for name, colour in SPEEDS.items():
+        hint = f"{label}: {_percent(name)} took at most {row[name]:,.3g} s"
+        drawing.circle(x, scale.at(max(row[name], SHORTEST)), 5.5, colour, hint)
+
+
+def latency_trend(figures: Figures) -> str | None:
     """Median and 99th percentile of all queues over time."""
     rows = figures.tables["latency_trend"]
-    plot = go.Figure()
+    if not rows:
+        return None
+    drawing = Drawing()
+    starts = [seconds_of(row["bucket"]) for row in rows]
+    across = Times(min(starts), max(starts) + figures.every, drawing.left, drawing.right)
+    values = [max(row[name], SHORTEST) for row in rows for name in ("p50", "p99")]
+    up = Log.around(values, drawing.floor, TOP)
+    drawing.rows(up, "seconds (logarithmic)")
+    drawing.columns(across, "time archived (UTC)")
+    legend = []
     for phase, colour in (("wait", "#3366cc"), ("work", "#2a9d8f"), ("total", "#6d6875")):
         own = sorted((row for row in rows if row["phase"] == phase), key=lambda row: row["bucket"])
-        for name, dash in (("p50", "dot"), ("p99", "solid")):
-            plot.add_scatter(
-                x=[_time(row["bucket"]) for row in own],
-                y=[_seconds(row[name]) for row in own],
-                mode="lines+markers",
-                marker_size=4,
-                line={"color": colour, "dash": dash, "width": 2},
-                name=f"{phase} {_percent(name)}",
-            )
-    plot.update_xaxes(title="time archived (UTC)", type="date")
-    plot.update_yaxes(title="seconds (logarithmic)", type="log", **_LOG)
-    return plot if rows else None
+        if own:
+            _trend(drawing, (across, up), own, "p50", colour)
+            _trend(drawing, (across, up), own, "p99", colour)
+        legend.append((f"{phase} (dotted: 50 %, line: 99 %)", colour))
+    return drawing.render(legend)
 
 
-def failure_rate(figures: Figures) -> Figure | None:
+def _trend(
+    drawing: Drawing, axes: tuple[Times, Log], rows: Sequence[Row], name: str, colour: str
+) -> None:
+    """One percentile of one phase."""
+    across, up = axes
+    points = [
+        (across.at(seconds_of(row["bucket"])), up.at(max(row[name], SHORTEST))) for row in rows
+    ]
+    drawing.line(points, colour, dotted=name == "p50")
+    if len(rows) > 2 * GOOD_BUCKETS:
+        return
+    for (x, y), row in zip(points, rows, strict=True):
+        at = f"{row['bucket']:%Y-%m-%d %H:%M:%S}"
+        hint = f"{at} {row['phase']} {_percent(name)}: {row[name]:,.3g} s"
+        drawing.circle(x, y, 2.5, colour, hint)
+
+
+def failure_rate(figures: Figures) -> str | None:
     """Failed and moved messages by queue, as a share."""
     rows = [row for row in figures.tables["failure_rate"] if row["rate"] is not None]
-    labels = Labels()
-    plot = go.Figure()
-    for name, shown in (("failed", "failed"), ("moved", "to a dead letter queue")):
-        plot.add_bar(
-            x=[labels(row["queue"]) for row in rows],
-            y=[row[name] / (row["completed"] + row["failed"] + row["moved"]) for row in rows],
-            customdata=[row[name] for row in rows],
-            hovertemplate="%{y:.2%}: %{customdata:,} messages",
-            name=shown,
-            marker_color=STATES[name],
-        )
-    plot.update_layout(barmode="stack")
-    plot.update_xaxes(type="category", title="queue")
-    plot.update_yaxes(title="share of ended messages", tickformat=".1~%", rangemode="tozero")
-    return plot if rows else None
+
+    def share(name: str) -> Callable[[Row], float]:
+        return lambda row: row[name] / (row["completed"] + row["failed"] + row["moved"])
+
+    return _stacked(
+        _by_queue(rows),
+        [
+            ("failed", STATES["failed"], share("failed")),
+            ("to a dead letter queue", STATES["moved"], share("moved")),
+        ],
+        ("queue", "share of ended messages"),
+        share=True,
+    )
 
 
-def top_errors(figures: Figures) -> Figure | None:
+def top_errors(figures: Figures) -> str | None:
     """The most frequent errors."""
     rows = figures.tables["top_errors"]
     shown = [
@@ -181,116 +208,126 @@ def top_errors(figures: Figures) -> Figure | None:
     return _ranking(shown, rows, STATES["failed"], "failures")
 
 
-def retry_histogram(figures: Figures) -> Figure | None:
+_ENDS = ("completed", "failed", "discarded")
+"""States in which messages end."""
+
+
+def retry_histogram(figures: Figures) -> str | None:
     """How many attempts messages took, by how they ended."""
-    rows = figures.tables["retry_histogram"]
-    plot = go.Figure()
-    numbers = sorted({row["attempts"] for row in rows if row["attempts"] is not None})
-    for state in ("completed", "failed", "discarded"):
-        plot.add_bar(
-            x=[f"{number}+" if number == MOST_ATTEMPTS else str(number) for number in numbers],
-            y=[sum(row[state] for row in rows if row["attempts"] == number) for number in numbers],
-            name=state,
-            marker_color=STATES[state],
-        )
-    plot.update_layout(barmode="group")
-    plot.update_xaxes(title="attempts", type="category")
-    plot.update_yaxes(title="messages (logarithmic)", type="log")
-    return plot if numbers else None
+    rows = [row for row in figures.tables["retry_histogram"] if row["attempts"] is not None]
+    if not rows:
+        return None
+    counts: Counter[tuple[int, str]] = Counter()
+    for row in rows:
+        counts.update({(row["attempts"], state): row[state] for state in _ENDS})
+    numbers = sorted({row["attempts"] for row in rows})
+    drawing = Drawing(bottom=room_for(()))
+    up = Log.around([*counts.values(), 1], drawing.floor, TOP)
+    drawing.rows(up, "messages (logarithmic)")
+    drawing.names([f"{n}+" if n == MOST_ATTEMPTS else str(n) for n in numbers], "attempts")
+    band = (drawing.right - drawing.left) / len(numbers)
+    width = min(band / 4, 40)
+    for (number, state), count in (+counts).items():
+        side = width * (_ENDS.index(state) - 1.5)
+        x = drawing.left + band * (numbers.index(number) + 0.5) + side
+        # A single message must be seen on a logarithmic axis, whose foot is 1.
+        top = min(up.at(count), drawing.floor - 3)
+        hint = f"{number} attempts, {state}: {count:,} messages"
+        drawing.rect(x, top, width, drawing.floor - top, STATES[state], hint)
+    return drawing.render((state, STATES[state]) for state in _ENDS)
 
 
-def dlq_age(figures: Figures) -> Figure | None:
+def dlq_age(figures: Figures) -> str | None:
     """Ages of dead letters by queue."""
-    rows = figures.tables["dlq_age"]
-    labels = Labels()
-    plot = go.Figure()
-    for name, (shown, colour) in AGES.items():
-        plot.add_bar(
-            x=[labels(row["queue"]) for row in rows],
-            y=[row[name] for row in rows],
-            name=shown,
-            marker_color=colour,
-        )
-    plot.update_layout(barmode="stack")
-    plot.update_xaxes(type="category", title="queue in which they failed")
-    plot.update_yaxes(title="dead letters", **_whole(row["messages"] for row in rows))
-    return plot if rows else None
+
+    def count(name: str) -> Callable[[Row], float]:
+        return lambda row: row[name]
+
+    parts = [(shown, colour, count(name)) for name, (shown, colour) in AGES.items()]
+    titles = ("queue in which they failed", "dead letters")
+    return _stacked(_by_queue(figures.tables["dlq_age"]), parts, titles)
 
 
-def hot_keys(figures: Figures) -> Figure | None:
+def hot_keys(figures: Figures) -> str | None:
     """The keys with the most messages."""
     rows = figures.tables["hot_keys"]
     return _ranking([f"{row['queue']}: {row['key']}" for row in rows], rows, COLOURS[0], "messages")
 
 
-def policy_effects(figures: Figures) -> Figure | None:
+def policy_effects(figures: Figures) -> str | None:
     """What policies and expiry ended, by queue."""
     rows = figures.tables["policy_effects"]
+    effects = sorted({row["effect"] for row in rows})
+    counts: dict[str, Row] = {}
+    for row in rows:
+        own = counts.setdefault(row["queue"], dict.fromkeys(effects, 0))
+        own[row["effect"]] += row["messages"]
+
+    def count(name: str) -> Callable[[Row], float]:
+        return lambda row: row[name]
+
+    parts = [
+        (effect.replace("_", " "), COLOURS[number % len(COLOURS)], count(effect))
+        for number, effect in enumerate(effects)
+    ]
+    return _stacked(counts, parts, ("queue", "messages"))
+
+
+def _by_queue(rows: Sequence[Row]) -> dict[str, Row]:
+    return {row["queue"]: row for row in rows}
+
+
+def _stacked(
+    rows: Mapping[str, Row],
+    parts: Sequence[Part],
+    titles: tuple[str, str],
+    *,
+    share: bool = False,
+) -> str | None:
+    """A bar for each name, made of parts; `titles` are the axes'."""
+    if not rows:
+        return None
     labels = Labels()
-    plot = go.Figure()
-    for number, effect in enumerate(sorted({row["effect"] for row in rows})):
-        own = [row for row in rows if row["effect"] == effect]
-        plot.add_bar(
-            x=[labels(row["queue"]) for row in own],
-            y=[row["messages"] for row in own],
-            name=effect.replace("_", " "),
-            marker_color=COLOURS[number % len(COLOURS)],
-        )
-    plot.update_layout(barmode="stack")
-    plot.update_xaxes(type="category", title="queue")
-    plot.update_yaxes(title="messages", **_whole(row["messages"] for row in rows))
-    return plot if rows else None
+    names = [labels(name) for name in rows]
+    drawing = Drawing(330 + room_for(names), bottom=room_for(names))
+    most = max(sum(size(row) for _, _, size in parts) for row in rows.values())
+    up = Linear(most or 1, drawing.floor, TOP, whole=not share and most < SMALL, share=share)
+    drawing.rows(up, titles[1])
+    band = (drawing.right - drawing.left) / len(rows)
+    width = min(band * 0.7, 90)
+    for number, (label, row) in enumerate(zip(names, rows.values(), strict=True)):
+        x = drawing.left + band * (number + 0.5) - width / 2
+        below = 0.0
+        for part, colour, size in parts:
+            value = size(row)
+            top = up.at(below + value)
+            hint = f"{label}, {part}: {_shown(value, share=share)}"
+            drawing.rect(x, top, width, up.at(below) - top, colour, hint)
+            below += value
+    drawing.names(names, titles[0])
+    return drawing.render((part, colour) for part, colour, _ in parts)
 
 
-def style(plot: Figure) -> Figure:
-    """The page's look; what the plot has set itself stays."""
-    look = {
-        "template": "plotly_white",
-        "height": 380,
-        "margin": {"l": 70, "r": 20, "t": 40, "b": 50},
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#343a40"},
-        "legend": {
-            "orientation": "h",
-            "y": 1.02,
-            "yanchor": "bottom",
-            "x": 0,
-            "traceorder": "normal",
-        },
-        "hoverlabel": {"namelength": -1},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#ced4da", "activecolor": "#495057"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-    }
-    styled = go.Figure(plot).update_layout(look).update_layout(plot.layout)
-    return styled.update_xaxes(automargin=True).update_yaxes(automargin=True, gridcolor="#e3e7eb")
+def _shown(value: float, *, share: bool) -> str:
+    return f"{value:.2%}" if share else f"{value:,}"
 
 
-_LOG: dict[str, Any] = {"exponentformat": "SI", "dtick": "D2"}
-
-
-def _ranking(names: Iterable[str], rows: Sequence[Row], colour: str, what: str) -> Figure | None:
-    """Lying bars, the longest on top."""
-    shown = [shorten(name, 2 * LONGEST_LABEL) for name in names]
-    plot = go.Figure()
-    plot.add_bar(
-        x=[row["messages"] for row in rows],
-        y=list(range(len(rows))),
-        orientation="h",
-        marker_color=colour,
-        customdata=[row["share"] for row in rows],
-        hovertemplate="%{x:,} " + what + " (%{customdata:.1%})<extra></extra>",
-    )
-    plot.update_layout(height=max(240, 90 + 28 * len(rows)))
-    plot.update_xaxes(title=what, rangemode="tozero", **_whole(row["messages"] for row in rows))
-    plot.update_yaxes(
-        tickvals=list(range(len(rows))), ticktext=shown, autorange="reversed", ticksuffix=" "
-    )
-    return plot if rows else None
-
-
-def _whole(numbers: Iterable[int]) -> dict[str, Any]:
-    """Options of an axis of counts: whole numbers only."""
-    return {"dtick": 1} if max(numbers, default=0) < SMALL else {}
+def _ranking(names: Iterable[str], rows: Sequence[Row], colour: str, what: str) -> str | None:
+    """Lying bars, the longest on top, each under its name."""
+    if not rows:
+        return None
+    step = 40
+    drawing = Drawing(TOP + step * len(rows) + 36, left=16)
+    along = Linear(max(row["messages"] for row in rows), drawing.left, WIDTH - 120, whole=True)
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        y = TOP + step * number
+        hint = f"{row['messages']:,} {what} ({row['share']:.1%})"
+        drawing.text(drawing.left, y + 10, shorten(name, 120))
+        end = along.at(row["messages"])
+        drawing.rect(drawing.left, y + 15, end - drawing.left, 14, colour, hint)
+        drawing.text(end + 8, y + 27, f"{number_text(row['messages'])} ({row['share']:.1%})")
+    drawing.columns(along, what)
+    return drawing.render()
 
 
 def _queues(figures: Figures, rows: Sequence[Row]) -> list[str]:
@@ -299,15 +336,6 @@ def _queues(figures: Figures, rows: Sequence[Row]) -> list[str]:
     for row in rows:
         sizes[row["queue"]] = sizes.get(row["queue"], 0) + row["messages"]
     return sorted(sizes, key=lambda queue: (queue == figures.others, -sizes[queue], queue))
-
-
-def _time(moment: Any) -> str:
-    """As Plotly reads it, which knows no zones: in UTC."""
-    return str(moment.replace(tzinfo=None).isoformat(sep=" "))
-
-
-def _seconds(value: float | None) -> float | None:
-    return None if value is None else max(value, SHORTEST)
 
 
 def _percent(name: str) -> str:
