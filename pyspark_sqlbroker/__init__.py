@@ -46,13 +46,12 @@ class DefaultSource(DataSource):
 
         Raises:
             SetupError: an option of streams, or a column or type that the table has not.
-            NotSupportedError: a partitioner that the database cannot have, or filters are to be
-                pushed and this Spark mixes them up.
+            NotSupportedError: another database.
         """
-        from faststream_sqlbroker.spark.source.batch import make_reader  # noqa: PLC0415
+        from faststream_sqlbroker.spark.source.batch import BatchReader  # noqa: PLC0415
         from faststream_sqlbroker.spark.source.options import parse_options  # noqa: PLC0415
 
-        return make_reader(parse_options(self.options, streaming=False), schema)
+        return BatchReader(parse_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
         """A reader of the columns in `schema`, window by window.

@@ -3,14 +3,11 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
-from operator import itemgetter
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import datasource as source
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 from sqlalchemy import make_url, select
@@ -22,11 +19,7 @@ from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.source import rows as source_rows
 from faststream_sqlbroker.spark.source.batch import (
     BatchReader,
-    FilteringReader,
-    keeps_filters_apart,
-    make_reader,
 )
-from faststream_sqlbroker.spark.source.filters import to_sql
 from faststream_sqlbroker.spark.source.options import parse_options
 from faststream_sqlbroker.spark.source.scan import wanted_fields
 from tests.spark.conftest import START, Archive
@@ -34,7 +27,6 @@ from tests.spark.conftest import START, Archive
 pytestmark = pytest.mark.capability('Spark: `spark.read.format("sqlbroker")`, without jars')
 
 URL = "postgresql://user@host/name"
-PUSH = "spark.sql.python.filterPushdown.enabled"
 TIMES = [field.name for field in ARCHIVE_SCHEMA if field.dataType.simpleString() == "timestamp"]
 
 
@@ -134,26 +126,25 @@ def rows_of(reader: BatchReader) -> list[list[dict[str, Any]]]:
 
 def read(archive: Archive, schema: StructType, **options: str) -> list[list[dict[str, Any]]]:
     return rows_of(
-        make_reader(parse_options({"url": archive.url, **options}, streaming=False), schema)
+        BatchReader(parse_options({"url": archive.url, **options}, streaming=False), schema)
     )
 
 
 ID = StructType([StructField("id", LongType())])
 
 
-@pytest.mark.parametrize("partitioner", ["auto", "id", "time", "ctid"])
-def test_partitions_take_every_row_once(archive: Archive, partitioner: str) -> None:
+@pytest.mark.parametrize("since", [None, "2026-01-01"], ids=["all", "since"])
+def test_partitions_take_every_row_once(archive: Archive, since: str | None) -> None:
+    """By blocks or ids, and by time."""
     archive.add_many(300)
     archive.analyze()
-    options = {"numPartitions": "3", "partitioner": partitioner, "fetchSize": "7"}
-    if partitioner == "ctid" and archive.kind != "postgresql":
-        with pytest.raises(NotSupportedError, match='no partitioner "ctid": take "id"'):
-            read(archive, ID, **options)
-        return
+    options = {"numPartitions": "3", "fetchSize": "7"}
+    if since is not None:
+        options["since"] = since
     cuts = read(archive, ID, **options)
     assert sorted(row["id"] for rows in cuts for row in rows) == list(range(1, 301))
     assert len(cuts) == 3
-    assert all(cuts) or partitioner in ("auto", "ctid"), "by blocks, of which there are few here"
+    assert all(cuts) or since is None, "by blocks, of which there are few here"
 
 
 def test_options_choose_rows(archive: Archive) -> None:
@@ -179,7 +170,7 @@ def test_the_live_table(archive: Archive) -> None:
         )
     archive.analyze()
     options = parse_options({"url": archive.url, "kind": "messages", "numPartitions": "2"})
-    reader = make_reader(options, MESSAGE_SCHEMA)
+    reader = BatchReader(options, MESSAGE_SCHEMA)
     first, second = reader.partitions()
     found = [row for batch in reader.read(first) for row in batch.to_pylist()]
     archive.execute("UPDATE message SET priority = 1")
@@ -194,117 +185,11 @@ def test_the_live_table(archive: Archive) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"numPartitions": "2"}])
 def test_a_missing_table_is_named(archive: Archive, more: dict[str, str]) -> None:
-    reader = make_reader(
+    reader = BatchReader(
         parse_options({"url": archive.url, "table": "typo", **more}), ARCHIVE_SCHEMA
     )
     with pytest.raises(SetupError, match="there is no table 'typo' in the database"):
         reader.partitions()
-
-
-MOMENT = datetime(2026, 3, 8, 7, 30, 0, 1, tzinfo=timezone.utc)
-FILTERS: list[tuple[Any, Callable[[dict[str, Any]], Any]]] = [
-    (source.EqualTo(("id",), 3), lambda row: row["id"] == 3),
-    (source.In(("id",), (1, 3, 7)), lambda row: row["id"] in (1, 3, 7)),
-    (source.GreaterThan(("id",), 5), lambda row: row["id"] > 5),
-    (source.LessThanOrEqual(("id",), 9), lambda row: row["id"] <= 9),
-    (source.EqualTo(("queue",), "a"), lambda row: row["queue"] == "a"),
-    (source.EqualTo(("queue",), "a "), lambda row: row["queue"] == "a "),
-    (source.In(("queue",), ("a", "B")), lambda row: row["queue"] in ("a", "B")),
-    (source.EqualTo(("state",), "FAILED"), lambda row: row["state"] == "FAILED"),
-    (source.IsNull(("key",)), lambda row: row["key"] is None),
-    (source.IsNotNull(("key",)), lambda row: row["key"] is not None),
-    (source.EqualTo(("key",), "k 100%"), lambda row: row["key"] == "k 100%"),
-    (source.EqualNullSafe(("key",), None), lambda row: row["key"] is None),
-    (source.EqualTo(("reason",), "it's \\ so"), lambda row: row["reason"] == "it's \\ so"),
-    (source.GreaterThanOrEqual(("attempts_count",), 2), lambda row: row["attempts_count"] >= 2),
-    (source.EqualTo(("archived_at",), MOMENT), lambda row: row["archived_at"] == MOMENT),
-    (source.GreaterThan(("archived_at",), MOMENT), lambda row: row["archived_at"] > MOMENT),
-    (source.LessThan(("archived_at",), MOMENT), lambda row: row["archived_at"] < MOMENT),
-    (source.IsNotNull(("expires_at",)), lambda row: row["expires_at"] is not None),
-]
-
-
-def test_filters_pushed_and_not_pushed_give_the_same_rows(archive: Archive) -> None:
-    """D4: also where the database's idea of equality is another than Spark's ("a" and "a ")."""
-    values = [("a", None), ("A", "k"), ("a ", "K"), ("B", "k 100%"), ("", ""), ("b", "k ")]
-    changed: dict[int, dict[str, Any]] = {4: {"reason": "it's \\ so"}, 5: {"expires_at": START}}
-    archive.add(
-        *(
-            {"id": n, "queue": queue, "key": key, "attempts_count": n % 4}
-            | {"state": "FAILED" if n % 3 == 0 else "COMPLETED"}
-            | {"archived_at": MOMENT + timedelta(microseconds=n - 3)}
-            | changed.get(n, {})
-            for n, (queue, key) in enumerate(values * 2, 1)
-        )
-    )
-    everything = through([], archive)
-    assert len(everything) == 12
-    for given, holds in FILTERS:
-        expected = [row for row in everything if holds(row)]
-        found = through([given], archive)
-        # Spark checks again what it gets.
-        assert [row for row in found if holds(row)] == expected, given
-        assert 0 < len(expected) <= len(found) < 12, f"{given} was not pushed, or shows nothing"
-
-
-def through(filters: list[Any], archive: Archive) -> list[dict[str, Any]]:
-    """What Spark would be given by a reader that pushes `filters`."""
-    reader = FilteringReader(
-        parse_options({"url": archive.url, "numPartitions": "2"}), ARCHIVE_SCHEMA
-    )
-    assert list(reader.pushFilters(filters)) == filters
-    return sorted((row for rows in rows_of(reader) for row in rows), key=itemgetter("id"))
-
-
-def test_filters_are_pushed_only_by_a_spark_that_keeps_them_apart(
-    spark: SparkSession, new_database: Any
-) -> None:
-    """Spark 4.1.4 gives one query's filters to the next one of the same DataFrame, which then lacks
-    rows."""
-    archive = new_database("sqlite")
-    archive.add_many(10)
-    spark.conf.set(PUSH, "true")
-    try:
-        frame = load(spark, archive, pushFilters="true")
-        if keeps_filters_apart():
-            assert frame.filter("id = 3").count() == 1
-            assert frame.count() == 10
-            assert frame.filter("id = 3").union(frame.filter("id = 4")).count() == 2
-        else:
-            with pytest.raises(
-                Exception, match=r"pushFilters: Spark .* gives the filters of one query to the next"
-            ):
-                frame.filter("id = 3").count()
-    finally:
-        spark.conf.unset(PUSH)
-
-
-def test_filters_reach_the_database() -> None:
-    fields = {field.name: field for field in parse_options({"url": URL}).selection.fields}
-    database = database_of(parse_options({"url": URL}).address)
-    moment = datetime(2026, 3, 8, tzinfo=timezone.utc)
-
-    def sql(given: Any) -> str | None:
-        return to_sql(given, database, fields)
-
-    assert sql(source.EqualTo(("id",), 3)) == '"id" = 3'
-    assert sql(source.In(("queue",), ("a'b", None))) == "\"queue\" IN (E'a''b')"
-    assert sql(source.EqualNullSafe(("key",), None)) == '"key" IS NULL'
-    assert sql(source.LessThan(("archived_at",), moment)) == (
-        "\"archived_at\" < timestamptz '2026-03-08 00:00:00.000000+00'"
-    )
-    for unknown in (
-        source.Not(source.EqualTo(("queue",), "a")),
-        source.GreaterThan(("queue",), "a"),
-        source.EqualTo(("headers",), "{}"),
-        source.EqualTo(("queue",), "a\0"),
-        source.In(("id",), (1, "a")),
-        source.EqualTo(("queue", "x"), 1),
-        source.EqualTo(("id",), 2**64),
-        source.LessThan(("archived_at",), datetime(2026, 3, 8)),
-        source.StringStartsWith(("queue",), "a"),
-    ):
-        assert sql(unknown) is None, unknown
 
 
 @pytest.mark.parametrize(
@@ -320,11 +205,8 @@ def test_filters_reach_the_database() -> None:
             'numPartitions must be a whole number from 1 to 1000 or "auto"',
         ),
         ({"url": URL, "fetchSize": "0"}, "fetchSize must be a whole number of 1 or more"),
-        ({"url": URL, "pushFilters": "yes"}, "pushFilters must be one of 'true', 'false'"),
-        (
-            {"url": URL, "partitioner": "hash"},
-            "partitioner must be one of 'auto', 'id', 'ctid', 'time'",
-        ),
+        ({"url": URL, "pushFilters": "true"}, "'pushFilters' is unknown"),
+        ({"url": URL, "partitioner": "id"}, "'partitioner' is unknown"),
         ({"url": URL, "queues": "[1]"}, "queues must be names between commas or a JSON list"),
         ({"url": URL, "safetyLag": "soon"}, "safetyLag"),
         (

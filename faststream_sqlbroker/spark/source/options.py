@@ -30,7 +30,7 @@ BOTH = (
     "numPartitions",
     "fetchSize",
 )
-BATCH = ("since", "until", "partitioner", "pushFilters")
+BATCH = ("since", "until")
 STREAM = (
     "startingTimestamp",
     "safetyLag",
@@ -40,7 +40,6 @@ STREAM = (
     "failOnDataLoss",
 )
 KINDS = {"archive": ARCHIVE, "messages": MESSAGES}
-PARTITIONERS = ("auto", "id", "ctid", "time")
 EARLIEST = "earliest"
 FETCH_ROWS = 10_000
 """Rows of a batch that is handed to Spark, where fetchSize does not say."""
@@ -60,9 +59,7 @@ class Options:
         kind: "archive" or "messages".
         selection: Which rows.
         num_partitions: Connections that read at the same time; None is chosen by size.
-        partitioner: One of `PARTITIONERS`.
         fetch_rows: Most rows of a batch that is handed to Spark.
-        push_filters: Whether filters go to the database.
         start: Where a new stream begins; None is the oldest row.
         safety_lag: Seconds, as `find_horizon` takes them.
         primary: URL of the standby's primary.
@@ -76,9 +73,7 @@ class Options:
     kind: str
     selection: Selection
     num_partitions: int | None
-    partitioner: str
     fetch_rows: int
-    push_filters: bool
     start: datetime | None
     safety_lag: float
     primary: URL | None = field(repr=False)
@@ -108,17 +103,13 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         )
     kind = found.get("kind", "archive").lower()
     one_of("kind", kind, tuple(KINDS))
-    partitioner = found.get("partitioner", "auto").lower()
-    one_of("partitioner", partitioner, PARTITIONERS)
     start = found.get("startingTimestamp", EARLIEST)
     return Options(
         address=parse_address(_with_credentials(url, found)),
         kind=kind,
         selection=_selection(kind, found),
         num_partitions=_get(found, "numPartitions", _number_of_partitions, None),
-        partitioner=partitioner,
         fetch_rows=_get(found, "fetchSize", _number, FETCH_ROWS),
-        push_filters=_get(found, "pushFilters", _flag, False),
         start=None if start.lower() == EARLIEST else parse_moment("startingTimestamp", start),
         safety_lag=_get(found, "safetyLag", seconds_or_zero, 300.0),
         primary=_primary(found, _with_credentials(url, found)),

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.databases import Database
 from faststream_sqlbroker.spark.load.columns import Field
 from faststream_sqlbroker.spark.load.schemas import to_struct
@@ -78,7 +78,6 @@ def whole_table(
     options: Options,
     selection: Selection,
     fields: list[Field],
-    pushed: Sequence[str] = (),
 ) -> list[InputPartition]:
     """Cuts of the selected rows.
 
@@ -91,10 +90,10 @@ def whole_table(
     times = selection.times(database) if column == "archived_at" else ""
     # Ranges of blocks are faster than ranges of ids, but an update moves a row of the live table to
     # another block: it could be read twice, or not at all.
-    by_blocks = options.partitioner != "id" and options.kind == "archive"
+    by_blocks = options.kind == "archive"
     ask = database.predicates if column != "id" or by_blocks else database.id_ranges
     cuts = ask(connection, selection.table, selection.schema, column, times, number)
-    return make_cuts(database, selection, fields, column, cuts, pushed)
+    return make_cuts(database, selection, fields, column, cuts)
 
 
 def make_cuts(
@@ -103,7 +102,6 @@ def make_cuts(
     fields: Sequence[Field],
     column: str,
     cuts: Sequence[str],
-    pushed: Sequence[str] = (),
 ) -> list[InputPartition]:
     """A statement for each of `cuts`, which are conditions on `column` (as `Database.predicates`
     makes them).
@@ -113,8 +111,8 @@ def make_cuts(
     listed += [
         f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
     ]
-    conditions = [condition for condition in (selection.where(database), *pushed) if condition]
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    condition = selection.where(database)
+    where = f" WHERE {condition}" if condition else ""
     inner = f"SELECT {', '.join(listed)} FROM {selection.name(database)}{where}"
     outer = ", ".join(database.quote(field.name) for field in fields)
     return [Cut(f"SELECT {outer} FROM ({inner}) q WHERE {cut}") for cut in cuts]
@@ -122,31 +120,8 @@ def make_cuts(
 
 def _column(options: Options, selection: Selection) -> str:
     """What the table is cut by."""
-    recent = (
-        options.kind == "archive" and options.partitioner == "auto" and selection.since is not None
-    )
-    return "archived_at" if options.partitioner == "time" or recent else "id"
-
-
-def check_partitioner(options: Options) -> None:
-    """Refuse a partitioner that the database or the table cannot have.
-
-    Raises:
-        NotSupportedError: it cannot; says what can.
-    """
-    live = options.kind == "messages"
-    if options.partitioner == "time" and live:
-        raise NotSupportedError('the live table has no partitioner "time": take "id"')
-    if options.partitioner != "ctid":
-        return
-    if options.address.kind != "postgresql":
-        raise NotSupportedError(
-            f'{options.address.kind} has no partitioner "ctid": take "id", "time" or "auto"'
-        )
-    if live:
-        raise NotSupportedError(
-            'rows of the live table move, so there is no partitioner "ctid": take "id"'
-        )
+    recent = options.kind == "archive" and selection.since is not None
+    return "archived_at" if recent else "id"
 
 
 def _number(database: Database, connection: Connection, selection: Selection) -> int:
