@@ -282,22 +282,31 @@ class Jobs(Operations):
                 return await self._known(job_id)
             await asyncio.sleep(min(LONGEST_LOOK, max(step.pause, SHORTEST_LOOK)))
 
-    async def stop_job(self, job_id: str) -> Job:
+    async def stop_job(self, job_id: str, *, by: str | None = None) -> Job:
         """Let a job rest behind its running batch, until `resume_job`; what is done stays done.
 
+        Args:
+            job_id: Its id.
+            by: Who does it, as text, for the `audit`; default the host and the process id.
+
         Raises:
-            SetupError: there is no such job.
+            SetupError: there is no such job, or `by` is not text.
         """
-        found = await self._store.jobs.stop(_job_id(job_id))
+        found = await self._store.jobs.stop(_job_id(job_id), operator_name(by))
         return found if found is not None else await self._known(job_id)
 
-    async def resume_job(self, job_id: str, *, wait: bool = True) -> Job:
+    async def resume_job(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
         """Let a job that was stopped or has failed go on behind the last message that it has done.
 
+        Args:
+            job_id: Its id.
+            wait: Return when the job has ended or was stopped; else when it may go on.
+            by: Who does it, as text, for the `audit`; default the host and the process id.
+
         Raises:
-            SetupError: there is no such job.
+            SetupError: there is no such job, or `by` is not text.
         """
-        await self._store.jobs.resume(_job_id(job_id))
+        await self._store.jobs.resume(_job_id(job_id), operator_name(by))
         return await self.wait_for_job(job_id) if wait else await self._known(job_id)
 
     async def job(self, job_id: str) -> Job | None:

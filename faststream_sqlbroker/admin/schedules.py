@@ -1,6 +1,6 @@
 """Schedules of all processes."""
 
-from faststream_sqlbroker.admin.arguments import check_limit
+from faststream_sqlbroker.admin.arguments import check_limit, operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.status import Schedule
@@ -26,18 +26,22 @@ class Schedules(Operations):
         check_limit(limit)
         return await self._store.schedules.listed(limit)
 
-    async def forget_schedule(self, name: str) -> bool:
+    async def forget_schedule(self, name: str, *, by: str | None = None) -> bool:
         """Remove the state of a schedule, including fire times that are due.
 
         A process that still declares it makes a new state within half a minute, which starts with
         the next fire time.
 
+        Args:
+            name: That of the schedule.
+            by: Who does it, as text, for the `audit`; default the host and the process id.
+
         Returns:
             Whether there was a state.
 
         Raises:
-            SetupError: `name` is not a valid name.
+            SetupError: `name` is not a valid name, or `by` is not text.
         """
         if (problem := name_problem(name)) is not None:
             raise SetupError(f"{short(name)} cannot be the name of a schedule: {problem}")
-        return await self._store.schedules.forget(name)
+        return await self._store.schedules.forget(name, operator_name(by))

@@ -1,6 +1,6 @@
 """Messages whose outcome is not known."""
 
-from faststream_sqlbroker.admin.arguments import check_limit
+from faststream_sqlbroker.admin.arguments import check_limit, operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.rows import UnknownOutcome
 
@@ -26,10 +26,17 @@ class Unknown(Operations):
         check_limit(limit)
         return await self._store.starts.unknown(queue, limit)
 
-    async def forget_unknown(self, *message_ids: int) -> int:
+    async def forget_unknown(self, *message_ids: int, by: str | None = None) -> int:
         """Remove messages from the list of `unknown`, once their outcome was found out.
+
+        Args:
+            message_ids: Those of the messages.
+            by: Who does it, as text, for the `audit`; default the host and the process id.
 
         Returns:
             How many of them were on the list.
+
+        Raises:
+            SetupError: `by` is not text.
         """
-        return await self._store.starts.forget(message_ids)
+        return await self._store.starts.forget(message_ids, operator_name(by))

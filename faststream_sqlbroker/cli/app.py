@@ -11,6 +11,7 @@ from faststream_sqlbroker.cli.bulk import replay as replay_here
 from faststream_sqlbroker.cli.check import check
 from faststream_sqlbroker.cli.config import app as config
 from faststream_sqlbroker.cli.follow import tail, top
+from faststream_sqlbroker.cli.forget import forget_schedule, forget_unknown, release_lock
 from faststream_sqlbroker.cli.jobs import app as jobs
 from faststream_sqlbroker.cli.lake import repair
 from faststream_sqlbroker.cli.lake import verify as verify_lake
@@ -69,9 +70,10 @@ LOOK = (
 )
 BULK = (redrive, replay_here)
 MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish, prune)
+FORGET = (release_lock, forget_schedule, forget_unknown)
 TABLES = (sql, migrate, partitions)
 HTTP = (serve, hash_password)
-for command in (*LOOK, *MEND, *BULK, *TABLES, *HTTP):
+for command in (*LOOK, *MEND, *FORGET, *BULK, *TABLES, *HTTP):
     app.command()(cast("Callable[..., None]", command))
 
 

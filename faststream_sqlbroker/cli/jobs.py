@@ -43,19 +43,23 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
 
 
 @app.command()
-def stop(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
+def stop(context: typer.Context, job_id: JobId, by: By = None, as_json: AsJson = False) -> None:
     """Let a job rest; what is done stays done."""
-    _tell(run(context, lambda broker: broker.admin.stop_job(job_id)), as_json=as_json)
+    _tell(run(context, lambda broker: broker.admin.stop_job(job_id, by=by)), as_json=as_json)
 
 
 @app.command()
 def resume(
-    context: typer.Context, job_id: JobId, no_wait: NoWait = False, as_json: AsJson = False
+    context: typer.Context,
+    job_id: JobId,
+    no_wait: NoWait = False,
+    by: By = None,
+    as_json: AsJson = False,
 ) -> None:
     """Let a job go on that was stopped or has failed."""
 
     async def work(broker: SqlBroker) -> Job:
-        job = await broker.admin.resume_job(job_id, wait=False)
+        job = await broker.admin.resume_job(job_id, wait=False, by=by)
         return job if no_wait else await watched(broker, job)
 
     _tell_all(run(context, work), as_json=as_json)

@@ -120,6 +120,7 @@ def postpone(
     context: typer.Context,
     message_id: MessageId,
     until: Annotated[str, typer.Argument(help='In how long it is due, like "1h".')],
+    by: By = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -128,7 +129,7 @@ def postpone(
         context,
         "postpone",
         [message_id],
-        lambda broker, each: broker.admin.postpone(each, until),
+        lambda broker, each: broker.admin.postpone(each, until, by=by),
         BulkRun(yes=yes, as_json=as_json),
     )
 
@@ -167,6 +168,7 @@ def edit(
     key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Take the key away.")] = False,
     due: Annotated[str | None, typer.Option(help='In how long it is due, like "1h".')] = None,
+    by: By = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -179,7 +181,7 @@ def edit(
         context,
         "edit",
         [message_id],
-        lambda broker, each: broker.admin.edit(each, priority=priority, due=due, **fields),
+        lambda broker, each: broker.admin.edit(each, priority=priority, due=due, by=by, **fields),
         BulkRun(yes=yes, as_json=as_json),
     )
 

@@ -6,10 +6,16 @@ import socket
 from collections.abc import Sequence
 from uuid import UUID
 
+from sqlalchemy import Connection
+
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
 from faststream_sqlbroker.dialects import Dialect, policy_state
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
+
+MOST_NOTED = 100
+"""Ids that one entry of the audit names; all are counted."""
 
 
 class AckFirstStarts:
@@ -71,11 +77,17 @@ class AckFirstStarts:
             lambda c: policy_state.unknown(c, self._table, queue, limit), self._places, write=False
         )
 
-    async def forget(self, ids: Sequence[int]) -> int:
-        """Remove messages from that list; how many were on it."""
-        return await self._operating.run(
-            lambda c: policy_state.forget_unknown(c, self._table, ids), self._places
-        )
+    async def forget(self, ids: Sequence[int], by: str = "") -> int:
+        """Remove messages from that list, and note who did; how many were on it."""
+
+        def work(connection: Connection) -> int:
+            count = policy_state.forget_unknown(connection, self._table, ids)
+            if count:
+                given = {"message_ids": list(ids[:MOST_NOTED])}
+                note_action(connection, self._dialect, "forget_unknown", by, given, done=count)
+            return count
+
+        return await self._operating.run(work, self._places)
 
 
 def worker_name() -> str:

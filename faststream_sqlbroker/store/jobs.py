@@ -33,6 +33,7 @@ from faststream_sqlbroker.dialects.job_undo import UNDOS
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.refused_alike import RefusedAlike, kind_of, refused_batch
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -180,24 +181,34 @@ class JobStore:
         """Up to `limit` jobs, the newest first; only those that are older than `before`."""
         return await self._read(lambda c: rows.listed(c, self._table, before, limit))
 
-    async def stop(self, job_id: str) -> Job | None:
+    async def stop(self, job_id: str, by: str = "") -> Job | None:
         """Let the job rest behind its running batch; None: there is no such job."""
-        return await self._set_state(job_id, ("running",), "stopped", None)
+        noted = ("stop_job", by)
+        return await self._set_state(job_id, ("running",), "stopped", None, noted)
 
-    async def resume(self, job_id: str) -> Job | None:
+    async def resume(self, job_id: str, by: str = "") -> Job | None:
         """Let a job go on that was stopped or has failed; None: there is no such job."""
         self._alike.pop(job_id, None)
-        return await self._set_state(job_id, ("stopped", "failed"), "running", 0.0)
+        noted = ("resume_job", by)
+        return await self._set_state(job_id, ("stopped", "failed"), "running", 0.0, noted)
 
     async def _set_state(
-        self, job_id: str, before: Sequence[str], after: Any, pause: float | None
+        self,
+        job_id: str,
+        before: Sequence[str],
+        after: Any,
+        pause: float | None,
+        noted: tuple[str, str],
     ) -> Job | None:
+        """Change the state if it is one of `before`; the audit notes what was done, and by whom."""
+
         def work(connection: Connection) -> Job | None:
             job = rows.find(connection, self._table, job_id, lock=True)
             if job is None or job.state not in before:
                 return job
             job = replace(job, state=after, error=None)
             rows.save(connection, self._table, job, pause)
+            note_action(connection, self._dialect, *noted, {"job": job_id})
             return job
 
         return await self._transactions.run(work, self._places)

@@ -11,15 +11,15 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
-from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
-from faststream_sqlbroker.dialects import Dialect, cancels, jobs, replies, worker_leases
+from faststream_sqlbroker.dialects import Dialect, cancels, replies, worker_leases
 from faststream_sqlbroker.dialects import live_subscribers as rows
 from faststream_sqlbroker.dialects.database_id import make_database_id
 from faststream_sqlbroker.explain.message import explain
 from faststream_sqlbroker.explain.queue_policies import policied_queues
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -101,7 +101,7 @@ class LiveSubscribers:
             rows.pause(connection, self._table, queue, until, info)
             end = until.isoformat() if isinstance(until, datetime) else until
             given = {"queue": queue, "reason": info.get("reason"), "until": end}
-            self._audit(connection, "pause", str(info.get("by", "")), given)
+            note_action(connection, self._dialect, "pause", str(info.get("by", "")), given)
             return self._told(connection, channel)
 
         return await self._operating.run(work, self._places)
@@ -112,20 +112,10 @@ class LiveSubscribers:
         def work(connection: Connection) -> tuple[bool, frozenset[str]]:
             was = rows.resume(connection, self._table, queue)
             if was:
-                self._audit(connection, "resume", by, {"queue": queue})
+                note_action(connection, self._dialect, "resume", by, {"queue": queue})
             return was, self._told(connection, channel)
 
         return await self._operating.run(work, self._places)
-
-    def _audit(
-        self, connection: Connection, action: str, by: str, given: Mapping[str, Any], done: int = 1
-    ) -> None:
-        """Note who did what, in the transaction that does it."""
-        arguments = {name: value for name, value in given.items() if value is not None}
-        job = Job(
-            action=action, by=by, arguments=arguments, state="ended", expected=done, done=done
-        )
-        jobs.add(connection, self._table, job, self._dialect.now(connection))
 
     def _told(self, connection: Connection, channel: str) -> frozenset[str]:
         if self._dialect.can_listen:
@@ -163,7 +153,7 @@ class LiveSubscribers:
             count = worker_leases.release(connection, self._dialect, holder, queues, limit)
             if count:
                 given = {"worker": subscriber.worker}
-                self._audit(connection, "release", by, given, done=count)
+                note_action(connection, self._dialect, "release", by, given, done=count)
             return count
 
         return await self._releasing.run(work, self._places)

@@ -6,10 +6,12 @@ import socket
 from collections.abc import Sequence
 from uuid import UUID
 
+from sqlalchemy import Connection
+
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
-from faststream_sqlbroker.dialects import locks
-from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.dialects import Dialect, locks
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -21,12 +23,13 @@ class LockStore:
     """
 
     def __init__(
-        self, transactions: Transactions, tables: Tables, places: asyncio.Semaphore
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
         """Each operation takes one of the store's `places`."""
         self._transactions = transactions.doing(Activity.LOCK)
         self._operating = transactions.doing(Activity.OPERATE)
-        self._table = tables.policy_state
+        self._dialect = dialect
+        self._table = dialect.tables.policy_state
         self._places = places
 
     async def acquire(self, key: str, token: UUID, lease: float) -> int | None:
@@ -52,9 +55,19 @@ class LockStore:
             lambda c: locks.release(c, self._table, key, token), self._places
         )
 
-    async def force(self, key: str) -> bool:
-        """Take `key` from its holder; whether it had one. The next fence is above the holder's."""
-        return await self._operating.run(lambda c: locks.force(c, self._table, key), self._places)
+    async def force(self, key: str, by: str) -> bool:
+        """Take `key` from its holder, and note who did; whether it had one.
+
+        The next fence is above the holder's.
+        """
+
+        def work(connection: Connection) -> bool:
+            had = locks.force(connection, self._table, key)
+            if had:
+                note_action(connection, self._dialect, "release_lock", by, {"key": key})
+            return had
+
+        return await self._operating.run(work, self._places)
 
     async def held(self, limit: int) -> Sequence[HeldLock]:
         """Up to `limit` locks that have a holder now, sorted by key."""

@@ -7,9 +7,9 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import Registered
-from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.queue_api import QueueRole
-from faststream_sqlbroker.dialects import Dialect, channels, jobs
+from faststream_sqlbroker.dialects import Dialect, channels
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
 SCOPE = "queue:"
@@ -60,15 +60,7 @@ class QueueTokenStore:
             )
             if found.changed:
                 arguments = {"queue": queue, "role": role}
-                job = Job(
-                    action="put_queue_token",
-                    by=by,
-                    arguments=arguments,
-                    state="ended",
-                    expected=1,
-                    done=1,
-                )
-                jobs.add(connection, self._table, job, self._dialect.now(connection))
+                note_action(connection, self._dialect, "put_queue_token", by, arguments)
             return found
 
         return await self._transactions.run(work, self._places)

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+from sqlalchemy import Connection
+
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import Schedule, ScheduleState
 from faststream_sqlbroker.dialects import Dialect, schedules
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -83,11 +86,16 @@ class Schedules:
             lambda c: schedules.give_back(c, self._table, name, token), self._places
         )
 
-    async def forget(self, name: str) -> bool:
-        """Remove a schedule; whether it existed."""
-        return await self._operating.run(
-            lambda c: schedules.forget(c, self._table, name), self._places
-        )
+    async def forget(self, name: str, by: str) -> bool:
+        """Remove a schedule, and note who did; whether it existed."""
+
+        def work(connection: Connection) -> bool:
+            was = schedules.forget(connection, self._table, name)
+            if was:
+                note_action(connection, self._dialect, "forget_schedule", by, {"name": name})
+            return was
+
+        return await self._operating.run(work, self._places)
 
     async def listed(self, limit: int) -> list[Schedule]:
         """Up to `limit` schedules, sorted by name."""

@@ -131,7 +131,7 @@ class Store:
         self._places = LoopSemaphore(self.max_connections)
         self.starts = AckFirstStarts(self._transactions, self.dialect, self._places)
         self.policies = PolicyStore(self._transactions, self.dialect, self._places)
-        self.locks = LockStore(self._transactions, tables, self._places)
+        self.locks = LockStore(self._transactions, self.dialect, self._places)
         self.takes = DirectClaims(
             self._transactions, self.dialect, self._places, self.correlation_ids
         )

@@ -44,7 +44,9 @@ async def test_unknown_outcomes_are_listed_and_forgotten(
     [archived] = await look.rows(archive=True)
     assert archived["id"] == message_id
     assert await other.admin.unknown("else") == []
-    assert await other.admin.forget_unknown(found.message_id, 10**6) == 1
+    assert await other.admin.forget_unknown(found.message_id, 10**6, by="ola") == 1
+    [action] = await other.admin.audit()
+    assert (action.action, action.by, action.done) == ("forget_unknown", "ola", 1)
     assert await other.admin.unknown() == []
     assert await other.admin.forget_unknown() == 0
 

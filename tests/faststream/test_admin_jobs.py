@@ -170,10 +170,12 @@ async def test_a_job_is_stopped_and_resumed(broker: SqlBroker) -> None:
     admin = broker.admin
     begun = await admin.bulk_retry(queue="q", rate=1.0, dry_run=False, wait=False)
     waiting = asyncio.create_task(admin.wait_for_job(begun.id))
-    stopped = await admin.stop_job(begun.id)
+    stopped = await admin.stop_job(begun.id, by="ola")
     assert stopped.state == "stopped"
     assert (await asyncio.wait_for(waiting, 60)).state == "stopped"
-    await admin.resume_job(begun.id, wait=False)
+    await admin.resume_job(begun.id, wait=False, by="ola")
+    done = [(each.action, each.by, dict(each.arguments)) for each in await admin.audit(limit=2)]
+    assert sorted(done) == [(x, "ola", {"job": begun.id}) for x in ("resume_job", "stop_job")]
     seen: list[int] = []
     ended = await admin.wait_for_job(begun.id, progress=lambda job: seen.append(job.done))
     assert (ended.state, ended.done) == ("ended", 4)

@@ -426,10 +426,22 @@ async def test_operators_list_holders_and_release_locks(broker: SqlBroker, look:
         assert [held.key for held in await broker.admin.locks(limit=1)] == ["a"]
     assert await broker.admin.locks() == []
     assert not await broker.admin.release_lock("a")
+    assert await broker.admin.audit() == []
     with pytest.raises(ValueError, match="limit must be 1 or more, got 0"):
         await broker.admin.locks(limit=0)
     with pytest.raises(ValueError, match="cannot be the key of a lock"):
         await broker.admin.release_lock("")
+    with pytest.raises(SetupError, match="by must be"):
+        await broker.admin.release_lock("a", by=5)  # type: ignore[arg-type]
+
+
+async def test_the_audit_names_who_has_released_a_lock(broker: SqlBroker) -> None:
+    with pytest.raises(LockLostError):
+        async with broker.lock("k"):
+            assert await broker.admin.release_lock("k", by="ola")
+    [action] = await broker.admin.audit()
+    assert (action.action, action.by, action.arguments) == ("release_lock", "ola", {"key": "k"})
+    assert (action.state, action.done) == ("ended", 1)
 
 
 async def test_a_locks_row_is_not_on_the_list_of_unknown_outcomes(

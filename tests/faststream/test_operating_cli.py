@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import LockLostError, SetupError
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -192,6 +192,32 @@ async def test_locks_and_schedules_and_unknown_outcomes_are_listed(
     assert await shell.json("unknown", "q") == []
     assert await shell.json("schedules") == []
     assert "expression" in await shell.run("schedules")
+
+
+async def test_a_lock_is_taken_from_its_holder_and_a_schedule_is_forgotten(
+    shell: Shell, broker: SqlBroker
+) -> None:
+    broker.publish_on_schedule("nightly", "0 3 * * *", "q", "x")
+    await broker.start()
+    await eventually(broker.admin.schedules)
+    await broker.stop()
+    await shell.run("forget-schedule", "nightly", answer="n\n", code=1)
+    text = await shell.run("forget-schedule", "nightly", "--by", "ola", answer="y\n")
+    assert "nightly is forgotten" in text
+    again = await shell.json("forget-schedule", "nightly", "--yes")
+    assert again == {"name": "nightly", "was_known": False}
+    assert "no schedule nightly" in await shell.run("forget-schedule", "nightly", "--yes")
+    with pytest.raises(LockLostError):
+        async with broker.lock("report"):
+            await shell.run("release-lock", "report", answer="n\n", code=1)
+            done = await shell.json("release-lock", "report", "--yes", "--by", "ola")
+            assert done == {"key": "report", "had_holder": True}
+    assert "had no holder" in await shell.run("release-lock", "report", "--yes")
+    assert await shell.json("forget-unknown", "1", "2", "--yes") == {"forgotten": 0}
+    await shell.run("forget-unknown", "1", answer="n\n", code=1)
+    assert "0 messages" in await shell.run("forget-unknown", "1", "--yes")
+    did = [(each["action"], each["by"]) for each in await shell.json("audit")]
+    assert did == [("release_lock", "ola"), ("forget_schedule", "ola")]
 
 
 async def test_check_tells_what_is_wrong_by_its_exit_code(

@@ -808,8 +808,11 @@ async def test_a_forgotten_schedule_begins_anew(broker: SqlBroker, look: Look) -
     await broker.start()
     await eventually(lambda: known(look, "s"))
     await remember(look, next_at=at - timedelta(days=3), last_at=at - timedelta(days=4))
-    assert await broker.admin.forget_schedule("s")
+    assert await broker.admin.forget_schedule("s", by="ola")
     assert not await broker.admin.forget_schedule("s")
+    [action] = await broker.admin.audit()
+    assert (action.action, action.by) == ("forget_schedule", "ola")
+    assert (action.arguments, action.done) == ({"name": "s"}, 1)
     assert broker._scheduler._loop is not None
     broker._scheduler._loop.wake()
     await eventually(lambda: known(look, "s"))

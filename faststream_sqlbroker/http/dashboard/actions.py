@@ -3,6 +3,7 @@
 from typing import Any
 
 from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import Asked, Done, decimal, moment_or_age, whole
 from faststream_sqlbroker.http.dashboard.rendering import query_text
 
@@ -69,6 +70,21 @@ async def release(asked: Asked) -> Done:
     force = asked.sent("force") is not None
     count = await asked.admin.release(worker, force=force, by=asked.user.name)
     return Done("/ui/workers", "released" if count else "nothing_released")
+
+
+async def release_lock(asked: Asked) -> Done:
+    """Take a lock from its holder."""
+    try:
+        had = await asked.admin.release_lock(asked.needed("key"), by=asked.user.name)
+    except ValueError as error:
+        raise Problem(400, str(error)) from None
+    return Done("/ui/locks", "lock_released" if had else "lock_free")
+
+
+async def forget_schedule(asked: Asked) -> Done:
+    """Remove a schedule that no process declares any more."""
+    was = await asked.admin.forget_schedule(asked.needed("name"), by=asked.user.name)
+    return Done("/ui/schedules", "schedule_forgotten" if was else "no_schedule")
 
 
 def rate_of(asked: Asked) -> float | None:

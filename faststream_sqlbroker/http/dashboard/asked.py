@@ -106,6 +106,10 @@ NOTES = {
     "goes_on": "The job goes on.",
     "undoing": "The undo has begun.",
     "released": "What the worker had leased is due again.",
+    "lock_released": "The lock is free. Its holder learns of it at its next renewal.",
+    "lock_free": "Nothing held the lock.",
+    "schedule_forgotten": "The schedule is forgotten. A process that declares it begins it anew.",
+    "no_schedule": "There is no such schedule.",
     "nothing_released": "The worker had leased nothing.",
 }
 """What a page says after an action: texts are chosen here, so that no link can bring its own."""

@@ -52,12 +52,12 @@ class Bulk:
 
     async def stop(self, asked: Asked) -> Done:
         """Let a job rest."""
-        found = await asked.admin.stop_job(_id(asked))
+        found = await asked.admin.stop_job(_id(asked), by=asked.user.name)
         return Done(f"/ui/jobs/{found.id}", "stopped")
 
     async def resume(self, asked: Asked) -> Done:
         """Let it go on."""
-        found = await asked.admin.resume_job(_id(asked), wait=False)
+        found = await asked.admin.resume_job(_id(asked), wait=False, by=asked.user.name)
         return self._followed(asked, found.id, "goes_on")
 
     async def undo(self, asked: Asked) -> Done:

@@ -80,6 +80,8 @@ class DashboardRoutes:
             (f"{message}/move", actions.move),
             (f"{message}/edit", actions.edit),
             ("/ui/release", actions.release),
+            ("/ui/release-lock", actions.release_lock),
+            ("/ui/forget-schedule", actions.forget_schedule),
             ("/ui/plan", self._bulk.plan),
             ("/ui/begin", self._bulk.begin),
             ("/ui/jobs/{job}/stop", self._bulk.stop),

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.exceptions import LockLostError
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.dashboard.conftest import fill, post, token_of
@@ -25,6 +26,8 @@ ACTIONS = (
     "/ui/messages/1/move",
     "/ui/messages/1/edit",
     "/ui/release",
+    "/ui/release-lock",
+    "/ui/forget-schedule",
     "/ui/plan",
     "/ui/begin",
     "/ui/jobs/x/stop",
@@ -243,6 +246,10 @@ async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClie
         ("/ui/jobs/none/resume", {}),
         ("/ui/jobs/none/undo", {}),
         ("/ui/release", {"worker": "one-that-is-gone"}),
+        ("/ui/release-lock", {}),
+        ("/ui/release-lock", {"key": "x" * 256}),
+        ("/ui/forget-schedule", {}),
+        ("/ui/forget-schedule", {"name": "x" * 256}),
         ("/ui/pause", {"queue": "a", "until": "soon"}),
         ("/ui/pause", {}),
     ]:
@@ -269,6 +276,34 @@ async def test_a_worker_is_released(broker: SqlBroker, web: httpx.AsyncClient) -
     done = await post(web, "/ui/release", OLA, worker=worker.worker, force="on")
     assert done.headers["location"] == "/ui/workers?note=released"
     assert (await audited(broker)).by == "ola"
+
+
+async def test_a_lock_is_released_and_a_schedule_forgotten(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    with pytest.raises(LockLostError):
+        async with broker.lock("report"):
+            done = await post(web, "/ui/release-lock", OLA, key="report")
+            assert done.headers["location"] == "/ui/locks?note=lock_released"
+    action = await audited(broker)
+    assert (action.action, action.by, action.arguments["key"]) == ("release_lock", "ola", "report")
+    done = await post(web, "/ui/release-lock", OLA, key="report")
+    assert done.headers["location"] == "/ui/locks?note=lock_free"
+    broker.publish_on_schedule("nightly", "0 3 * * *", "a", {})
+    await broker.start()
+    await eventually(broker.admin.schedules)
+    await broker.stop()
+    done = await post(web, "/ui/forget-schedule", OLA, name="nightly")
+    assert done.headers["location"] == "/ui/schedules?note=schedule_forgotten"
+    action = await audited(broker)
+    assert (action.action, action.by, action.arguments) == (
+        "forget_schedule",
+        "ola",
+        {"name": "nightly"},
+    )
+    done = await post(web, "/ui/forget-schedule", OLA, name="nightly")
+    assert done.headers["location"] == "/ui/schedules?note=no_schedule"
+    assert "There is no such schedule." in (await web.get(done.headers["location"], auth=OLA)).text
 
 
 async def test_only_operators_act_and_only_with_the_token(

@@ -1,0 +1,65 @@
+"""Commands that take a lock, a schedule or an unknown outcome away; each asks first."""
+
+from typing import Annotated
+
+import typer
+
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.groups import By
+from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.target import run
+
+
+def release_lock(
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="The lock's key, as locks lists it.")],
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take a lock from its holder, which learns of it at its next renewal and is not stopped."""
+    if not yes:
+        ask(f"take the lock {key} from its holder", as_json=as_json)
+    had = run(context, lambda broker: broker.admin.release_lock(key, by=by))
+    if as_json:
+        print_json({"key": key, "had_holder": had})
+    else:
+        print_line(f"{key} is released" if had else f"{key} had no holder")
+
+
+def forget_schedule(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")],
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a schedule that no process declares any more, with the fire times that are due."""
+    if not yes:
+        ask(f"forget the schedule {name}", as_json=as_json)
+    was = run(context, lambda broker: broker.admin.forget_schedule(name, by=by))
+    if as_json:
+        print_json({"name": name, "was_known": was})
+    else:
+        print_line(f"{name} is forgotten" if was else f"there is no schedule {name}")
+
+
+def forget_unknown(
+    context: typer.Context,
+    message_ids: Annotated[list[int], typer.Argument(help="Ids, as unknown lists them.")],
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take messages off the list of unknown outcomes, once their outcome was found out."""
+    if not yes:
+        ask(f"take {len(message_ids)} messages off the list", as_json=as_json)
+
+    async def work(broker: SqlBroker) -> int:
+        return await broker.admin.forget_unknown(*message_ids, by=by)
+
+    count = run(context, work)
+    if as_json:
+        print_json({"forgotten": count})
+    else:
+        print_line(f"{count} messages are off the list")
