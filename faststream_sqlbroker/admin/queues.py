@@ -15,9 +15,18 @@ class Queues(Operations):
 
         Listed are the queues with a message, a live subscriber or a pause: at most 500, without
         those of replies. Counts are exact up to 1 000 messages of a kind, then an estimate that
-        says it is one; SQLite counts up to 500 000. The rates are those of the last
-        minute, of the 10 000 newest messages at most. No statement reads more than that, so it is
-        cheap at any time. The queues are read one after the other, not in one snapshot.
+        says it is one; SQLite counts up to 500 000. No statement reads many more rows than that,
+        so it is cheap at any time. The queues are read one after the other, not in one snapshot.
+
+        The rates are those of the last minute. What came in is counted in the 10 000 newest
+        messages and the 10 000 that ended last. What went out is the sum of what the live
+        subscribers tell with their signs of life, so it needs no archive and is up to one
+        `presence_interval` old. A process that has just started counts as one that has run for
+        5 seconds at least. One that has died counts until its registration ends, for up to
+        four intervals. Without a live subscriber, or if one has a `presence_interval` of more than
+        a minute, or looks only when it is told, the 10 000 messages that were archived last are
+        counted instead. What the application takes itself (`pop`, `reserve`, HTTP) is counted only
+        there.
 
         A queue with messages and no live subscriber, and one with a live subscriber that never had
         a message, have a `problem`; `nearest` is then the name that may have been meant.

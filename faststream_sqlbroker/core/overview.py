@@ -60,7 +60,8 @@ class QueueOverview:
     in_per_minute: float
     """Messages created in the last minute that are, or ended, in this queue."""
     out_per_minute: float | None
-    """Messages of this queue that were archived in the last minute; None: there is no archive."""
+    """Messages of this queue that ended in the last minute; None: there is no archive, and its
+    subscribers do not tell."""
     live_subscribers: int
     paused: PausedQueue | None
     used: bool
@@ -89,8 +90,3 @@ def nearest_name(name: str, others: Iterable[str]) -> str | None:
     """That of `others` which is most like `name`; None if none is alike."""
     found = get_close_matches(name, [other for other in others if other != name], 1, ALIKE)
     return found[0] if found else None
-
-
-def per_minute(count: int, *, seconds: float) -> float:
-    """`count` of `seconds`, for a minute; a window of less than a millisecond counts as one."""
-    return round(count * 60.0 / max(seconds, 0.001), 1)

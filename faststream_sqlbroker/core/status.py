@@ -4,11 +4,12 @@ Times are the database's (aware, UTC).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 from uuid import UUID
 
+from faststream_sqlbroker.core.rates import rates_of
 from faststream_sqlbroker.core.states import MessageState
 
 HOLDER_BYTES = 8
@@ -50,6 +51,9 @@ class LiveSubscriber:
     policies: tuple[str, ...]
     transactional: bool = False
     """Whether its handlers run in a transaction that holds their messages."""
+    ended_per_minute: Mapping[str, float] | None = field(default=None, compare=False)
+    """Messages that it has ended in the minute before its last heartbeat, by queue; None: its
+    heartbeats are too rare to tell, or it runs an older version."""
 
     @property
     def claims(self) -> bool:
@@ -135,6 +139,7 @@ def subscriber_of(
         bool(info.get("stopping")),
         _texts(info.get("policies")),
         bool(info.get("transactional")),
+        rates_of(info.get("ended")),
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, case, func, literal_column, select
 
-from faststream_sqlbroker.core.overview import Count, How, per_minute
+from faststream_sqlbroker.core.overview import Count, How
+from faststream_sqlbroker.core.rates import per_minute
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import MYSQL, clock, later

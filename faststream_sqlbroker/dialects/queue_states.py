@@ -7,11 +7,13 @@ those that are not; each is counted up to a limit.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.metrics import QueueState
+from faststream_sqlbroker.core.rates import summed
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.operations import Operations
@@ -56,11 +58,21 @@ def add_queue_states(dialect: Operations, now: str) -> None:
     dialect.add_statement("count_leased", f"SELECT {held}")
 
 
-def queue_names(connection: Connection, dialect: Operations) -> tuple[list[str], Counter[str]]:
-    """Up to `MOST_QUEUES` queues that have a message or a live subscriber, and how many live
-    subscribers each has. Queues of replies to requests are left out.
-    """
-    live = _subscribers(connection, dialect)
+class LiveQueues(NamedTuple):
+    """The queues that have a message or a live subscriber."""
+
+    names: list[str]
+    live: Counter[str]
+    """How many live subscribers each has."""
+    ended: dict[str, float]
+    """Messages that ended in each a minute, as its live subscribers tell; without the queues of
+    which one does not tell."""
+
+
+def live_queues(connection: Connection, dialect: Operations) -> LiveQueues:
+    """Up to `MOST_QUEUES` queues. Queues of replies to requests are left out."""
+    living = read_subscribers(connection, dialect.tables.policy_state)
+    live = Counter(queue for each in living for queue in each.queues)
     names = set(live)
     for walk in ("next_queue", "next_leased_queue"):
         if walk not in dialect.sql:
@@ -73,12 +85,8 @@ def queue_names(connection: Connection, dialect: Operations) -> tuple[list[str],
                 break
             if not after.startswith(REPLY_QUEUES):  # a series for each process
                 names.add(after)
-    return sorted(names)[:MOST_QUEUES], live
-
-
-def _subscribers(connection: Connection, dialect: Operations) -> Counter[str]:
-    living = read_subscribers(connection, dialect.tables.policy_state)
-    return Counter(queue for each in living for queue in each.queues)
+    ended = summed((each.queues, each.ended_per_minute) for each in living)
+    return LiveQueues(sorted(names)[:MOST_QUEUES], live, ended)
 
 
 def queue_states(

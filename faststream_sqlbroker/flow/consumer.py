@@ -129,6 +129,8 @@ class Consumer:
         debug = self._debug
         own = (log, clock, signals, self._metrics)
         held = self.inflight = Inflight(*own) if debug is None else WatchedInflight(debug, *own)
+        if self._heartbeat is not None:
+            held.ended = self.registration.ended
         self._keeper = LeaseKeeper(
             store, held, log, lease=s.release_stuck_timeout, max_lease=s.max_lease
         )

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.ended import WINDOW
 from faststream_sqlbroker.core.orders import CancelRequest, Orders
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
@@ -257,7 +258,8 @@ class Heartbeat:
         return self._alive_at + longest - self._clock.monotonic()
 
     def _sign(self) -> SignOfLife:
-        known = {name: each.describe() for name, each in self._registrations.items()}
+        often = self._pause <= WINDOW
+        known = {name: each.describe(often=often) for name, each in self._registrations.items()}
         changed = {name for name, says in known.items() if self._written.get(name) != says}
         intervals = SLEEPING_LEASE_INTERVALS if self._sleeps else LEASE_INTERVALS
         return SignOfLife(known, frozenset(changed), self._pause * intervals)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.ended import EndedCounts
 from faststream_sqlbroker.core.rows import (
     Acked,
     ClaimedMessage,
@@ -78,6 +79,8 @@ class Outcomes:
         """
         self.claimed_count = 0
         self.settled_count = 0
+        self.ended: EndedCounts | None = None
+        """Counts what ends, for the sign of life; None: it is not told."""
 
     @property
     def lease_lost_count(self) -> int:
@@ -257,6 +260,8 @@ class Outcomes:
         parts: Sequence[Settlement] = batch.parts
         if self.metrics.on and result.settled:
             self.metrics.settled(parts, result.settled, self.held)
+        if self.ended is not None and result.settled:
+            self.ended.settled(parts, result.settled, self.held)
         if len(result.settled) == len(parts) and not self.lost_leases.unanswered:
             parts = self._written_acks(parts)
         done = result.settled | result.lost

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from faststream_sqlbroker.core.clock import Clock, Timer
+from faststream_sqlbroker.core.ended import EndedCounts
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -46,6 +47,7 @@ class Registration:
         self._closed: frozenset[str] | None = frozenset()
         self._timer: Timer | None = None
         self.name = worker_name(process_name(), self._holder)
+        self.ended = EndedCounts(settings.queues, self._clock.monotonic())
         self.open: tuple[str, ...] = self._find_open()
 
     def token(self) -> UUID:
@@ -54,10 +56,10 @@ class Registration:
         # other half makes each claim's token new, which is the fence.
         return UUID(bytes=self._holder + os.urandom(16 - HOLDER_BYTES))
 
-    def describe(self) -> dict[str, Any]:
-        """What the fleet is told."""
+    def describe(self, *, often: bool = False) -> dict[str, Any]:
+        """What the fleet is told; with `often`, several times a minute, also what has ended."""
         settings = self._settings
-        return describe(
+        told = describe(
             queues=settings.queues,
             max_workers=settings.max_workers,
             ordered=settings.ordered,
@@ -66,10 +68,14 @@ class Registration:
             stopping=self.stopping,
             transactional=settings.transactional,
         )
+        if often:
+            told["ended"] = self.ended.tell(self._clock.monotonic())
+        return told
 
     def begin(self, *, known: bool) -> None:
         """It starts; unless it is `known` that nothing is paused, the heartbeat calls `told`."""
         self.stopping = False
+        self.ended = EndedCounts(self._settings.queues, self._clock.monotonic())
         self._closed = frozenset() if known else None
         self._holds.clear()
         if not known:

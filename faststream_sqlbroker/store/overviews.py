@@ -1,7 +1,6 @@
 """What operators see of the queues."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from faststream_sqlbroker.dialects.queue_counts import (
     queue_counts,
     queue_rates,
 )
-from faststream_sqlbroker.dialects.queue_states import queue_names
+from faststream_sqlbroker.dialects.queue_states import LiveQueues, live_queues
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -32,9 +31,16 @@ class _Fleet:
     """What is known of all queues."""
 
     names: Sequence[str]
-    live: Counter[str]
+    known: LiveQueues
     paused: dict[str, PausedQueue]
     rates: QueueRates
+
+    def out_per_minute(self, queue: str) -> float | None:
+        """What the subscribers of `queue` tell, else what is archived; None without both."""
+        archived = self.rates.ended
+        if queue in self.known.ended or archived is None:
+            return self.known.ended.get(queue)
+        return archived.get(queue, 0.0)
 
 
 class QueueOverviews:
@@ -75,10 +81,10 @@ class QueueOverviews:
 
     def _fleet(self, connection: Connection) -> _Fleet:
         # One look for all queues, so that their rates are those of the same minute.
-        names, live = queue_names(connection, self._dialect)
+        known = live_queues(connection, self._dialect)
         stopped = {p.queue: p for p in paused(connection, self._dialect.tables.policy_state)}
         rates = queue_rates(connection, self._dialect)
-        return _Fleet(sorted({*names, *stopped}), live, stopped, rates)
+        return _Fleet(sorted({*known.names, *stopped}), known, stopped, rates)
 
     def _part(
         self, connection: Connection, fleet: _Fleet, queues: Sequence[str]
@@ -90,7 +96,6 @@ class QueueOverviews:
         self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts
     ) -> QueueOverview:
         some = counts.ready.value + counts.delayed.value + counts.in_flight.value
-        ended = fleet.rates.ended
         return QueueOverview(
             queue=queue,
             ready=counts.ready,
@@ -99,8 +104,8 @@ class QueueOverviews:
             retrying=counts.retrying,
             oldest_due_age=counts.oldest_due_age,
             in_per_minute=fleet.rates.came.get(queue, 0.0),
-            out_per_minute=None if ended is None else ended.get(queue, 0.0),
-            live_subscribers=fleet.live[queue],
+            out_per_minute=fleet.out_per_minute(queue),
+            live_subscribers=fleet.known.live[queue],
             paused=fleet.paused.get(queue),
             used=some > 0 or ever_used(connection, self._dialect, queue),
         )

@@ -36,11 +36,11 @@ class QueueStates:
         in flight. The queues are read one after the other, in several transactions.
         """
         dialect = self._dialect
-        names, live = await self._transactions.run(
-            lambda c: queue_states.queue_names(c, dialect), self._places, write=False
+        known = await self._transactions.run(
+            lambda c: queue_states.live_queues(c, dialect), self._places, write=False
         )
         found: list[QueueState] = []
-        for part in chunks(names, TOGETHER):
-            look = partial(queue_states.queue_states, dialect=dialect, queues=part, live=live)
+        for part in chunks(known.names, TOGETHER):
+            look = partial(queue_states.queue_states, dialect=dialect, queues=part, live=known.live)
             found += await self._transactions.run(look, self._places, write=False)
         return found

@@ -1,5 +1,6 @@
 """What operators see of the queues, on every database."""
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from unittest.mock import patch
 
@@ -75,6 +76,37 @@ async def test_rates_are_those_of_the_last_minute(bench: Bench) -> None:
     # Three live messages and one archived one were created; one of the archived ended long ago.
     assert (found["q"].in_per_minute, found["q"].out_per_minute) == (4.0, 2.0)
     assert (found["old"].in_per_minute, found["old"].out_per_minute) == (0.0, 0.0)
+
+
+async def test_what_goes_out_is_what_the_live_subscribers_tell(bench: Bench) -> None:
+    """The archive has one message of each queue; only where no subscriber tells it is asked."""
+    for queue in ("summed", "older", "none"):
+        await bench.put(1, queue)
+        [row] = await bench.claim(1, queue)
+        await bench.store.settle([done(row)])
+    both = {"seconds": 30.0, "queues": {"summed": 20, "older": 20}}
+    await announce(bench, known("one", queues=["summed", "older", "idle"], ended=both))
+    await announce(bench, known("two", queues=["summed", "idle"], ended={}))
+    await announce(bench, known("before", queues=["older"]))
+    found = await by_name(bench)
+    rates = {name: each.out_per_minute for name, each in found.items()}
+    assert rates == {"summed": 40.0, "older": 1.0, "idle": 0.0}
+    [none] = await bench.store.overviews.read("none")
+    assert none.out_per_minute == 1.0
+
+
+async def test_without_an_archive_and_a_word_of_the_subscribers_it_is_not_known(
+    bench: Bench,
+) -> None:
+    await announce(bench, known("one", queues=["tells"], ended={"seconds": 60, "queues": {}}))
+    await announce(bench, known("before", queues=["older"]))
+    tables = replace(bench.store.dialect.tables, archive=None)
+    with patch.object(bench.store.dialect, "tables", tables):
+        found = await by_name(bench)
+    assert {name: each.out_per_minute for name, each in found.items()} == {
+        "tells": 0.0,
+        "older": None,
+    }
 
 
 @four

@@ -5,7 +5,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.admin import QueueOverview
-from tests.faststream.conftest import QUICK
+from tests.faststream.conftest import QUICK, Make
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("`broker.admin.queues`: what waits, rates, misspelt names")
@@ -46,3 +46,24 @@ async def test_one_queue_is_shown_also_if_it_has_nothing(broker: SqlBroker) -> N
     assert (one.queue, one.waiting, one.problem) == ("none", 0, None)
     with pytest.raises(SetupError, match="cannot be the name of a queue"):
         await broker.admin.queues("")
+
+
+async def test_what_goes_out_is_told_without_an_archived_message(make: Make) -> None:
+    """The subscribers tell it with their signs of life, so nothing needs to be kept."""
+    broker = make(presence_interval=0.1)
+
+    @broker.subscriber("quick", retain_in_archive_on_ack=False, **QUICK)
+    async def handle(_body: str) -> None: ...
+
+    await broker.create_tables()
+    await broker.start()
+    await broker.publish_batch("a", "b", "c", queue="quick")
+
+    async def told() -> float | None:
+        [one] = await broker.admin.queues("quick")
+        return one.out_per_minute
+
+    rate = await eventually(told)
+    # Three of at least five seconds; the first sign of life may have had one of them.
+    assert rate is not None
+    assert 0.0 < rate <= 36.0

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, create_engine
 from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.queue_states import queue_names
+from faststream_sqlbroker.dialects.queue_states import live_queues
 from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import TABLES
@@ -51,9 +51,9 @@ def test_mysql_reads_as_little(crowded: Engine) -> None:
     dialect = MysqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
         # Its first statement compiles what it reads of registrations.
-        queue_names(connection, dialect)
+        live_queues(connection, dialect)
         with reads(connection, at_most=3 * QUEUES + 60):
-            assert len(queue_names(connection, dialect)[0]) == QUEUES
+            assert len(live_queues(connection, dialect).names) == QUEUES
         with reads(connection, at_most=3 * MOST):
             due, later = connection.execute(dialect.sql["count_waiting"], PAIR).one()
         assert (due, later) == (100, MOST)

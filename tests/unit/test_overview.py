@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.core.overview import Count, QueueOverview, nearest_name, per_minute
+from faststream_sqlbroker.core.overview import Count, QueueOverview, nearest_name
 
 
 def overview(**given: Any) -> QueueOverview:
@@ -59,9 +59,3 @@ def test_a_queue_that_only_one_side_knows_has_a_problem(
 )
 def test_the_nearest_name_is_nearly_the_same(name: str, nearest: str | None) -> None:
     assert nearest_name(name, ["orders", "invoices", "sms"]) == nearest
-
-
-def test_a_rate_is_that_of_the_time_that_was_read() -> None:
-    assert per_minute(30, seconds=60) == 30.0
-    assert per_minute(10_000, seconds=12) == 50_000.0
-    assert per_minute(1, seconds=0) == 60_000.0

@@ -1,0 +1,101 @@
+"""What a subscriber tells of what it has ended, and the rates that are worked out of it."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from faststream_sqlbroker.core.ended import EndedCounts
+from faststream_sqlbroker.core.rates import per_minute, rates_of, summed
+from faststream_sqlbroker.core.rows import Acked, Settlement
+from faststream_sqlbroker.core.states import MessageState
+
+
+class Row:
+    """As much of a claimed message as is looked at."""
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+
+
+def acks(count: int) -> list[Settlement]:
+    return [Acked(n, uuid4(), 0.0, True) for n in range(count)]
+
+
+def write(ended: EndedCounts, parts: Sequence[Settlement], queue: str = "q") -> None:
+    held: Any = {part.id: Row(queue) for part in parts}
+    ended.settled(parts, {part.id for part in parts}, held)
+
+
+def test_a_rate_is_that_of_the_time_that_was_read() -> None:
+    assert per_minute(30, seconds=60) == 30.0
+    assert per_minute(10_000, seconds=12) == 50_000.0
+    assert per_minute(1, seconds=0) == 60_000.0
+
+
+@pytest.mark.parametrize("queues", [("q",), ("q", "other")])
+def test_only_what_leaves_the_queue_and_is_written_is_counted(queues: tuple[str, ...]) -> None:
+    ended = EndedCounts(queues, 0.0)
+    token = uuid4()
+    parts = [
+        Acked(1, token, 0.0, True),
+        Settlement(2, token, MessageState.FAILED),
+        Settlement(3, token, MessageState.DISCARDED, archive=False),
+        Settlement(4, token, MessageState.RETRYABLE),
+        Settlement(5, token, MessageState.PENDING, queue="dead"),
+        Acked(6, token, 0.0, True),
+    ]
+    held: Any = {part.id: Row("q") for part in parts}
+    ended.settled(parts, {1, 2, 3, 4, 5}, held)
+    assert ended.tell(30.0) == {"seconds": 30.0, "queues": {"q": 3}}
+
+
+def test_a_subscriber_of_several_queues_tells_each() -> None:
+    ended = EndedCounts(("a", "b", "c"), 0.0)
+    write(ended, acks(2), "a")
+    write(ended, acks(3), "b")
+    assert ended.tell(60.0)["queues"] == {"a": 2, "b": 3}
+
+
+def test_what_has_just_started_counts_as_one_that_has_run_for_five_seconds() -> None:
+    ended = EndedCounts(("q",), 100.0)
+    assert ended.tell(100.0) == {}
+    write(ended, acks(1))
+    assert rates_of(ended.tell(100.1)) == {"q": 12.0}
+
+
+def test_what_ended_a_minute_ago_is_told_no_more() -> None:
+    """A sign of life every five seconds: 10 messages before each for a minute, then none."""
+    ended = EndedCounts(("q",), 0.0)
+    told = []
+    for second in range(5, 130, 5):
+        if second <= 60:
+            write(ended, acks(10))
+        told.append(rates_of(ended.tell(float(second))))
+    assert told[11] == {"q": 120.0}
+    assert told[17] == {"q": 60.0}
+    assert told[-1] == {}
+
+
+def test_signs_of_life_in_quick_succession_keep_few_counts() -> None:
+    ended = EndedCounts(("q",), 0.0)
+    for tenth in range(6_000):
+        write(ended, acks(1))
+        ended.tell(tenth / 10)
+    assert len(ended._seen) <= 62
+    assert rates_of(ended.tell(600.0)) == {"q": pytest.approx(600.0, rel=0.05)}
+
+
+def test_an_older_subscriber_makes_the_sum_of_its_queues_unknown() -> None:
+    assert rates_of(None) is None
+    assert rates_of({}) == {}
+    found = summed(
+        [
+            (("a", "b"), {"a": 1.5}),
+            (("a",), {"a": 2.0}),
+            (("b", "c"), None),
+            (("d",), {}),
+        ]
+    )
+    assert found == {"a": 3.5, "d": 0.0}
