@@ -10,6 +10,7 @@ from faststream_sqlbroker.cli.bulk import audit, dead, redrive
 from faststream_sqlbroker.cli.bulk import replay as replay_here
 from faststream_sqlbroker.cli.check import check
 from faststream_sqlbroker.cli.config import app as config
+from faststream_sqlbroker.cli.erase import erase
 from faststream_sqlbroker.cli.follow import tail, top
 from faststream_sqlbroker.cli.forget import forget_schedule, forget_unknown, release_lock
 from faststream_sqlbroker.cli.jobs import app as jobs
@@ -42,6 +43,7 @@ archive.command()(replay)
 archive.command()(report)
 archive.command()(verify_lake)
 archive.command()(repair)
+archive.command()(erase)
 
 app = typer.Typer(
     no_args_is_help=True,

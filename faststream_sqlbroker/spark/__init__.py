@@ -8,6 +8,7 @@ from faststream_sqlbroker.exceptions import MissingExtraError
 if TYPE_CHECKING:
     from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
     from faststream_sqlbroker.spark.lake.compact import compact_export
+    from faststream_sqlbroker.spark.lake.erasure import EraseResult, erase_messages
     from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive
     from faststream_sqlbroker.spark.lake.prune import PruneResult, prune_archive
     from faststream_sqlbroker.spark.lake.reading import read_export
@@ -46,8 +47,10 @@ _HOMES = {
     "read_archive": "load.read",
     "read_export": "lake.reading",
     "read_messages": "load.read",
+    "EraseResult": "lake.erasure",
     "RepairResult": "lake.repair",
     "VerifyResult": "lake.verify",
+    "erase_messages": "lake.erasure",
     "repair_export": "lake.repair",
     "replay": "replays.replay",
     "struct_of": "load.models",
@@ -59,6 +62,7 @@ _HOMES = {
 __all__ = (
     "ARCHIVE_SCHEMA",
     "MESSAGE_SCHEMA",
+    "EraseResult",
     "ExportResult",
     "ExportStatus",
     "Horizon",
@@ -72,6 +76,7 @@ __all__ = (
     "compact_export",
     "decode_payload",
     "describe_export",
+    "erase_messages",
     "export_archive",
     "find_horizon",
     "new_rows",

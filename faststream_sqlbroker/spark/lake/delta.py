@@ -248,6 +248,8 @@ class DeltaWriter:
         """Look whether each staged file is there: the log takes names of files that are not.
 
         Raises:
+            ConcurrentLoadError: one is, and another process has committed since the last load: an
+                erasure removes what was staged before it.
             StoreError: one is missing, or has another size.
         """
         there = {
@@ -257,11 +259,22 @@ class DeltaWriter:
         }
         for one in files:
             if there.get(one.path) != one.size:
+                self._refuse_if_moved_on()
                 raise StoreError(
                     f"{self.folders.path(one.path)} was written with {one.size} bytes and now has "
                     f"{there.get(one.path, 'no file')}: nothing was committed; see who removes "
                     "files there, and export again"
                 )
+
+    def _refuse_if_moved_on(self) -> None:
+        known = self.version
+        with self._errors():
+            newest = DeltaTable(self.folders.address, storage_options=self._storage).version()
+        if newest != known:
+            raise ConcurrentLoadError(
+                f"another process has committed to {self.folders.root} since, and has removed what "
+                "was staged here: nothing was changed; run it again"
+            )
 
     def _next(self, note: Mapping[str, Any]) -> CommitProperties:
         version = (self._need().transaction_version(APPLICATION) or 0) + 1

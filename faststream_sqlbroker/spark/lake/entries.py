@@ -32,7 +32,7 @@ class Note:
     """What one commit says.
 
     Attributes:
-        action: "export", "compact" or "repair".
+        action: "export", "compact", "repair" or "erase".
         windows: Records of the windows that it changes, by name.
         covered: Spans of time that are in the lake with it, windows without rows too.
         digests: SHA-256 of each file that it adds, by path.

@@ -293,6 +293,25 @@ class Lake:
                 left.append(name)
         return left
 
+    def purge(self, moment: int, hours: int) -> list[str]:
+        """Remove files that are no part of the table; earlier versions can no longer be read.
+
+        Args:
+            moment: Milliseconds of the file system's clock, before a commit of ours: what others
+                have staged before it cannot be committed any more, and goes.
+            hours: Files that were part of the table stay so long after they were replaced.
+        """
+        gone = self.table.vacuum(hours)
+        self._read()
+        live = {one.path for one in self._files}
+        limit = moment - hours * 3_600_000
+        for name, found in self.folders.files(DATA).items():
+            kept = name in live or (hours > 0 and name in self.state.digests)
+            if not kept and found.modified < limit:
+                self.table.delete(name)
+                gone.append(name)
+        return gone
+
     def altered(self, checked_bytes: int = 0) -> dict[str, str]:
         """Files of the table that are not as they were committed, with what differs.
 

@@ -210,6 +210,7 @@ def _repairable(
 def _commit(
     lake: Lake, fresh: DataFrame, plan: _Plan, full: Mapping[ExportWindow, RowChecksums]
 ) -> None:
+    # Spark reads the database a second time here: rows that changed in between must show.
     staged, found = lake.stage(_of(fresh, lake.size, plan.windows), checksums=True)
     for one in sorted(plan.windows):
         if found.get(one, NOTHING) != plan.added.get(one, NOTHING):

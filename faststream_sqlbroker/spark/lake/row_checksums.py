@@ -48,6 +48,17 @@ class RowChecksums:
             _add(self.columns, other.columns),
         )
 
+    def __sub__(self, other: "RowChecksums") -> "RowChecksums":
+        """Without `other`, a part of it; a sum that one of them lacks is None."""
+        return RowChecksums(
+            self.rows - other.rows,
+            self.ids - other.ids,
+            self.times - other.times,
+            _subtract(self.payload_bytes, other.payload_bytes),
+            _subtract(self.payloads, other.payloads),
+            _subtract(self.columns, other.columns),
+        )
+
     @property
     def counts(self) -> "RowChecksums":
         """The figures that a database gives cheaply: counts and sums of ids and times."""
@@ -74,6 +85,10 @@ class RowChecksums:
 
 def _add(one: int | None, two: int | None) -> int | None:
     return None if one is None or two is None else one + two
+
+
+def _subtract(one: int | None, two: int | None) -> int | None:
+    return None if one is None or two is None else one - two
 
 
 NOTHING = RowChecksums(0, 0, 0, 0, 0, 0)
