@@ -5,6 +5,7 @@ the reader's monospaced one.
 """
 
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +42,20 @@ VIEWS: dict[str, Sequence[str]] = {
     "locks": ("locks",),
     "prune": ("prune", "--failed", "1h", "--dry-run"),
     "move": ("move", "4741", "4742", "--to", "orders"),
+    "cancel": ("cancel", "--queue", "ordres", "--dry-run"),
+    "retry": ("retry", "4741"),
+    "postpone": ("postpone", "4741", "1h"),
+    "edit": ("edit", "4741", "--priority", "5"),
+    "pause": ("pause", "orders"),
+    "resume": ("resume", "orders"),
+    "release": ("release", "shop-7d9f:17:5f1c90ab77d2e403"),
+    "release-lock": ("release-lock", "stock-count"),
+    "forget-schedule": ("forget-schedule", "nightly report"),
+    "forget-unknown": ("forget-unknown", "4411"),
     "verify": ("verify",),
+    "migrate": ("migrate",),
+    "sql": ("sql", "--since", "0002"),
+    "publish": ("publish", "orders", '{"order": 17}'),
 }
 """The command of each picture, without the program's name."""
 BROKER: Any = None
@@ -60,7 +74,7 @@ def svgs() -> dict[str, str]:
 def page() -> str:
     """The pictures, each below the command and what the command says of itself."""
     callbacks = [each.callback for each in app.registered_commands if each.callback is not None]
-    helps = {each.__name__: each.__doc__ for each in callbacks}
+    helps = {each.__name__.replace("_", "-"): each.__doc__ for each in callbacks}
     helps["jobs"] = "List the newest bulk actions."
     parts = []
     for name, words in VIEWS.items():
@@ -96,7 +110,7 @@ def _svg(name: str, words: Sequence[str], printed: str) -> str:
     console = Console(
         record=True, width=WIDTH, file=StringIO(), force_terminal=True, color_system="truecolor"
     )
-    shown = " ".join(f'"{word}"' if " " in word else word for word in words)
+    shown = shlex.join(words)
     console.print(Text(f"$ sqlbroker {shown}", style="bold green"))
     for line in printed.splitlines():
         console.print(Text(line.rstrip()), soft_wrap=False)

@@ -1,6 +1,7 @@
 """Commands for the tables: sql shows the migrations, migrate runs them."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from sqlalchemy import Connection, inspect, select
@@ -28,6 +29,7 @@ def sql(
     functions: Annotated[
         bool, typer.Option("--functions", help="The SQL functions, not the tables.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the migrations, or the functions, as SQL; nothing is connected to."""
     target = context.find_object(Target) or Target()
@@ -40,13 +42,22 @@ def sql(
         kind = database
     kind = _dialect(kind)
     if functions:
-        typer.echo(render_functions(kind, config), nl=False)
+        _print_sql({"functions": True}, render_functions(kind, config), as_json=as_json)
         return
     known = [*versions(), "head"]
     for option, given in (("--since", since), ("--to", to)):
         if given is not None and given not in known:
             raise SetupError(f"{option} must be one of {', '.join(known)}, got {given!r}")
-    typer.echo(render(kind, config, since=since, to=to), nl=False)
+    text = render(kind, config, since=since, to=to)
+    last = HEAD if to == "head" else to
+    _print_sql({"functions": False, "since": since, "to": last}, text, as_json=as_json)
+
+
+def _print_sql(what: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**what, "sql": text})
+    else:
+        typer.echo(text, nl=False)
 
 
 def migrate(

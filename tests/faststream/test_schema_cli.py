@@ -52,6 +52,8 @@ async def test_older_tables_are_upgraded(shell: Shell, engine: AsyncEngine, data
     planned = json.loads(await shell.run("migrate", "--dry-run", "--json"))
     assert (planned["from"], planned["to"], planned["done"]) == ("0001", HEAD, False)
     assert planned["sql"] == await shell.run("sql", "--since", "0001")
+    shown = await shell.json("sql", "--since", "0001")
+    assert shown == {"functions": False, "since": "0001", "to": HEAD, "sql": planned["sql"]}
     await shell.run("migrate", "--yes")
     broker = SqlBroker(engine, logger=None)
     assert await broker._store.differences() == []
