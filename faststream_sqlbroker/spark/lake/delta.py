@@ -213,7 +213,8 @@ class DeltaWriter:
                     None if None in times else times,
                 )
             )
-        return sorted(found, key=lambda one: (str(one.times), one.path))
+        # Files without times come first: the order is that of the times, not of their text.
+        return sorted(found, key=lambda one: (one.times is not None, one.times or (), one.path))
 
     def delete(self, place: str) -> None:
         """Remove a staged folder or file that no version of the table names."""
@@ -223,8 +224,9 @@ class DeltaWriter:
         """What our commits have said, from the oldest to the newest."""
         with self._errors():
             commits = self._need().history()
-        said = [one[NOTE] for one in sorted(commits, key=lambda one: one["version"]) if NOTE in one]
-        return [json.loads(one) for one in said]
+        # The library reads to the log's end, which may be newer than the files that were loaded.
+        ours = [one for one in commits if NOTE in one and one["version"] <= self.version]
+        return [json.loads(one[NOTE]) for one in sorted(ours, key=lambda one: one["version"])]
 
     def vacuum(self, hours: int) -> list[str]:
         """Remove files that were taken out of the table more than `hours` ago.

@@ -319,7 +319,7 @@ class Lake:
             checked_bytes: Files of so many bytes in all, the latest first, are read and compared
                 with their SHA-256; of the others only the size is compared.
         """
-        there = self.folders.files(DATA)
+        there = self._there(self._files)
         found = dict[str, str]()
         for one in reversed(self._files):
             checked = one.size <= checked_bytes
@@ -331,9 +331,18 @@ class Lake:
 
     def altered_of(self, files: Iterable[DataFile]) -> dict[str, str]:
         """The same of some files, whose SHA-256 are all compared."""
-        there = self.folders.files(DATA)
+        files = list(files)
+        there = self._there(files)
         found = {one.path: self._problem(one, there, checked=True) for one in files}
         return {name: problem for name, problem in found.items() if problem is not None}
+
+    def _there(self, files: Iterable[DataFile]) -> dict[str, Found]:
+        """What is on disk where these files should be; other programs write to the table's root."""
+        places = {
+            DATA if one.path.startswith(f"{DATA}/") else one.path.rpartition("/")[0]
+            for one in files
+        }
+        return {name: found for one in places for name, found in self.folders.files(one).items()}
 
     def _problem(self, file: DataFile, there: Mapping[str, Found], *, checked: bool) -> str | None:
         if file.path not in there:
@@ -345,6 +354,11 @@ class Lake:
         if checked and digest is not None and self.folders.sha256(file.path) != digest:
             return "its bytes have changed (SHA-256)"
         return None
+
+    def unrecorded_of(self, files: Iterable[DataFile]) -> dict[str, str]:
+        """Files that no commit of ours has named: their rows were compared with nothing."""
+        problem = "another program has written it: the log has no SHA-256 of it"
+        return {one.path: problem for one in files if one.path not in self.state.digests}
 
     def windows_of(self, paths: Iterable[str]) -> list[ExportWindow]:
         """The recorded windows that may have rows in these files."""

@@ -322,8 +322,7 @@ def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
     not count; and the rows in them must be as many as the commit says, with the same sums.
     """
     files = [one for one in lake.files if _holds_any(one, windows)]
-    unknown = {one.path for one in files if one.path not in lake.state.digests}
-    bad = lake.altered_of(files).keys() | unknown
+    bad = lake.altered_of(files).keys() | lake.unrecorded_of(files).keys()
     suspect = [one for one in files if one.path in bad]
     damaged = {one.name for one in windows if any(f.may_hold(one.start, one.end) for f in suspect)}
     good = lake.read_files(one for one in files if one.path not in bad)

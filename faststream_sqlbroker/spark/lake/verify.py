@@ -122,7 +122,7 @@ def examine(lake: Lake, first: datetime | None = None, end: datetime | None = No
             one for one in files if any(one.may_hold(each.start, each.end) for each in windows)
         ]
     damaged = lake.altered_of(files)
-    unrecorded = tuple(one.path for one in files if one.path not in lake.state.digests)
+    unrecorded = tuple(lake.unrecorded_of(files))
     good = [one for one in files if one.path not in damaged]
     computed = compute_windows(lake.read_files(good), lake.size, checksums=True)
     found = {one: figures for one, figures in computed.items() if _between(one, first, end)}

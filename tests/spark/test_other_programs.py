@@ -1,0 +1,88 @@
+"""A lake that other programs have written to: nothing is taken for what an export has verified."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from faststream_sqlbroker.exceptions import ExportMismatchError
+from faststream_sqlbroker.spark import (
+    compact_export,
+    export_archive,
+    prune_archive,
+    read_export,
+    repair_export,
+    verify_export,
+)
+from faststream_sqlbroker.spark.lake.lake import Lake
+from tests.spark.conftest import START, Archive
+from tests.spark.test_export import of_lake, of_table
+
+pytestmark = pytest.mark.capability("Spark: damaged files of a lake found and read again")
+
+DAY = timedelta(days=1)
+SPAN: dict[str, Any] = {"since": "2026-03-01", "until": "2026-03-04"}
+
+
+@pytest.fixture
+def database() -> str:
+    """What is tested is the table."""
+    return "sqlite"
+
+
+def exported(spark: SparkSession, archive: Archive, path: Path, **options: Any) -> None:
+    """A lake of three days, each in a file of its own."""
+    archive.add_days(3)
+    export_archive(spark, archive.url, str(path), rows_per_commit=5, **SPAN, **options)
+
+
+def test_files_that_were_merged_by_another_program_are_recorded(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """They lie at the table's root, and may hold the only copy of a row."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    before = of_lake(read_export(spark, str(path)))
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    DeltaTable(str(path)).optimize.compact()
+    (merged,) = Lake(spark, str(path)).files
+    assert "/" not in merged.path
+    found = verify_export(spark, str(path))
+    assert (found.damaged, found.unrecorded, found.differing) == ({}, (merged.path,), {})
+    assert of_lake(read_export(spark, str(path))) == before
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 0
+    done = repair_export(spark, archive.url, str(path))
+    assert (done.recorded, done.windows, done.left) == ((merged.path,), {}, {})
+    assert of_lake(read_export(spark, str(path))) == before
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 14
+
+
+def test_files_of_another_program_are_not_merged_with_ours(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """A merged file has a SHA-256 in the log, so that its rows would count as compared."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "other"})
+    with pytest.raises(ExportMismatchError, match="another program has written it"):
+        compact_export(spark, str(path))
+    assert len(Lake(spark, str(path)).files) == 3
+    pruned = prune_archive(archive.url, exported=str(path), spark=spark, dry_run=True)
+    assert [one.name for one in pruned.windows if one.refused] == ["2026-03-01"]
+
+
+def test_files_are_in_the_order_of_their_times(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """October follows March and the 10th the 9th: only neighbours are merged, and the SHA-256 of
+    the latest files are compared."""
+    path = str(tmp_path / "lake")
+    days = [0, 5, 9, 14, 30, 240]
+    archive.add(*({"id": n, "archived_at": START + DAY * day} for n, day in enumerate(days)))
+    export_archive(spark, archive.url, path, until="2026-11-20", rows_per_commit=1)
+    files = Lake(spark, path).files
+    assert [one.times and one.times[0] for one in files] == [START + DAY * day for day in days]
+    assert of_lake(read_export(spark, path)) == of_table(archive, START + DAY * 300)
