@@ -45,7 +45,7 @@ class Queues(Operations):
         names = [each.queue for each in found]
         if queue is not None:
             # The name that was meant is one of the others.
-            names = await self._store.overviews.names()
+            names = await self._store.overviews.names(queue)
         return [
             each if each.problem is None else replace(each, nearest=nearest_name(each.queue, names))
             for each in found

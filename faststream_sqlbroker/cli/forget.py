@@ -18,6 +18,7 @@ def release_lock(
     as_json: AsJson = False,
 ) -> None:
     """Take a lock from its holder, which learns of it at its next renewal and is not stopped."""
+    # It cannot be taken back: the holder works on for up to a third of its lease, next to another.
     if not yes:
         ask(f"take the lock {key} from its holder", as_json=as_json)
     had = run(context, lambda broker: broker.admin.release_lock(key, by=by))
@@ -35,6 +36,7 @@ def forget_schedule(
     as_json: AsJson = False,
 ) -> None:
     """Remove a schedule that no process declares any more, with the fire times that are due."""
+    # Fire times that are due go with it, and no later command brings them back.
     if not yes:
         ask(f"forget the schedule {name}", as_json=as_json)
     was = run(context, lambda broker: broker.admin.forget_schedule(name, by=by))

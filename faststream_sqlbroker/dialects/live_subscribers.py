@@ -90,6 +90,21 @@ def read_subscribers(
     return [subscriber_of(r.key, r.info or {}, r.created_at, r.lease_expires_at) for r in rows]
 
 
+def subscribed_queues(
+    connection: Connection, table: Table, after: str, limit: int
+) -> tuple[set[str], str | None]:
+    """The queues of the first `limit` live subscribers behind `after`, by name; the last of these
+    subscribers, or None if none is left.
+    """
+    c = table.c
+    # Along the primary key: leases have no index, so an order by them would read all each time.
+    page = select(c.key, c.info).where(c.scope == SUBSCRIBER, c.key > after)
+    living = page.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
+    rows = connection.execute(living).all()
+    queues = {queue for row in rows for queue in (row.info or {}).get("queues", ())}
+    return queues, rows[-1].key if len(rows) == limit else None
+
+
 def read_subscriber(
     connection: Connection, table: Table, name: str
 ) -> tuple[LiveSubscriber, bool] | None:

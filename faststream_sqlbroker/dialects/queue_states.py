@@ -73,20 +73,29 @@ def live_queues(connection: Connection, dialect: Operations) -> LiveQueues:
     """Up to `MOST_QUEUES` queues. Queues of replies to requests are left out."""
     living = read_subscribers(connection, dialect.tables.policy_state)
     live = Counter(queue for each in living for queue in each.queues)
-    names = set(live)
+    names = set(live) | queues_with_messages(connection, dialect)
+    ended = summed((each.queues, each.ended_per_minute) for each in living)
+    return LiveQueues(sorted(names)[:MOST_QUEUES], live, ended)
+
+
+def queues_with_messages(connection: Connection, dialect: Operations, after: str = "") -> set[str]:
+    """The first `MOST_QUEUES` queues behind `after` that have a message, by name; those of replies
+    to requests are left out.
+    """
+    # A step from each name to the next, in an index: DISTINCT would read every message.
+    names = set[str]()
     for walk in ("next_queue", "next_leased_queue"):
         if walk not in dialect.sql:
             continue
-        after: str | None = ""
+        place: str | None = after
         for _ in range(MOST_QUEUES):
-            after = connection.execute(dialect.sql[walk], {"after": after}).scalar()
+            place = connection.execute(dialect.sql[walk], {"after": place}).scalar()
             # In SQLite another program may have stored bytes, which come last: no queue is theirs.
-            if not isinstance(after, str):
+            if not isinstance(place, str):
                 break
-            if not after.startswith(REPLY_QUEUES):  # a series for each process
-                names.add(after)
-    ended = summed((each.queues, each.ended_per_minute) for each in living)
-    return LiveQueues(sorted(names)[:MOST_QUEUES], live, ended)
+            if not place.startswith(REPLY_QUEUES):  # a series for each process
+                names.add(place)
+    return names
 
 
 def queue_states(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -10,7 +11,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.dialects import Dialect
-from faststream_sqlbroker.dialects.live_subscribers import paused
+from faststream_sqlbroker.dialects.live_subscribers import MOST_READ, paused, subscribed_queues
 from faststream_sqlbroker.dialects.queue_counts import (
     QueueCounts,
     QueueRates,
@@ -18,12 +19,18 @@ from faststream_sqlbroker.dialects.queue_counts import (
     queue_counts,
     queue_rates,
 )
-from faststream_sqlbroker.dialects.queue_states import LiveQueues, live_queues
+from faststream_sqlbroker.dialects.queue_states import (
+    LiveQueues,
+    live_queues,
+    queues_with_messages,
+)
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.store.transaction import Transactions
 
 TOGETHER = 16
 """Queues that are counted in one transaction, so that none lasts long."""
+A_PAGE = 1_000
+"""Subscribers that one statement reads for the names of their queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +81,32 @@ class QueueOverviews:
             found += await self._transactions.run(look, self._places, write=False)
         return found
 
-    async def names(self) -> list[str]:
-        """The names of the queues that have a message, a live subscriber or a pause."""
-        fleet = await self._transactions.run(self._fleet, self._places, write=False)
-        return list(fleet.names)
+    async def names(self, like: str) -> list[str]:
+        """Names that `like` may be a slip of: queues with a message, a live subscriber or a pause.
+
+        Of those with a message the first 500, and the first 500 behind the first half of `like`.
+        The queues of at most 10 000 subscribers, a thousand in each transaction.
+        """
+
+        def begin(connection: Connection) -> set[str]:
+            found = {p.queue for p in paused(connection, self._dialect.tables.policy_state)}
+            for after in sorted({"", like[: len(like) // 2]}):
+                found |= queues_with_messages(connection, self._dialect, after)
+            return found
+
+        names = await self._transactions.run(begin, self._places, write=False)
+        table = self._dialect.tables.policy_state
+        after = ""
+        for _ in range(MOST_READ // A_PAGE):
+            # A transaction for each: one for all would hold back vacuum of the rows that every
+            # heartbeat rewrites.
+            page = partial(subscribed_queues, table=table, after=after, limit=A_PAGE)
+            found, last = await self._transactions.run(page, self._places, write=False)
+            names |= found
+            if last is None:
+                break
+            after = last
+        return sorted(names)
 
     def _fleet(self, connection: Connection) -> _Fleet:
         # One look for all queues, so that their rates are those of the same minute.

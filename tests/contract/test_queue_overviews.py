@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import queue_counts
+from faststream_sqlbroker.dialects import queue_counts, queue_states
+from faststream_sqlbroker.dialects.live_subscribers import subscribed_queues
 from faststream_sqlbroker.store import overviews
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import CHANNEL, announce, known
@@ -140,6 +142,44 @@ async def test_who_takes_from_a_queue_and_whether_it_is_paused(bench: Bench) -> 
     assert paused is not None
     assert (paused.by, paused.since <= datetime.now(timezone.utc)) == ("Ann", True)
     assert found["full"].paused is None
+
+
+async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> None:
+    for n in range(5):
+        await announce(bench, known(f"worker-{n}", queues=[f"of-{n}", "shared"]))
+    await bench.put(1, "full")
+    await bench.put(1, "later", delay=600.0)
+    await bench.store.live_subscribers.pause("stopped", None, {"by": "Ann"}, CHANNEL)
+    pages: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found = subscribed_queues(*args, **kwargs)
+        pages.append(len(found[0]))
+        return found
+
+    all_names = [*(f"of-{n}" for n in range(5)), "full", "later", "shared", "stopped"]
+    with (
+        patch.object(overviews, "A_PAGE", 2),
+        patch.object(overviews, "subscribed_queues", counted),
+    ):
+        assert await bench.store.overviews.names("x") == sorted(all_names)
+        assert pages == [3, 3, 2]
+        # No more subscribers than that are read.
+        pages.clear()
+        with patch.object(overviews, "MOST_READ", 4):
+            found = await bench.store.overviews.names("x")
+        assert pages == [3, 3]
+        assert "of-4" not in found
+        await bench.store.live_subscribers.leave([f"worker-{n}" for n in range(4)])
+        assert "of-0" not in await bench.store.overviews.names("x")
+
+
+async def test_a_name_behind_many_others_is_found_by_its_first_half(bench: Bench) -> None:
+    for name in ("a", "b", "c", "orders"):
+        await bench.put(1, name)
+    with patch.object(queue_states, "MOST_QUEUES", 2):
+        assert await bench.store.overviews.names("zzzz") == ["a", "b"]
+        assert await bench.store.overviews.names("ordres") == ["a", "b", "orders"]
 
 
 async def test_a_queue_whose_messages_are_all_archived_was_used(bench: Bench) -> None:

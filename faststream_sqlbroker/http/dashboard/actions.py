@@ -74,6 +74,7 @@ async def release(asked: Asked) -> Done:
 
 async def release_lock(asked: Asked) -> Done:
     """Take a lock from its holder."""
+    # A key is an argument like any other, so `admin` raises ValueError: here it is the user's.
     try:
         had = await asked.admin.release_lock(asked.needed("key"), by=asked.user.name)
     except ValueError as error:
