@@ -103,6 +103,7 @@ generate: setup
     @{{ python }} -m docs.pictures
     @{{ python }} -m tools.reference
     @{{ python }} -m tools.openapi
+    @{{ python }} -m tools.attacks
     @{{ python }} -m tools.capabilities
 
 # Regenerate the golden SQL in tests/sql

@@ -10,7 +10,7 @@ from faststream_sqlbroker.exceptions import SetupError
 if TYPE_CHECKING:
     import uvicorn
 
-HEADERS_TIMEOUT = 5
+IDLE_TIMEOUT = 5
 """Seconds for which uvicorn keeps a connection without a request."""
 MOST_CONNECTIONS = 500
 """Connections at a time; more are refused with 503."""
@@ -29,6 +29,7 @@ def listening(
     import uvicorn  # noqa: PLC0415 - an extra
 
     from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
+    from faststream_sqlbroker.http.protocol import LimitedProtocol  # noqa: PLC0415 - an extra
     from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
 
     listener = bound(host, port, "port")
@@ -38,8 +39,11 @@ def listening(
         log_level="warning",
         proxy_headers=False,
         server_header=False,
+        # Always the same one: another parser, if it is installed, has no limit of a head.
+        http=LimitedProtocol,
+        ws="none",
         limit_concurrency=MOST_CONNECTIONS,
-        timeout_keep_alive=HEADERS_TIMEOUT,
+        timeout_keep_alive=IDLE_TIMEOUT,
         timeout_graceful_shutdown=LAST_ANSWERS,
         **tls,
     )

@@ -1,5 +1,7 @@
 """`sqlbroker serve`: the broker over HTTP, in a process of its own; and passwords for it."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +9,7 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.listening import listening, tls_options
-from faststream_sqlbroker.cli.service import refuse_more_options, run_service
+from faststream_sqlbroker.cli.service import STOPPED_BY, refuse_more_options, run_service
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.cli.shown import print_line
 from faststream_sqlbroker.cli.target import run
@@ -53,6 +55,13 @@ def serve(
         Path | None, typer.Option("--certificate", help="The certificate of TLS, as PEM.")
     ] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Its private key, as PEM.")] = None,
+    proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--proxies",
+            help="A proxy's address or network, whose X-Forwarded-For is trusted; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Serve the broker over HTTP until it is interrupted; no message is handled here, unless a file
     of YAML says so.
@@ -74,6 +83,7 @@ def serve(
             known,
             Channels() if channels else None,
             Queues() if queues else None,
+            proxies=proxies or (),
         )
         await broker.connect()
         await _serve(served, host, port, tls)
@@ -158,7 +168,14 @@ def _logins(path: Path) -> list[Any]:
 
 
 async def _serve(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
-    from faststream_sqlbroker.http.server import Server  # noqa: PLC0415 - an extra
+    from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     config, listener = listening(app, host, port, tls)
-    await Server(config).serve(sockets=[listener])
+    server = InnerServer(config)
+    loop = asyncio.get_running_loop()
+    for number in STOPPED_BY:
+        # Windows has none of these; there an interrupt ends the program.
+        with suppress(NotImplementedError):
+            loop.add_signal_handler(number, server.handle_exit, number, None)
+    await server.serve(sockets=[listener])
+    print_line("stopped")

@@ -8,8 +8,6 @@ from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.proxies import peer
 from faststream_sqlbroker.http.users import Role, User
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""What a browser on this machine calls it."""
 OF_PROXIES = (
     "forwarded",
     "via",
@@ -37,13 +35,13 @@ def check_local(connection: HTTPConnection) -> None:
     """Refuse what may come from elsewhere.
 
     DNS rebinding: a page of another site can let its own name lead to 127.0.0.1. Its requests then
-    have that name in Host.
+    have that name in Host. An address there is no name that anyone could lead elsewhere.
 
     Raises:
         Problem: the peer or Host is not local, or a proxy is in between (403).
     """
     names = connection.headers.getlist("host")
-    if len(names) != 1 or host_name(names[0]) not in LOCAL_NAMES:
+    if len(names) != 1 or not is_loopback(host_name(names[0]).strip("[]")):
         raise Problem(403, "without authentication, Host must be localhost")
     if any(name in connection.headers for name in OF_PROXIES):
         raise Problem(403, "without authentication, there must be no proxy")

@@ -9,6 +9,7 @@ import uvicorn
 
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.mounting import App
+from faststream_sqlbroker.http.protocol import LimitedProtocol
 
 MOST_CONNECTIONS = 100
 """Probes at a time; more are refused, so that they take no memory from the worker."""
@@ -60,6 +61,8 @@ class ProbeServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            http=LimitedProtocol,
+            ws="none",
             limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )

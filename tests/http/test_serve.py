@@ -1,7 +1,8 @@
 """sqlbroker serve: a process of its own, with users or for this machine only."""
 
 import asyncio
-import signal
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,8 +25,7 @@ COMMAND = "from faststream_sqlbroker.cli import main; main()"
 async def serving(url: str, log: Path, *options: str) -> AsyncIterator[str]:
     """The address of a running server; it must end by itself on a signal."""
     command = ("-c", COMMAND, "serve", "--port", "0", *options)
-    # uvicorn ends well, and then by the signal that it has got.
-    async with running(log, *command, code=-signal.SIGTERM, SQLBROKER_URL=url) as address:
+    async with running(log, *command, SQLBROKER_URL=url) as address:
         yield address
 
 
@@ -87,12 +87,48 @@ async def test_a_slow_client_holds_up_no_other(
             writer.close()
 
 
+@on_sqlite
+async def test_another_address_of_loopback_is_this_machines(
+    broker: SqlBroker, database_url: str, tmp_path: Path
+) -> None:
+    options = ("--insecure", "--host", "127.0.0.2")
+    async with (
+        serving(database_url, tmp_path / "log", *options) as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        assert address.startswith("http://127.0.0.2:")
+        assert (await client.get("/csrf-token")).status_code == 200
+        refused = await client.get("/csrf-token", headers={"Host": "192.0.2.1"})
+        assert refused.status_code == 403
+
+
+@on_sqlite
+async def test_it_serves_tls(broker: SqlBroker, database_url: str, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 {subject}".split()
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command, *files], check=True, capture_output=True)
+    options = ("--insecure", "--certificate", str(certificate), "--key", str(key))
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    async with (
+        serving(database_url, tmp_path / "log", *options) as address,
+        httpx.AsyncClient(base_url=address, verify=trusted) as client,
+        httpx.AsyncClient(base_url=address) as stranger,
+    ):
+        assert address.startswith("https://")
+        assert (await client.get("/health/ready")).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await stranger.get("/health/ready")
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ((), "serve needs authentication"),
         (("--insecure", "--users", "users"), "serve needs authentication"),
         (("--insecure", "--host", "0.0.0.0"), "--insecure listens on this machine only"),
+        (("--insecure", "--proxies", "10.0.0.300"), "is no address and no network"),
         (("--insecure", "--host", "example.org"), "--insecure listens on this machine only"),
         (("--users", "none"), "cannot be read"),
         (("--users", "bad"), "bad, line 2: a line has a name, a role and a hash, this has 2 words"),

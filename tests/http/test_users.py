@@ -1,11 +1,13 @@
 """Who may ask: passwords, proxies, roles, and failures."""
 
 import asyncio
+import inspect
 from typing import Any
 
 import pytest
 
 from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker.core.channels import token_fits
 from faststream_sqlbroker.http import (
     BasicAuth,
     HttpApp,
@@ -17,8 +19,9 @@ from faststream_sqlbroker.http import (
     hash_password,
 )
 from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.failures import MOST_KNOWN, WINDOW, Failures
-from faststream_sqlbroker.http.passwords import COST, stored_password
+from faststream_sqlbroker.http.passwords import COST, StoredPassword, stored_password
 from tests.faststream.conftest import Heard
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 
@@ -275,3 +278,13 @@ async def test_roles_of_a_function(broker: SqlBroker) -> None:
 def test_a_proxy_is_checked(header: str, proxies: list[str], told: str) -> None:
     with pytest.raises(SetupError, match=told):
         ProxyAuth(header, proxies=proxies, roles={})
+
+
+@pytest.mark.attack(
+    "guessing a secret by the time of the answer", "all are compared in constant time"
+)
+def test_secrets_are_compared_in_constant_time() -> None:
+    compared = (token_fits, StoredPassword.fits, Csrf.check)
+    for function in (*compared, Csrf.is_signed):
+        assert "compare_digest" in inspect.getsource(function)
+    assert "hmac.new(self._key" in inspect.getsource(BasicAuth.user)

@@ -9,6 +9,7 @@ import pytest
 from faststream_sqlbroker.core.states import MessageState
 from tests.conftest import ALL
 from tools import (
+    attacks,
     capabilities,
     diagram,
     golden_sql,
@@ -33,6 +34,11 @@ def test_nothing_has_drifted(tool: object) -> None:
 
 def test_the_openapi_document_is_todays() -> None:
     assert all(path.read_text() == text for path, text in openapi.files().items())
+
+
+def test_the_table_of_attacks_is_todays() -> None:
+    assert len(attacks.rows()) > 10
+    assert update_block(attacks.PAGE, attacks.NAME, attacks.table(attacks.rows()), check=True) == 0
 
 
 def test_drift_is_found_and_mended(tmp_path: Path) -> None:
