@@ -5,7 +5,7 @@ that moves it also lowers the window's record, as a prune does; an undo raises i
 locks the record first and the rows after it, and so must a caller here, or the two can deadlock.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, and_, func, or_, select, update
 
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum, window_of
+from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.sizes import chunks
 
@@ -28,6 +29,13 @@ class LockedRecord:
 
     scope: str
     window: LoadedWindow
+    written_at: datetime
+    """When an export has written it; another time means that the lake was read anew since."""
+
+    @property
+    def note(self) -> list[Any]:
+        """Names the record, as JSON has it, and tells it from one that an export has renewed."""
+        return [self.scope, self.window.name, to_microseconds(self.written_at)]
 
     def has(self, moment: datetime) -> bool:
         """Whether what ended at `moment` is in the window."""
@@ -69,11 +77,12 @@ def lock_records_at(
     for scope in scopes:
         names = sorted(_names(connection, table, scope, moments))
         for part in chunks(names):
-            rows = select(table.c.key, table.c.info, table.c.counter).where(
+            columns = table.c.key, table.c.info, table.c.counter, table.c.created_at
+            rows = select(*columns).where(
                 table.c.scope == scope, table.c.key.in_(part), table.c.due_at.is_not(None)
             )
             locked = connection.execute(rows.order_by(table.c.key).with_for_update())
-            found += [LockedRecord(scope, window_of(*row)) for row in locked]
+            found += [LockedRecord(scope, window_of(*row[:3]), row.created_at) for row in locked]
     return found
 
 
@@ -106,8 +115,8 @@ def _names(
         statement = select(c.key, c.info, c.counter, c.due_at).where(c.scope == scope, further)
         rows = connection.execute(statement.order_by(c.due_at, c.key).limit(LISTED)).all()
         for row in rows:
-            record = LockedRecord(scope, window_of(row.key, row.info, row.counter))
-            if any(map(record.has, moments)):
+            window = window_of(row.key, row.info, row.counter)
+            if any(window.start <= moment < window.end for moment in moments):
                 yield row.key
             after = row.due_at, row.key
         if len(rows) < LISTED or window_of(*rows[-1][:3]).start > last:
@@ -119,32 +128,41 @@ def lower(
     dialect: Operations,
     records: Iterable[LockedRecord],
     left: Sequence[tuple[int, datetime]],
-) -> None:
-    """Take messages, by id and when they ended, out of the windows; they leave the archive now."""
+) -> dict[int, list[list[Any]]]:
+    """Take messages, by id and when they ended, out of the windows; they leave the archive now.
+
+    Returns:
+        By message, the notes of the records that were lowered, for `put_back`.
+    """
+    lowered: dict[int, list[list[Any]]] = {}
     for record in records:
-        rows = _sum(record, left)
+        ids = [message_id for message_id, moment in left if record.has(moment)]
+        rows = RowSum(len(ids), sum(ids))
         w = record.window
-        _save(connection, dialect, record, replace(w, left=w.left - rows, back=w.back + rows))
+        if ids:
+            _save(connection, dialect, record, replace(w, left=w.left - rows, back=w.back + rows))
+        for message_id in ids:
+            lowered.setdefault(message_id, []).append(record.note)
+    return lowered
 
 
 def put_back(
     connection: Connection,
     dialect: Operations,
     records: Iterable[LockedRecord],
-    returned: Sequence[tuple[int, datetime]],
+    returned: Mapping[int, Sequence[Sequence[Any]]],
 ) -> None:
-    """Messages return to the archive as they were: an undo of what `lower` has noted."""
+    """Messages return to the archive as they were: an undo of what `lower` has noted of each.
+
+    A record that was not lowered for a message, as an export has written it since, does not have
+    that message: the row is a late one then, and no prune removes it before another export.
+    """
     for record in records:
-        rows = _sum(record, returned)
+        ids = [i for i, notes in returned.items() if record.note in [list(n) for n in notes]]
+        rows = RowSum(len(ids), sum(ids))
         w = record.window
-        # A record that an export has renewed since does not have them: the row is a late one then.
-        if rows.rows <= w.back.rows:
+        if ids:
             _save(connection, dialect, record, replace(w, left=w.left + rows, back=w.back - rows))
-
-
-def _sum(record: LockedRecord, messages: Iterable[tuple[int, datetime]]) -> RowSum:
-    ids = [message_id for message_id, moment in messages if record.has(moment)]
-    return RowSum(len(ids), sum(ids))
 
 
 def _save(

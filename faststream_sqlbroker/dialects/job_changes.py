@@ -23,6 +23,8 @@ Changed = Mapping[int, Mapping[str, Any]]
 Change = Callable[[Connection, Operations, Job, Sequence[int]], Changed]
 """Changes those of the messages that may be changed."""
 
+LOWERED = "lowered"
+"""Under this name is noted which records of a lake's windows a redrive has lowered."""
 _BEFORE_MOVE = (
     "id",
     "queue",
@@ -34,6 +36,8 @@ _BEFORE_MOVE = (
     "next_attempt_at",
     "dedup_id",
     "policy_marks",
+    # Its marks say whether it is from the headers, and the other queue may go by another header.
+    "policy_key",
     "hops",
 )
 _BEFORE_REDRIVE = (
@@ -85,8 +89,9 @@ def redrive(connection: Connection, dialect: Operations, job: Job, ids: Sequence
         "publish_count": archive.c.publish_count + 1,
         "next_attempt_at": clock(),
     }
-    bring_back(connection, dialect, [row.id for row in rows], new, records)
-    return _noted(connection, dialect, rows)
+    lowered = bring_back(connection, dialect, [row.id for row in rows], new, records)
+    noted = _noted(connection, dialect, rows)
+    return {i: {**note, LOWERED: lowered.get(i, [])} for i, note in noted.items()}
 
 
 _FRESH = {"state": "PENDING", "attempts_count": 0, "deliveries_count": 0, "hops": 0}
@@ -100,10 +105,13 @@ def bring_back(
     ids: Sequence[int],
     new: Mapping[str, Any],
     records: Sequence[brought_back.LockedRecord],
-) -> None:
+) -> Mapping[int, list[list[Any]]]:
     """Move archived messages, which the transaction has locked, to the message table; `new` are
     expressions for columns that change, None for those that are left empty. `records` are those of
     their windows, which were locked before the messages.
+
+    Returns:
+        By message, the notes of the records that were lowered.
     """
     tables = dialect.tables
     assert tables.archive is not None  # noqa: S101 - the store has looked
@@ -112,15 +120,17 @@ def bring_back(
     names = [name for name in both if name not in left_out]
     columns = [new.get(name, tables.archive.c[name]) for name in names]
     these = tables.archive.c.id.in_(ids)
+    lowered: Mapping[int, list[list[Any]]] = {}
     if ids:
         # Both statements see the same rows: they are locked.
         if records:
             ended = select(tables.archive.c.id, tables.archive.c.archived_at).where(these)
             moments = [(row.id, row.archived_at) for row in connection.execute(ended)]
-            brought_back.lower(connection, dialect, records, moments)
+            lowered = brought_back.lower(connection, dialect, records, moments)
         copy = select(*columns).where(these)
         connection.execute(insert(tables.message).from_select(names, copy))
         connection.execute(delete(tables.archive).where(these))
+    return lowered
 
 
 def _update(

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.dialects import brought_back
-from faststream_sqlbroker.dialects.job_changes import bring_back
+from faststream_sqlbroker.dialects.job_changes import LOWERED, bring_back
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import UtcTimestamp
 
@@ -39,8 +39,8 @@ def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> se
 
 def undo_redrive(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
     """Put the messages back into the archive, as they were there."""
-    ended = {i: from_microseconds(note["before"]["archived_at"]) for i, note in notes.items()}
-    records = brought_back.lock_records_at(connection, dialect, list(ended.values()))
+    ended = [from_microseconds(note["before"]["archived_at"]) for note in notes.values()]
+    records = brought_back.lock_records_at(connection, dialect, ended)
     untouched = _untouched(connection, dialect, notes)
     message = dialect.tables.message
     archive = dialect.tables.archive
@@ -56,7 +56,7 @@ def undo_redrive(connection: Connection, dialect: Operations, notes: Notes) -> s
         )
     if untouched:
         connection.execute(delete(message).where(message.c.id.in_(untouched)))
-        returned = [(i, ended[i]) for i in untouched]
+        returned = {i: notes[i].get(LOWERED, ()) for i in untouched}
         brought_back.put_back(connection, dialect, records, returned)
     return untouched
 

@@ -1,5 +1,6 @@
 """Policies that go by a header, from publish to handler, and with rows of other programs."""
 
+import asyncio
 from typing import Any
 
 from sqlalchemy import insert
@@ -85,3 +86,44 @@ async def test_a_moved_message_gets_the_key_of_its_next_queue(
     await broker.publish("x", "a", headers={"one": "1", "two": "2"})
     [row] = await look.archived(1)
     assert (row["queue"], row["policy_key"]) == ("b", "2")
+
+
+async def test_a_message_that_is_moved_and_moved_back_has_its_key_again(
+    broker: SqlBroker, look: Look
+) -> None:
+    """Both queues are busy with its key there, so that it waits, untouched, with each key."""
+    handled = asyncio.Event()
+    several: Any = {**QUICK, "max_workers": 4}
+
+    @broker.subscriber("a", policies=[Concurrency(1, per_key=Header("tenant"))], **several)
+    @broker.subscriber("b", policies=[Concurrency(1, per_key=Header("region"))], **several)
+    async def handle(body: str) -> None:
+        await handled.wait()
+
+    for queue in ("a", "b"):
+        await broker.publish("busy", queue, headers={"tenant": "t1", "region": "eu"})
+    await broker.start()
+
+    async def running() -> bool:
+        return [row["state"] for row in await look.rows()] == ["PROCESSING"] * 2
+
+    await eventually(running)
+    waiting = await broker.publish("waits", "a", headers={"tenant": "t1", "region": "eu"})
+
+    async def key() -> str | None:
+        [row] = [row for row in await look.rows() if row["id"] == waiting]
+        return row["policy_key"]
+
+    async def has_tenant() -> bool:
+        return await key() == "t1"
+
+    async def has_region() -> bool:
+        return await key() == "eu"
+
+    await eventually(has_tenant)
+    moved = await broker.admin.bulk_move("b", queue="a", dry_run=False)
+    await eventually(has_region)
+    undone = await broker.admin.undo(moved.id)
+    assert (moved.done, undone.done) == (1, 1)
+    assert await key() == "t1"
+    handled.set()

@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import delete, insert, update
 
 from faststream_sqlbroker import Pruned, Retention, SetupError, SqlBroker
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
@@ -52,6 +52,12 @@ class Archive:
         values = {"scope": LOADED + "shop", "key": window.name, "due_at": window.end}
         async with self._look.engine.begin() as connection:
             await connection.execute(insert(self.records).values(info=window.info(), **values))
+
+    async def forget_records(self) -> None:
+        """As the first half of an export that writes its record anew."""
+        async with self._look.engine.begin() as connection:
+            of_lake = self.records.c.scope.startswith("lake")
+            await connection.execute(delete(self.records).where(of_lake))
 
     async def left(self) -> list[int]:
         return sorted(row["id"] for row in await self._look.rows(archive=True))
@@ -192,6 +198,45 @@ async def test_a_redriven_message_leaves_its_window_a_replayed_one_goes_with_it(
     assert (await broker.admin.verify()).ok
     assert (await archive.scopes())["2026-03-01"][2] == 1
     assert await broker.admin.prune(replace(BY_LAKE, failed="1d")) == Pruned(failed=1)
+
+
+@pytest.mark.parametrize("export", ["first", "renewed"])
+async def test_what_is_put_back_after_an_export_stays_until_the_next_one(
+    broker: SqlBroker, archive: Archive, export: str
+) -> None:
+    """1001 was in its queue while the lake read the window. Another redrive has lowered the record
+    for 1002, which must not count for 1001.
+    """
+    await archive.put(0, 1001, 1002, state="DISCARDED")
+    if export == "renewed":
+        await archive.record(0, 1001, 1002)
+    only_first: Any = {"state": "DISCARDED", "until": FIRST + timedelta(seconds=30)}
+    early = await broker.admin.redrive(**only_first, dry_run=False)
+    if export == "renewed":
+        await archive.forget_records()
+    await archive.record(0, 1002)
+    late = await broker.admin.redrive(state="DISCARDED", dry_run=False)
+    undone = await broker.admin.undo(early.id)
+    assert (early.done, late.done, undone.done) == (1, 1, 1)
+    found = await broker.admin.prune(BY_LAKE, dry_run=True)
+    assert (found.rows, len(found.differing)) == (0, 1)
+    # The record counts the other one again: the window differs by what the lake lacks, no more.
+    await broker.admin.undo(late.id)
+    [told] = (await broker.admin.prune(BY_LAKE)).differing
+    assert told.endswith("2 rows with the sum of ids 2003, not 1 rows with the sum of ids 1002")
+    assert await archive.left() == [1001, 1002]
+
+
+async def test_a_redrive_that_is_undone_again_and_again_leaves_its_window_as_it_was(
+    broker: SqlBroker, archive: Archive
+) -> None:
+    await archive.put(0, 1001, 1002, 1003, state="DISCARDED")
+    await archive.record(0, 1001, 1002, 1003)
+    for _ in range(3):
+        job = await broker.admin.redrive(state="DISCARDED", dry_run=False)
+        undone = await broker.admin.undo(job.id)
+        assert (job.done, undone.done) == (3, 3)
+    assert await broker.admin.prune(BY_LAKE) == Pruned(discarded=3)
 
 
 async def test_a_broker_prunes_by_its_lake_and_tells_what_differs_once(
