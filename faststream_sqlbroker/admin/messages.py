@@ -65,7 +65,8 @@ class Messages(Explaining):
             error: A part of the last error.
             reason: Why it ended, the whole reason; only of archived messages.
             fingerprint: That of its error, as `dead_letters` shows it; only of archived messages.
-            headers: Headers whose value is this text.
+            headers: Headers whose value is this text, or a number, true or false that JSON writes
+                so.
             since: Created (archived, in the archive) at this time or later: an aware datetime, or
                 how long ago, by the database's clock.
             until: Created (archived) before this time.

@@ -14,10 +14,13 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    LargeBinary,
     Select,
+    String,
     Table,
     and_,
     case,
+    cast,
     func,
     literal_column,
     null,
@@ -277,7 +280,7 @@ def _unindexed(walk: Walk, filters: Filters, database: str) -> list[Any]:
     c = walk.table.c
     found = list(_equal(walk, filters))
     if filters.error is not None:
-        found.append(c.last_error.contains(filters.error, autoescape=True))
+        found.append(_contains(c.last_error, filters.error, database))
     found += [_header(walk, database, *each) for each in filters.headers.items()]
     if not filters.archived:
         found += _between(c.created_at, filters)
@@ -303,17 +306,32 @@ def _only(walk: Walk, state: MessageState) -> bool:
     return walk.name == "ended" or (walk.name == "leased" and state is MessageState.PROCESSING)
 
 
+def _contains(column: Any, part: str, database: str) -> Any:
+    """Whether the text has this part, in these letters: LIKE in SQLite takes "A" for "a"."""
+    if database == "sqlite":
+        return func.instr(column, part) > 0
+    return column.contains(part, autoescape=True)
+
+
 def _header(walk: Walk, database: str, name: str, value: str) -> Any:
-    """Whether the header `name` is this text, whatever characters the name has."""
+    """Whether the header `name` is this text, whatever characters the name has; or a number, or
+    true or false, that JSON writes so.
+    """
     headers = walk.table.c.headers
     if database == "postgresql":
         return headers[name].as_string() == value
     if database in MYSQL:
         # A path's name in quotes is a JSON text of its own.
         path = f"$.{json.dumps(name, ensure_ascii=False)}"
-        return func.json_unquote(func.json_extract(headers, path)) == value
+        found = func.json_extract(headers, path)
+        # Bytes: as texts, those that differ in spaces at their end would be equal.
+        same = cast(func.json_unquote(found), LargeBinary) == value.encode()
+        return and_(func.json_type(found) != "NULL", same)
     # Another program may have stored there what is not JSON, which would be an error. SQLite's
     # paths have no way to write a quote.
     known = case((func.json_valid(headers) == 1, headers))
-    each = func.json_each(known).table_valued("key", "value")
-    return select(each.c.key).where(each.c.key == name, each.c.value == value).exists()
+    each = func.json_each(known).table_valued("key", "value", "type")
+    # Its value of true is the number 1.
+    logical = each.c.type.in_(("true", "false"))
+    shown = case((logical, each.c.type), else_=cast(each.c.value, String))
+    return select(each.c.key).where(each.c.key == name, shown == value).exists()

@@ -146,6 +146,29 @@ async def test_errors_and_headers_are_searched(bench: Bench) -> None:
     assert await ids(bench, headers={**tenant, "none": "x"}) == []
 
 
+async def test_letters_and_spaces_at_the_end_count(bench: Bench) -> None:
+    small = await archive(bench, 1, state=MessageState.FAILED, error="timeout: a")
+    large = await archive(bench, 1, state=MessageState.FAILED, error="Timeout: a")
+    assert await ids(bench, archived=True, error="timeout") == small
+    assert await ids(bench, archived=True, error="Timeout") == large
+    for value in ("a", "a ", "A"):
+        mine = await bench.put(1, headers=json.dumps({"tenant": value}))
+        assert await ids(bench, headers={"tenant": value}) == mine
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(5, "5"), (-(2**53) - 1, "-9007199254740993"), (1.5, "1.5"), (True, "true"), (False, "false")],
+)
+async def test_a_header_that_is_no_text_is_found_as_json_writes_it(
+    bench: Bench, value: object, text: str
+) -> None:
+    mine = await bench.put(1, headers=json.dumps({"n": value}))
+    await bench.put(1, headers='{"n": null}')
+    assert await ids(bench, headers={"n": text}) == mine
+    assert await ids(bench, headers={"n": "null"}) == []
+
+
 @pytest.mark.parametrize("name", ['say "hi"', "C:\\temp", "$.a[0]", "it's", "%s", "", "Zoë"])
 async def test_the_name_of_a_header_may_have_any_characters(bench: Bench, name: str) -> None:
     mine = await bench.put(1, headers=json.dumps({name: "x", "other": "y"}, ensure_ascii=False))
