@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from sqlalchemy import text
 
 from faststream_sqlbroker.exceptions import ExportMismatchError
 from faststream_sqlbroker.spark import (
@@ -17,6 +18,7 @@ from faststream_sqlbroker.spark import (
     repair_export,
     verify_export,
 )
+from faststream_sqlbroker.spark.lake.folders import Folders
 from faststream_sqlbroker.spark.lake.lake import Lake
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table
@@ -86,3 +88,71 @@ def test_files_are_in_the_order_of_their_times(
     files = Lake(spark, path).files
     assert [one.times and one.times[0] for one in files] == [START + DAY * day for day in days]
     assert of_lake(read_export(spark, path)) == of_table(archive, START + DAY * 300)
+
+
+def recorded(archive: Archive) -> dict[str, str]:
+    """The window's scope in the database: retention removes those of "lake:shop"."""
+    with archive.engine.connect() as connection:
+        found = connection.execute(text("SELECT key, scope FROM message_policy_state"))
+        return {str(key): str(scope) for key, scope in found}
+
+
+def test_an_export_notices_rows_that_another_program_has_removed(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """A file that is no longer in the log is not missed on disk; retention must keep its rows."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path, record_as="shop")
+    assert set(recorded(archive).values()) == {"lake:shop"}
+    DeltaTable(str(path)).delete("id > 20")
+    found = export_archive(spark, archive.url, str(path), record_as="shop", **SPAN)
+    assert [one.action for one in found.windows] == ["unchanged", "unchanged", "damaged"]
+    assert found.damaged == {
+        "_delta_log": "the table has other rows of 2026-03-03 than its log says"
+    }
+    assert recorded(archive)["2026-03-03"] == "lake_differs:shop"
+    repair_export(spark, archive.url, str(path))
+    again = export_archive(spark, archive.url, str(path), record_as="shop", **SPAN)
+    assert (again.damaged, {one.action for one in again.windows}) == ({}, {"unchanged"})
+    assert recorded(archive)["2026-03-03"] == "lake:shop"
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+
+
+def test_a_lake_whose_log_was_cleaned_up_is_not_exported_twice(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Without their records, its windows look as if the lake had none."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    compact_export(spark, str(path))
+    table = DeltaTable(str(path))
+    table.create_checkpoint()
+    for one in (path / "_delta_log").glob("*.json"):
+        if int(one.stem) < table.version():
+            one.unlink()
+    assert Lake(spark, str(path)).state.entries == {}
+    archive.add({"id": 99, "archived_at": START + DAY * 5})
+    given = SPAN | {"until": "2026-03-07"}
+    found = export_archive(spark, archive.url, str(path), **given)
+    assert [one.action for one in found.windows] == ["damaged", "damaged", "damaged", "exported"]
+    assert repair_export(spark, archive.url, str(path)).windows == {}
+    repair_export(spark, archive.url, str(path), accept_loss=True)
+    again = export_archive(spark, archive.url, str(path), **given)
+    assert {one.action for one in again.windows} == {"unchanged"}
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 6)
+
+
+def test_files_that_were_replaced_are_removed_after_a_checkpoint_too(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """A checkpoint forgets what was removed longer ago than the table's retention."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    now = Folders.now
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Folders, "now", lambda folders: now(folders) - 200 * 3_600_000)
+        compact_export(spark, str(path), keep="9999h")
+    DeltaTable(str(path)).create_checkpoint()
+    assert len(list((path / "data").rglob("*.parquet"))) == 4
+    compact_export(spark, str(path), keep="168h")
+    assert len(list((path / "data").rglob("*.parquet"))) == 1

@@ -35,6 +35,8 @@ _SOURCE = "sqlbroker.source"
 _PROPERTIES = {
     # Clean-up of the log would lose the figures that stand in its commits.
     "delta.enableExpiredLogCleanup": "false",
+    # A checkpoint of the log forgets what was removed longer ago, and no vacuum finds it then.
+    "delta.deletedFileRetentionDuration": "interval 36500 days",
     # Other columns' least and greatest values would put contents of messages into the log.
     "delta.dataSkippingStatsColumns": "id,archived_at",
 }

@@ -20,6 +20,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
+from faststream_sqlbroker.spark.lake.changes import find_changes
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.records import Records, open_records
 from faststream_sqlbroker.spark.lake.run import ExportedWindow, Run, plan_again
@@ -48,8 +49,8 @@ class ExportResult:
         windows: Those that this run looked at and that have rows, in order.
         horizon: Windows that end later are not closed yet; by the database's clock.
         watermark: End of the windows that are in the lake without a gap; None if there are none.
-        damaged: Files that were altered since they were written, with what differs; `repair_export`
-            reads their windows again.
+        damaged: Files that were altered since they were written, or that another program has
+            written, with what differs; `repair_export` reads their windows again.
     """
 
     path: str
@@ -102,9 +103,10 @@ def export_archive(
     `safety_lag`) they are added, with a warning. Rows that the database has lost since, because
     they were pruned or retried, stay in the lake. Windows without rows cost nothing.
 
-    Each run compares the sizes of all files with the log, and the SHA-256 of the latest 256 MB.
-    Windows of files that were altered are not exported again and not recorded for retention; the
-    result and a warning name the files.
+    Each run compares the sizes of all files with the log, the SHA-256 of the latest 256 MB, and the
+    number of rows with what exports have recorded. Windows of files that were altered, or that
+    another program has written or removed, are not exported again and not recorded for retention;
+    the result and a warning name the files.
 
     Args:
         spark: A session with the JDBC driver (`build_session`); not Spark Connect.
@@ -180,18 +182,18 @@ def export_archive(
         described = {**describe_source(database.address, selection, source), "window": window}
         plan_again(lake, lambda: lake.begin(described, secrets.token_hex(8)))
         lake.sweep()
-        damaged = lake.altered(CHECKED_BYTES)
-        for name, problem in damaged.items():
+        changes = find_changes(lake, CHECKED_BYTES)
+        for name, problem in changes.files.items():
             logger.warning(
                 "%s: %s; sqlbroker archive repair reads its windows again",
                 lake.folders.path(name),
                 problem,
             )
         with _records(lake, record_as, primary or url, message_table, schema) as records:
-            run = Run(job, connection, records, rows_per_commit, set(damaged), on_window)
+            run = Run(job, connection, records, rows_per_commit, changes, on_window)
             plan_again(lake, lambda: run.bring(_spans(run, window, horizon.moment, back)))
     done = tuple(run.done[name] for name in sorted(run.done))
-    return ExportResult(lake.folders.root, done, horizon.moment, lake.watermark, damaged)
+    return ExportResult(lake.folders.root, done, horizon.moment, lake.watermark, changes.files)
 
 
 def _spans(run: Run, window: str, horizon: datetime, recheck: float) -> list[Span]:

@@ -1,6 +1,6 @@
 """One run of an export: count the windows of some spans, and bring what the lake lacks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
@@ -8,12 +8,19 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError
+from faststream_sqlbroker.spark.lake.changes import Changes
 from faststream_sqlbroker.spark.lake.entries import Entry, Note
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.records import Records
 from faststream_sqlbroker.spark.lake.row_checksums import NOTHING, RowChecksums, ask_windows
 from faststream_sqlbroker.spark.lake.transfer import Batch, Job, lacking, transfer
-from faststream_sqlbroker.spark.lake.windows import ExportWindow, Span, cut_spans, without_spans
+from faststream_sqlbroker.spark.lake.windows import (
+    ExportWindow,
+    Span,
+    cut_spans,
+    merge_spans,
+    without_spans,
+)
 
 PLANS = 20
 """How often a plan is made anew because another process has committed."""
@@ -29,7 +36,7 @@ class ExportedWindow:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
         action: "exported"; "again" (rows had come since, and are in it now); "unchanged"; "left"
             (the database has fewer rows than the lake, which keeps them); "damaged" (a file of it
-            was altered, so it is left as it is).
+            was altered, or is another program's, so it is left as it is).
         rows: In the lake.
         number: 1 for the first window of this run.
         total: How many windows this run looks at.
@@ -58,7 +65,7 @@ class Run:
         connection: Connection,
         records: Records | None,
         rows_per_commit: int,
-        damaged: set[str],
+        changes: Changes,
         tell: Callable[[ExportedWindow], Any] | None,
     ) -> None:
         self.job = job
@@ -66,16 +73,18 @@ class Run:
         self.records = records
         self.done: dict[str, ExportedWindow] = {}
         self._rows_per_commit = rows_per_commit
-        self._damaged = {one.name for one in job.lake.windows_of(damaged)}
+        self._changes = changes
         self._tell = tell or (lambda _: None)
         self._total = 0
         if records is not None:
-            records.hold(self._damaged)
+            records.hold(changes.windows)
 
     def is_whole(self, window: ExportWindow) -> bool:
         """Whether the lake has rows of a window, and none of its files was altered."""
         entry = self.job.lake.entry(window)
-        return entry is not None and bool(entry.lake.rows) and window.name not in self._damaged
+        return (
+            entry is not None and bool(entry.lake.rows) and window.name not in self._changes.windows
+        )
 
     def bring(self, spans: Sequence[Span]) -> None:
         """Export what the lake lacks of some spans.
@@ -87,24 +96,43 @@ class Run:
         recorded = [one for one in self.job.lake.windows() if _inside(one, spans)]
         windows = sorted({*counts, *recorded})
         self._total = len({*self.done, *(one.name for one in windows)})
+        strange = [one for one in windows if self._is_strange(one)]
+        for one in strange:
+            self._note(one, "damaged", Entry(NOTHING, NOTHING))
+        taken = merge_spans((one.start, one.end) for one in strange)
+        # A batch is read as one span, so what lies between two spans must not be within it.
+        for span in spans:
+            for part in without_spans(span, taken):
+                self._bring_part(part, [one for one in windows if _inside(one, [part])], counts)
+
+    def _is_strange(self, window: ExportWindow) -> bool:
+        """Whether a window without a record may have rows in the lake: its record may be lost."""
+        return self.job.lake.entry(window) is None and self._changes.concern(window)
+
+    def _bring_part(
+        self,
+        span: Span,
+        windows: Sequence[ExportWindow],
+        counts: Mapping[ExportWindow, RowChecksums],
+    ) -> None:
         waiting = list[ExportWindow]()
         rows = 0
-        reached = spans[0][0] if spans else None
+        reached = span[0]
         for window in windows:
             known = self.job.lake.entry(window) is not None
             if not known:
                 waiting.append(window)
                 rows += counts[window].rows
-            # A batch is read as one span, so no known window may lie within it.
+            # No known window may lie within a batch either.
             if waiting and (known or rows >= self._rows_per_commit):
                 end = waiting[-1].end
-                self._bring(waiting, rows, cut_spans(spans, reached, end))
+                self._bring(waiting, rows, cut_spans([span], reached, end))
                 reached = end
                 waiting = []
                 rows = 0
             if known:
                 self._look_again(window, counts.get(window, NOTHING))
-        self._bring(waiting, rows, cut_spans(spans, reached, None))
+        self._bring(waiting, rows, cut_spans([span], reached, None))
 
     def _count(self, spans: Sequence[Span]) -> dict[ExportWindow, RowChecksums]:
         counts = dict[ExportWindow, RowChecksums]()
@@ -140,7 +168,7 @@ class Run:
         entry = lake.entry(window)
         if entry is None:
             return
-        if window.name in self._damaged:
+        if window.name in self._changes.windows:
             self._note(window, "damaged", entry)
             return
         if counts == entry.source:
