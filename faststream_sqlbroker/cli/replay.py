@@ -71,6 +71,13 @@ def replay(
         list[str] | None,
         typer.Option(help="A header to set on each message, name=value; repeat for several."),
     ] = None,
+    redriven: Annotated[
+        bool,
+        typer.Option(
+            "--redriven",
+            help="With --path: also messages that went on since, redriven or completed.",
+        ),
+    ] = False,
     table: Annotated[str, typer.Option(help="Name of the message table.")] = "message",
     archive_table: ArchiveTable = "message_archive",
     schema: Annotated[str | None, typer.Option(help="Schema of both tables.")] = None,
@@ -81,8 +88,9 @@ def replay(
     """Publish rows of the archive as new messages, each row once for a job.
 
     It shows what it would publish, then asks. After a crash repeat the same command: it leaves out
-    what the job has published. The rows stay in the archive. The exit code is 1 if the answer is
-    no.
+    what the job has published. The rows stay in the archive. With --path it leaves out messages of
+    which the lake, the archive or the live table has something newer. The exit code is 1 if the
+    answer is no.
     """
     chosen = select_rows(
         ARCHIVE, archive_table, schema, since=since, until=until, queues=queue, states=states
@@ -95,13 +103,17 @@ def replay(
         "headers": _headers(header or ()),
         "table": table,
         "schema": schema,
+        "current_only": path is not None and not redriven,
+        "archive_table": archive_table,
     }
     _check_error(failed_in, reason, error_type)
     console = PlainConsole()
     with database_errors():
-        frame = _rows(
-            quiet_session(master, jar, None if path else url), path, url, chosen, id_ or []
-        )
+        session = quiet_session(master, jar, None if path else url)
+        if path is None:
+            frame = _rows(session, url, chosen, id_ or [])
+        else:
+            frame = read_path(session, path, chosen, id_ or [], last_only=not redriven)
         frame = _of_error(frame, failed_in, reason, error_type)
         found = our.replay(frame, url, **options)
         show(console, found)
@@ -135,11 +147,7 @@ def _headers(given: Iterable[str]) -> Mapping[str, str]:
     return {name: value for name, _, value in (header.partition("=") for header in given)}
 
 
-def _rows(
-    session: "SparkSession", path: str | None, url: str, chosen: Selection, ids: list[int]
-) -> "DataFrame":
-    if path is not None:
-        return read_path(session, path, chosen, ids)
+def _rows(session: "SparkSession", url: str, chosen: Selection, ids: list[int]) -> "DataFrame":
     from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
     frame = our.read_archive(
@@ -165,6 +173,8 @@ def show(console: PlainConsole, result: "ReplayResult") -> None:
         table.add_row(name, str(count))
     table.add_section()
     table.add_row("published before", str(result.already))
+    if result.redriven:
+        table.add_row("went on since, left out", str(result.redriven))
     table.add_row("bytes of payloads", str(result.bytes))
     console.print(table)
     if result.dry_run and result.sample:

@@ -429,6 +429,19 @@ def test_a_retried_dead_letter_is_not_counted(frame_of: Any) -> None:
     assert rows(analytics.dlq_age(data.drop("id")), "messages") == [(3,)]
 
 
+def test_a_dead_letter_that_is_due_later_moves_no_clock(spark: SparkSession, frame_of: Any) -> None:
+    """Its next attempt in 2099 is not taken for now; it counts, with age 0."""
+    far = datetime(2099, 1, 1, tzinfo=timezone.utc)
+    data = frame_of({"state": "FAILED"}, {"archived_at": START + HOUR})
+    live = frame(
+        spark,
+        [{"id": 9, "queue": "letters", "headers": dead("mail"), "next_attempt_at": far}],
+        MESSAGE_SCHEMA,
+    )
+    found = rows(analytics.dlq_age(data, live=live), "queue", "messages", "oldest_age")
+    assert found == [("mail", 1, 0.0), ("orders", 1, 3600.0)]
+
+
 def test_a_waiting_dead_letter_is_as_old_as_its_last_attempt_there(
     spark: SparkSession, frame_of: Any
 ) -> None:

@@ -36,7 +36,7 @@ from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.replays import writer as replay_writer
 from faststream_sqlbroker.spark.replays.writer import Task, Writer, batches
 from tests.helpers import eventually
-from tests.spark.conftest import START, Archive
+from tests.spark.conftest import START, Archive, archived
 from tests.spark.frames import plain_frame
 
 pytestmark = pytest.mark.capability("Spark: replay of archived messages, each once for a job")
@@ -746,6 +746,70 @@ def test_the_command_shows_asks_and_publishes(
     assert "o[bold]ther:email:" in only.output
     assert "\ufffd[2J\ufffd:bug:" in only.output
     assert origins(archive) == dict.fromkeys((1, 3, 5, 7, 9), 1)
+
+
+def test_messages_that_went_on_since_are_left_out_of_a_lake(
+    spark: SparkSession, archive: Archive
+) -> None:
+    """The lake has five failures. Since then one was redriven and completed, one failed again, one
+    was pruned, and one was redriven and waits."""
+    # Ids that no copy gets: what a copy has in the live table is another message.
+    archive.add(*({"id": n, "state": "FAILED"} for n in range(1001, 1006)))
+    lake = frame(spark, archive).localCheckpoint()
+    again = {"archived_at": START + timedelta(days=1)}
+    archive.execute("DELETE FROM message_archive WHERE id > 1001")
+    archive.add({"id": 1002, **again}, {"id": 1003, "state": "FAILED", **again})
+    waiting = archived(id=1005, headers=None, state="PENDING")
+    columns = archive.message.c.keys()
+    with archive.engine.begin() as connection:
+        values = {name: value for name, value in waiting.items() if name in columns}
+        connection.execute(archive.message.insert(), values)
+    both = lake.unionByName(frame(spark, archive).where("id = 1003"))
+    looked = replay(both, archive.url, job="j", current_only=True, num_partitions=2)
+    assert (looked.rows, looked.redriven, looked.messages, looked.already) == (5, 2, 3, 0)
+    done = publish(both, archive, job="j", current_only=True)
+    assert (done.redriven, done.queues, done.already) == (2, {"orders": 3}, 0)
+    copies = [row.origin_id for row in messages(archive) if row.origin_id is not None]
+    assert sorted(copies) == [1001, 1003, 1004]  # what the database does not have counts as current
+    again_done = publish(both, archive, job="j", current_only=True)
+    assert (again_done.messages, again_done.redriven, again_done.already) == (0, 2, 3)
+    everything = publish(both, archive, job="all")
+    assert (everything.messages, everything.redriven) == (5, 0)
+    without = publish(both, archive, job="live", current_only=True, archive_table=None)
+    assert (without.messages, without.redriven) == (4, 1)
+
+
+def test_what_current_only_needs_is_checked(spark: SparkSession, new_database: Any) -> None:
+    archive = new_database("sqlite")
+    archive.add({"id": 1})
+    data = frame(spark, archive)
+    with pytest.raises(SetupError, match="current_only needs the column archived_at"):
+        replay(data.drop("archived_at"), archive.url, job="j", current_only=True)
+    with pytest.raises(SetupError, match="the table 'nowhere' cannot be read"):
+        replay(data, archive.url, job="j", current_only=True, archive_table="nowhere")
+
+
+def test_the_command_leaves_out_what_a_lake_knows_to_be_repaired(
+    spark: SparkSession, new_database: Any, tmp_path: Path
+) -> None:
+    """Also where the later row is outside of the selection, and the database has no row left."""
+    archive = new_database("sqlite")
+    archive.add({"id": 1, "state": "FAILED"}, {"id": 2, "state": "FAILED"})
+    first = frame(spark, archive).localCheckpoint()
+    archive.execute("DELETE FROM message_archive")
+    archive.add({"id": 2, "archived_at": START + timedelta(days=1)})
+    lake = str(tmp_path / "lake")
+    first.unionByName(frame(spark, archive)).write.parquet(lake)
+    archive.execute("DELETE FROM message_archive")
+    chosen = ("--url", archive.url, "--path", lake, "--states", "failed", "--until", "2026-03-02")
+    assert command(*chosen, "--job", "j", "--yes").exit_code == 0
+    assert origins(archive) == {1: 1}
+    archive.add({"id": 1, "archived_at": START + timedelta(days=2)})
+    shown = command(*chosen, "--job", "k", "--yes")
+    assert "went on since, left out" in shown.output
+    assert "There is nothing to publish" in shown.output
+    assert command(*chosen, "--job", "all", "--redriven", "--yes").exit_code == 0
+    assert origins(archive) == {1: 2, 2: 1}
 
 
 def test_the_command_refuses_impossible_options(spark: SparkSession, new_database: Any) -> None:

@@ -1,5 +1,7 @@
 """What failed, how often it was tried, and what lies among the dead letters."""
 
+from datetime import datetime
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -187,7 +189,7 @@ def dlq_age(
         df: With queue, state, headers and archived_at; and with id, without which each row is a
             message. An export may have several rows of one.
         as_of: Ages are told as of this moment, and what was archived or died later is left out;
-            None is the latest such time in the frames.
+            None is the latest such time in the frames, and what is due later than now has age 0.
         live: A frame of `read_messages`: with queue, headers, last_attempt_at and next_attempt_at.
 
     Returns:
@@ -212,14 +214,14 @@ def dlq_age(
         # keeps the header, so the queue is compared.
         since = F.coalesce("last_attempt_at", "next_attempt_at").alias("at")
         waiting = live.where(_origin("queue") != F.col("queue")).select(queue, since)
-        dead, times = dead.unionAll(waiting), times.unionAll(waiting.select("at"))
-    latest = times.agg(F.max("at").alias("now")) if moment is None else None
-    dated = (
-        dead.withColumn("now", F.lit(moment))
-        if latest is None
-        else dead.crossJoin(F.broadcast(latest))
+        dead = dead.unionAll(waiting)
+        # One that was delayed on its way into the dead letter queue is due in the future.
+        times = times.unionAll(waiting.select("at").where("at <= current_timestamp()"))
+    aged = (
+        _dated(dead, times, moment)
+        .where("at <= now")
+        .withColumn("age", seconds(F.col("at"), F.col("now")))
     )
-    aged = dated.where("at <= now").withColumn("age", seconds(F.col("at"), F.col("now")))
     counted = aged.groupBy("queue").agg(
         F.count("*").alias("messages"),
         *_ages(),
@@ -227,6 +229,15 @@ def dlq_age(
         F.max("age").alias("oldest_age"),
     )
     return shaped(counted, RESULTS["dlq_age"])
+
+
+def _dated(dead: DataFrame, times: DataFrame, moment: datetime | None) -> DataFrame:
+    """With the column now: `moment`, or the latest of `times`, at which nothing died later."""
+    if moment is not None:
+        return dead.withColumn("now", F.lit(moment))
+    now = F.coalesce(F.max("at"), F.current_timestamp()).alias("now")
+    dated = dead.crossJoin(F.broadcast(times.agg(now)))
+    return dated.withColumn("at", F.least("at", "now"))
 
 
 def _last_rows(df: DataFrame) -> DataFrame:

@@ -10,7 +10,7 @@ NEEDED = ("id", "queue", "priority", "key", "headers", "payload", "publish_count
 """Columns that the DataFrame must have; others are not looked at."""
 
 
-def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
+def replayed(df: DataFrame, number: int, *, dry_run: bool, current_only: bool = False) -> DataFrame:
     """Partition the rows for the tasks: all rows of an id in one, ids rising.
 
     Payloads are left out in a dry run.
@@ -19,6 +19,7 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
         df: What the user gave.
         number: Of partitions.
         dry_run: Whether nothing is written.
+        current_only: Whether the rows get archived_us, archived_at in microseconds since 1970.
 
     Raises:
         SetupError: a column is missing or of a type that it cannot have, or the DataFrame is
@@ -29,6 +30,10 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
         raise SetupError(
             f"the DataFrame has no column {missing[0]!r}: replay needs {', '.join(NEEDED)}, as "
             "read_archive returns them"
+        )
+    if current_only and "archived_at" not in df.columns:
+        raise SetupError(
+            "current_only needs the column archived_at, as read_archive and read_export return it"
         )
     if df.isStreaming:
         raise SetupError(
@@ -42,8 +47,15 @@ def replayed(df: DataFrame, number: int, *, dry_run: bool) -> DataFrame:
     # one counts.
     newest = "archived_at" if "archived_at" in df.columns else "publish_count"
     last = F.col(newest).alias("_newest")
+    at = [F.unix_micros("archived_at").alias("archived_us")] if current_only else []
     chosen = df.select(
-        F.col("id").cast("long"), *kept, _headers(df), *([] if dry_run else [payload]), length, last
+        F.col("id").cast("long"),
+        *kept,
+        _headers(df),
+        *([] if dry_run else [payload]),
+        length,
+        *at,
+        last,
     )
     return (
         chosen.repartition(number, "id")

@@ -30,11 +30,11 @@ from faststream_sqlbroker.spark.replays.writer import SAMPLES, Count, Task, Writ
 SLOWEST = 1e-5
 """Messages a second: about one a day."""
 
-_RESULT = "queue string, rows bigint, fresh bigint, bytes bigint, sample string"
+_RESULT = "queue string, rows bigint, fresh bigint, bytes bigint, redriven bigint, sample string"
 _ARROW_RESULT = pa.schema(
     [
         ("queue", pa.string()),
-        *((name, pa.int64()) for name in ("rows", "fresh", "bytes")),
+        *((name, pa.int64()) for name in ("rows", "fresh", "bytes", "redriven")),
         ("sample", pa.string()),
     ]
 )
@@ -54,6 +54,7 @@ class ReplayResult:
         bytes: Of the payloads that were, or would be, published.
         sample: Up to ten of these messages, those with the lowest ids: id of the row, queue,
             priority, key, headers, bytes.
+        redriven: With `current_only`, rows that are left out, as their messages went on since.
     """
 
     job: str
@@ -63,6 +64,7 @@ class ReplayResult:
     already: int
     bytes: int
     sample: tuple[Mapping[str, Any], ...]
+    redriven: int = 0
 
     @property
     def messages(self) -> int:
@@ -85,6 +87,8 @@ def replay(
     num_partitions: int = 4,
     batch_size: int = 1000,
     remember: Duration | None = "720h",
+    current_only: bool = False,
+    archive_table: str | None = "message_archive",
 ) -> ReplayResult:
     """Publish the rows of `df` as new messages, each once for `job`.
 
@@ -119,6 +123,12 @@ def replay(
         batch_size: Most rows of a transaction; it also ends at 4 MiB of payloads.
         remember: How long a published row is known to its job, from its publishing on; None is for
             ever. Subscribers remove what is older.
+        current_only: Leave out rows of messages that went on since they were archived: the message
+            is in the live table again, or the archive has a newer row of it. For rows of a lake,
+            which keeps the failure of a message that was redriven later. Needs the column
+            archived_at. What the database does not have any more counts as current; a redrive while
+            the batch is written is not seen.
+        archive_table: Where `current_only` looks for newer rows; None if there is no archive.
 
     Returns:
         Counts, and a sample.
@@ -134,12 +144,15 @@ def replay(
     """
     plan = _plan(job, queue, headers)
     flag("dry_run", dry_run)
+    flag("current_only", current_only)
     database = database_of(parse_address(url))
     config = SqlBrokerSchemaConfig(
-        message_table_name=table, message_archive_table_name=None, schema=schema
+        message_table_name=table,
+        message_archive_table_name=archive_table if current_only else None,
+        schema=schema,
     )
     count = 1 if database.one_writer else whole_number("num_partitions", num_partitions, most=64)
-    rows = replayed(df, count, dry_run=dry_run)
+    rows = replayed(df, count, dry_run=dry_run, current_only=current_only)
     per_second = _rate(rate)
     writer = Writer(
         database,
@@ -155,6 +168,7 @@ def replay(
         else timedelta(seconds=positive_seconds("remember", remember)),
         batch_size=whole_number("batch_size", batch_size, most=10_000),
         dry_run=dry_run,
+        current_only=current_only,
     )
     writer = _started(writer, spread=per_second is not None)
     return _summary(_run(rows, writer), plan.job, dry_run=dry_run)
@@ -207,7 +221,8 @@ def _started(writer: Writer, *, spread: bool) -> Writer:
 
 
 def _need_tables(writer: Writer, connection: Connection) -> None:
-    for table in writer.tables():
+    archive = writer.archive()
+    for table in (*writer.tables(), *(() if archive is None else (archive,))):
         try:
             connection.execute(select(*table.c).where(false()))
         except DBAPIError as error:
@@ -237,6 +252,7 @@ def _as_arrow(counts: Mapping[str, Count]) -> Any:
             "rows": count.rows,
             "fresh": count.fresh,
             "bytes": count.bytes,
+            "redriven": count.redriven,
             "sample": json.dumps(count.sample),
         }
         for queue, count in counts.items()
@@ -259,6 +275,7 @@ def _summary(found: list[Any], job: str, *, dry_run: bool) -> ReplayResult:
     for row in sorted(found, key=lambda row: row.queue):
         queues[row.queue] = queues.get(row.queue, 0) + row.fresh
     rows = sum(row.rows for row in found)
+    redriven = sum(row.redriven for row in found)
     sample = sorted(
         (one for row in found for one in json.loads(row.sample)), key=lambda one: one["id"]
     )
@@ -267,7 +284,8 @@ def _summary(found: list[Any], job: str, *, dry_run: bool) -> ReplayResult:
         dry_run,
         rows,
         {queue: count for queue, count in queues.items() if count},
-        rows - sum(queues.values()),
+        rows - sum(queues.values()) - redriven,
         sum(row.bytes for row in found),
         tuple(sample[:SAMPLES]),
+        redriven,
     )

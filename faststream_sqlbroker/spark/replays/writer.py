@@ -21,8 +21,9 @@ from faststream_sqlbroker.core.replays import SCOPE, Copy, Plan, copy_row
 from faststream_sqlbroker.core.routing import LATEST
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.schema.tables import Tables, build_tables
 from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.replays.current import current_rows, last_known
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ class Writer:
         remember: How long a mark is kept; None is for ever.
         batch_size: Rows of a transaction.
         dry_run: Whether nothing is written.
+        current_only: Whether rows of messages that went on since are left out.
     """
 
     database: Database
@@ -69,11 +71,19 @@ class Writer:
     remember: timedelta | None
     batch_size: int
     dry_run: bool
+    current_only: bool = False
 
     def tables(self) -> tuple[Table, Table]:
         """The message table and that of the marks."""
-        tables = build_tables(self.config, dialect_name=self.database.kind)
+        tables = self._built()
         return tables.message, tables.policy_state
+
+    def archive(self) -> Table | None:
+        """The table of messages that ended, if it is looked at."""
+        return self._built().archive if self.config.message_archive_table_name else None
+
+    def _built(self) -> Tables:
+        return build_tables(self.config, dialect_name=self.database.kind)
 
     @property
     def scope(self) -> str:
@@ -89,12 +99,14 @@ class Count:
         rows: All, without repetitions of an id.
         fresh: Those that no earlier run of the job has published.
         bytes: Of their payloads.
+        redriven: Rows that are left out, as their messages went on since.
         sample: Those among the task's first few, as people want to see them.
     """
 
     rows: int = 0
     fresh: int = 0
     bytes: int = 0
+    redriven: int = 0
     sample: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, copy: Copy, *, fresh: bool, shown: bool) -> None:
@@ -128,6 +140,8 @@ class Task:
             PublishError: a row that cannot be published; batches before it are committed.
             StoreError: the database refused, or could not be reached, several times.
         """
+        if self._writer.current_only:
+            rows = current_rows(rows, self._last_known, self._leave_out)
         copies = (copy_row(row, self._writer.plan) for row in rows)
         once = (next(same) for _, same in groupby(copies, key=lambda copy: copy.origin))
         try:
@@ -139,6 +153,15 @@ class Task:
         finally:
             self.close()
         return self.counts
+
+    def _last_known(self, ids: Sequence[int]) -> dict[int, int | None]:
+        archive = self._writer.archive()
+        return self._repeat(lambda found: last_known(found, self._message, archive, ids))
+
+    def _leave_out(self, row: dict[str, Any]) -> None:
+        count = self.counts.setdefault(row["queue"], Count())
+        count.rows += 1
+        count.redriven += 1
 
     def _count(self, batch: Sequence[Copy], earlier: set[int]) -> None:
         for copy in batch:

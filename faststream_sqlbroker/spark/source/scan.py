@@ -18,8 +18,9 @@ from faststream_sqlbroker.spark.load.selection import Selection
 from faststream_sqlbroker.spark.source.options import Options
 from faststream_sqlbroker.spark.source.rows import read_batches
 
-PARTITION_BYTES = 64 << 20
-"""Less than by JDBC: Python decodes more slowly, so more tasks share the work."""
+PARTITION_BYTES = 256 << 20
+"""As by JDBC: each task starts a Python worker and a connection, and more tasks than cores are
+slower."""
 
 SMALL_ROWS = 50_000
 """Rows. Up to here one connection is faster than opening a second one."""
