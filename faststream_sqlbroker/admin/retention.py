@@ -1,5 +1,8 @@
 """Removing old messages from the archive."""
 
+from typing import Any
+
+from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import NO_ARCHIVE, Pruned, Retention, checked_retention
@@ -10,7 +13,9 @@ from faststream_sqlbroker.store.pruner import Pruner
 class ArchivePruning(Operations):
     """`prune`."""
 
-    async def prune(self, retention: Retention, *, dry_run: bool = False) -> Pruned:
+    async def prune(
+        self, retention: Retention, *, dry_run: bool = False, by: str | None = None
+    ) -> Pruned:
         """Remove finished messages that are older than `retention` keeps, now and once.
 
         A thousand of them are removed in each transaction, with a rest in between, so that
@@ -20,16 +25,34 @@ class ArchivePruning(Operations):
         Args:
             retention: What to keep.
             dry_run: Remove nothing, only count.
+            by: Who does it, as text, for the `audit`; default the host and the process id. A prune
+                that was cut off stays in the audit, with a note that says so.
 
         Returns:
             How many were removed, or would be.
 
         Raises:
-            SetupError: `retention` is no Retention, or there is no archive.
+            SetupError: `retention` is no Retention, `by` is not text, or there is no archive.
         """
         checked = checked_retention(retention)
         if checked is None:
             raise SetupError('prune needs a Retention, such as Retention(completed="30d")')
         if self._store.tables.archive is None:
             raise SetupError(NO_ARCHIVE)
-        return await Pruner(self._store.retention, checked, Clock()).prune(dry_run=dry_run)
+        who = operator_name(by)
+        rows = self._store.retention
+        pruner = Pruner(rows, checked, Clock())
+        if dry_run:
+            return await pruner.prune(dry_run=True)
+        # Noted before the first row goes: a process that is killed half-way has an entry, too.
+        begun = await rows.note_prune(who, _given(checked))
+        pruned = await pruner.prune()
+        await rows.note_pruned(begun, pruned)
+        return pruned
+
+
+def _given(retention: Retention) -> dict[str, Any]:
+    """What was given, as JSON has it: ages in seconds."""
+    ages = {state.name.lower(): seconds for state, seconds in retention.ages.items()}
+    lake = retention.unless_loaded_by
+    return {**ages, "max_rows": retention.max_rows, "unless_loaded_by": lake}

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import Retention, SqlBroker
+from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
@@ -31,6 +32,7 @@ def prune(
     max_rows: MaxRows = None,
     unless_loaded_by: LoadedBy = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    by: By = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +53,7 @@ def prune(
         return await broker.admin.prune(retention, dry_run=True)
 
     async def work(broker: SqlBroker) -> Any:
-        return await broker.admin.prune(retention)
+        return await broker.admin.prune(retention, by=by)
 
     if dry_run or not yes:
         found = run(context, look)

@@ -1,23 +1,28 @@
 """Removes finished messages by their age and their number; each step is one transaction."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.retention import Growth, Place, Step
+from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.retention import Growth, Place, Pruned, Step
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects import Dialect, jobs
 from faststream_sqlbroker.dialects import retention as rows
 from faststream_sqlbroker.store.loaded_pruner import LoadedWindows
 from faststream_sqlbroker.store.partitions import ArchivePartitions
 from faststream_sqlbroker.store.transaction import Transactions
 
 T = TypeVar("T")
+
+UNENDED = "it has not ended, or was cut off; what it has removed until then is gone"
+"""Of the entry in the audit while a prune runs."""
 
 
 class ArchiveRetention:
@@ -37,7 +42,9 @@ class ArchiveRetention:
         """Each step takes one of the store's `places`."""
         self.partitions = partitions
         self._transactions = transactions.doing(Activity.PRUNE)
+        self._operating = transactions.doing(Activity.OPERATE)
         self._dialect = dialect
+        self._table = dialect.tables.policy_state
         self._places = places
         self.loaded = LoadedWindows(transactions, dialect, places)
         """What exports have recorded."""
@@ -75,6 +82,34 @@ class ArchiveRetention:
 
     def _walk(self, connection: Connection, *, number: int, place: Place | None) -> Place | None:
         return rows.before_newest(connection, self._dialect, number, place)
+
+    async def note_prune(self, by: str, given: Mapping[str, Any]) -> Job:
+        """An entry of the audit for a prune that begins; None in `given` is left out."""
+        arguments = {name: value for name, value in given.items() if value is not None}
+        job = Job(action="prune", by=by, arguments=arguments, note=UNENDED)
+
+        def work(connection: Connection) -> Job:
+            return jobs.add(connection, self._table, job, self._dialect.now(connection))
+
+        return await self._operating.run(work, self._places)
+
+    async def note_pruned(self, begun: Job, pruned: Pruned) -> None:
+        """Complete the entry `begun`: what the prune has removed."""
+
+        def work(connection: Connection) -> None:
+            dropped = {"partitions": pruned.partitions} if pruned.partitions else {}
+            ended = replace(
+                begun,
+                arguments={**begun.arguments, **dropped},
+                state="ended",
+                note=None,
+                expected=pruned.rows,
+                done=pruned.rows,
+                ended_at=self._dialect.now(connection),
+            )
+            jobs.save(connection, self._table, ended, None)
+
+        await self._operating.run(work, self._places)
 
     async def growth(self) -> Growth:
         """How fast the archive grows."""

@@ -65,7 +65,13 @@ async def test_each_state_has_an_age_of_its_own(broker: SqlBroker, archive: Arch
     found = await broker.admin.prune(retention, dry_run=True)
     assert found == Pruned(completed=1, failed=2, discarded=0)
     assert len(await archive.left()) == 9
-    assert await broker.admin.prune(retention) == found
+    assert await broker.admin.audit() == []
+    assert await broker.admin.prune(retention, by="ola") == found
+    [action] = await broker.admin.audit()
+    assert (action.action, action.by, action.state) == ("prune", "ola", "ended")
+    assert (action.done, action.expected, action.note) == (3, 3, None)
+    assert action.arguments == {"completed": 45 * 3_600.0, "failed": 20 * 3_600.0}
+    assert action.ended_at is not None
     assert await archive.left() == [*done[1:], failed[2], *dropped]
     assert await broker.admin.prune(retention) == Pruned()
     assert await broker.pop("q") is not None
@@ -105,6 +111,10 @@ async def test_small_steps_that_were_cut_off_go_on(broker: SqlBroker, archive: A
     with patch.object(statements, "BATCH", 3), patch.object(statements, "remove", remove):
         with pytest.raises(asyncio.CancelledError):
             await broker.admin.prune(retention)
+        [action] = await broker.admin.audit()
+        assert (action.state, action.done) == ("planned", 0)
+        assert "was cut off" in str(action)
+        assert await broker.admin.resume_job(action.id) == action, "it is no bulk action"
         assert len(await archive.left()) == 21 - 9
         assert await broker.admin.prune(retention) == Pruned(completed=11)
     assert await archive.left() == young
@@ -261,7 +271,8 @@ async def test_the_command(broker: SqlBroker, archive: Archive, database_url: st
     assert "2 completed, 0 failed and 0 discarded messages would be removed" in shown
     assert "Go on?" in await shell.run("prune", "--completed", "1d", answer="n\n", code=1)
     assert len(await archive.left()) == 3
-    found = await shell.json("prune", "--completed", "45h", "--yes")
+    found = await shell.json("prune", "--completed", "45h", "--yes", "--by", "ola")
+    assert [each["by"] for each in await shell.json("audit")] == ["ola"]
     counts = {"completed": 1, "failed": 0, "discarded": 0}
     assert found == {**counts, "differing": [], "partitions": [], "dry_run": False}
     shown = await shell.run("prune", "--max-rows", "1", "--yes")
