@@ -70,6 +70,10 @@ test-oldest *args: setup
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 
+# Exports of a lake killed at each step of a commit, while rows come, go and are archived again (--rounds 20 --seed 1)
+test-lake-kills *args: setup
+    @{{ servers }} --only postgresql -- {{ python }} -m tests.spark.kill_rounds "$@"
+
 # Ruff, formatting, layers
 lint: setup
     @.venv/bin/ruff check .
@@ -170,6 +174,10 @@ bench-check *args: setup
 # How fast Spark reads 2 000 000 archived messages, compared with COPY and Spark's defaults (--check: only tell the targets)
 bench-spark *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks spark "$@"
+
+# The first export of a year's archive on PostgreSQL, compared with a plain copy (--rows 500000 --window day --rounds 3)
+bench-export *args: setup
+    @{{ servers }} --only postgresql -- {{ python }} -m benchmarks.spark_export "$@"
 
 # This tree compared with REV; the two take turns (--rounds 9 --kinds postgresql,sqlite)
 bench-against rev *args: setup

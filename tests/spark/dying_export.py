@@ -1,6 +1,6 @@
 """An export, as a process of its own, that is killed with its Java at one step of a commit.
 
-    python -m tests.spark.dying_export URL PATH STEP
+    python -m tests.spark.dying_export URL PATH STEP [CALL]
 
 It ends itself by SIGKILL with its whole group: start it in a new one.
 """
@@ -16,6 +16,7 @@ from faststream_sqlbroker.spark import build_session, export_archive
 from faststream_sqlbroker.spark.lake.delta import DeltaWriter
 from faststream_sqlbroker.spark.lake.records import Records
 
+ROWS_PER_COMMIT = 5
 STEPS: dict[str, tuple[Any, str, bool]] = {
     "before staging": (DeltaWriter, "stage", False),
     "after staging": (DeltaWriter, "stage", True),
@@ -23,23 +24,28 @@ STEPS: dict[str, tuple[Any, str, bool]] = {
     "after the commit": (DeltaTable, "create_write_transaction", True),
     "after the record": (Records, "write", True),
 }
-"""Where it is killed: before or after the first call of a method."""
+"""Where it is killed: before or after a call of a method."""
 
 
-def die(step: str) -> None:
-    """Let the process be killed there."""
+def die(step: str, number: int) -> None:
+    """Let the process be killed there, at the call of this number."""
     owner, name, after = STEPS[step]
     original = getattr(owner, name)
+    left = number
 
     def call(*given: Any, **options: Any) -> Any:
-        if after:
-            original(*given, **options)
+        nonlocal left
+        left -= 1
+        if left or after:
+            result = original(*given, **options)
+        if left:
+            return result
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
     setattr(owner, name, call)
 
 
-def main(url: str, path: str, step: str) -> None:
+def main(url: str, path: str, step: str, number: str = "1") -> None:
     """Export what is closed, and look again at all there is."""
     kind = url.partition(":")[0].partition("+")[0]
     spark = build_session(
@@ -48,8 +54,16 @@ def main(url: str, path: str, step: str) -> None:
         master="local[1]",
         config={"spark.driver.memory": "512m"},
     )
-    die(step)
-    export_archive(spark, url, path, since="2026-01-01", safety_lag=0, record_as="shop")
+    die(step, int(number))
+    export_archive(
+        spark,
+        url,
+        path,
+        since="2026-01-01",
+        safety_lag=0,
+        record_as="shop",
+        rows_per_commit=ROWS_PER_COMMIT,
+    )
 
 
 if __name__ == "__main__":
