@@ -82,11 +82,13 @@ class Walk:
         column = self.order[0]
         value = position[0]
         further = column < value if self.falling else column > value
+        edge = column <= value if self.falling else column >= value
         if len(self.order) == 1:
-            return or_(further, column == value) if inclusive else further
+            # No OR: PostgreSQL's generic plans take none for the range of an index, and then read
+            # on to the end of the table.
+            return edge if inclusive else further
         rest = Walk("", self.table, None, (), self.order[1:], self.falling)
         # The first part is the range of the index; the second leaves out rows at its edge.
-        edge = column <= value if self.falling else column >= value
         return and_(edge, or_(further, rest.beyond(position[1:], inclusive=inclusive)))
 
     def up_to(self, position: Position) -> Any:

@@ -30,8 +30,10 @@ WINDOW = 60.0
 _MINUTE_AGO: Any = literal_column(str(-round(WINDOW * 1_000_000)))
 _SAMPLE = (
     "SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)\n"
-    "FROM (SELECT state FROM {message}{hint} WHERE {of} LIMIT :most) AS found"
+    "FROM (SELECT state FROM {message}{hint} WHERE {of} ORDER BY {order} LIMIT :most) AS found"
 )
+# In the order of the index: else PostgreSQL may read the table from its begin, in the hope of many
+# messages of the queue, and so messages of other queues without a limit.
 _ESTIMATE = {
     "postgresql": "EXPLAIN (FORMAT JSON) SELECT 1 FROM {message} WHERE {of}",
     "sqlite": "SELECT count(*) FROM (SELECT 1 FROM {message} WHERE {of} LIMIT "
@@ -57,12 +59,12 @@ def add_queue_counts(dialect: Operations, now: str) -> None:
         leased = "lease_expires_at IS NOT NULL"
     pair = f"{claimable} AND queue = :queue AND priority = :priority AND next_attempt_at"
     ranges = (
-        (ready_hint, f"{pair} <= {now}"),
-        (ready_hint, f"{pair} > {now}"),
-        (leased_hint, f"queue = :queue AND {leased}"),
+        (ready_hint, f"{pair} <= {now}", "next_attempt_at"),
+        (ready_hint, f"{pair} > {now}", "next_attempt_at"),
+        (leased_hint, f"queue = :queue AND {leased}", "lease_expires_at"),
     )
-    for kind, (hint, of) in zip(KINDS, ranges, strict=True):
-        dialect.add_statement(f"sample_{kind}", _SAMPLE, hint=hint, of=of)
+    for kind, (hint, of, order) in zip(KINDS, ranges, strict=True):
+        dialect.add_statement(f"sample_{kind}", _SAMPLE, hint=hint, of=of, order=order)
         dialect.add_statement(f"estimate_{kind}", _ESTIMATE[dialect.name], of=of)
 
 

@@ -69,11 +69,14 @@ class LiveQueues(NamedTuple):
     which one does not tell."""
 
 
-def live_queues(connection: Connection, dialect: Operations) -> LiveQueues:
-    """Up to `MOST_QUEUES` queues. Queues of replies to requests are left out."""
+def live_queues(connection: Connection, dialect: Operations, *, walk: bool = True) -> LiveQueues:
+    """Up to `MOST_QUEUES` queues; without the `walk`, those with a live subscriber only.
+
+    Queues of replies to requests are left out.
+    """
     living = read_subscribers(connection, dialect.tables.policy_state)
     live = Counter(queue for each in living for queue in each.queues)
-    names = set(live) | queues_with_messages(connection, dialect)
+    names = set(live) | (queues_with_messages(connection, dialect) if walk else set())
     ended = summed((each.queues, each.ended_per_minute) for each in living)
     return LiveQueues(sorted(names)[:MOST_QUEUES], live, ended)
 

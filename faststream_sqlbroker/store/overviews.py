@@ -70,7 +70,10 @@ class QueueOverviews:
 
         At most 500 queues with a message or a subscriber.
         """
-        fleet = await self._transactions.run(self._fleet, self._places, write=False)
+        walk = queue is None
+        fleet = await self._transactions.run(
+            lambda c: self._fleet(c, walk=walk), self._places, write=False
+        )
         names = fleet.names if queue is None else [queue]
         found: list[QueueOverview] = []
         for part in chunks(names, TOGETHER):
@@ -108,9 +111,9 @@ class QueueOverviews:
             after = last
         return sorted(names)
 
-    def _fleet(self, connection: Connection) -> _Fleet:
+    def _fleet(self, connection: Connection, *, walk: bool = True) -> _Fleet:
         # One look for all queues, so that their rates are those of the same minute.
-        known = live_queues(connection, self._dialect)
+        known = live_queues(connection, self._dialect, walk=walk)
         stopped = {p.queue: p for p in paused(connection, self._dialect.tables.policy_state)}
         rates = queue_rates(connection, self._dialect)
         return _Fleet(sorted({*known.names, *stopped}), known, stopped, rates)

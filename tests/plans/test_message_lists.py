@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
 from tests.helpers import mysql_numbers
 from tests.plans.conftest import FEWER, TABLES
 from tests.plans.test_mysql import reads
-from tests.plans.test_postgresql import nodes
+from tests.plans.test_postgresql import literal, nodes
 
 ARCHIVED = 100_000
 ABOVE = 10_000_000
@@ -141,3 +142,37 @@ def test_a_search_ends_where_it_may_look_no_further(archive: Engine, database: s
     assert found.rows == []
     assert found.after is not None
     assert found.scanned is not None
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_search_ends_where_it_must_also_with_a_generic_plan(archive: Engine) -> None:
+    """A driver prepares what is sent often, and the server then plans without the values."""
+    dialect = PostgresqlDialect(TABLES, archive.dialect)
+    with archive.connect() as connection:
+        connection.execute(text("SET plan_cache_mode = force_generic_plan"))
+        for filters in SEARCHED:
+            with sent(connection) as statements:
+                page(connection, dialect, filters)
+            for statement, parameters in statements:
+                used = buffers_of_prepared(connection, statement, parameters)
+                assert used <= 3 * SCANNED, (filters, statement, used)
+
+
+def buffers_of_prepared(connection: Connection, statement: str, parameters: Any) -> int:
+    """The blocks that `statement` reads once it is prepared."""
+    given = list(parameters)
+    asked = statement
+    for number, name in enumerate(given, 1):
+        asked = asked.replace(f"%({name})s", f"${number}")
+    values = ", ".join(
+        literal(str(value) if isinstance(value, datetime) else value)
+        for value in map(parameters.get, given)
+    )
+    connection.exec_driver_sql(f"PREPARE searched AS {asked}")
+    call = "EXECUTE searched" + (f" ({values})" if values else "").replace("%", "%%")
+    found = connection.exec_driver_sql(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}"
+    ).scalar_one()
+    connection.exec_driver_sql("DEALLOCATE searched")
+    plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])

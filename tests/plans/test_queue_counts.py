@@ -42,6 +42,23 @@ def test_a_sample_reads_a_range_up_to_the_limit(crowded: Engine) -> None:
 
 
 @postgresql
+def test_a_sample_reads_no_messages_of_other_queues(crowded: Engine) -> None:
+    """Half of the table is a queue whose messages lie behind all others, which statistics do not
+    tell: a walk from the table's begin would seem short.
+    """
+    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(
+            text(
+                "INSERT INTO message (queue, payload) "
+                f"SELECT 'late', 'x' FROM generate_series(1, {FUTURE})"
+            )
+        )
+        connection.execute(text("VACUUM ANALYZE message"))
+        plan = explain(connection, "sample_due", queue="late", priority=0, most=201)
+        check(plan, indexes={"message_ready"}, buffers=600)
+
+
+@postgresql
 def test_an_estimate_is_near(crowded: Engine) -> None:
     dialect = PostgresqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:

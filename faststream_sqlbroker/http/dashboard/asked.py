@@ -10,6 +10,7 @@ from starlette.requests import Request
 from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.dashboard.shared import Lately
 from faststream_sqlbroker.http.users import Role, User
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Asked:
     user: User
     admin: "Admin"
     settings: Settings
+    lately: Lately
+    """What all users share."""
     pulled: Callable[[], Awaitable[list[str]]]
     """The queues of pull consumers."""
     fields: Mapping[str, str] = field(default_factory=dict)

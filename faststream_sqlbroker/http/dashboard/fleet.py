@@ -84,5 +84,5 @@ async def channels(asked: Asked, _live: "Live") -> Shown:
     """The queues of pull consumers."""
     # One that never had a job has no queue yet, and is not listed.
     pulled = set(await asked.pulled())
-    found = [queue for queue in await asked.admin.queues() if queue.queue in pulled]
+    found = [queue for queue in await asked.lately.queues.get() if queue.queue in pulled]
     return Shown("channels.html", {"queues": found})

@@ -14,12 +14,9 @@ from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.drawing import spark_points
 from faststream_sqlbroker.http.dashboard.rendering import count_text, length_text
+from faststream_sqlbroker.http.dashboard.shared import PERIOD, REST
 from faststream_sqlbroker.http.mounting import Receive, Scope, Send
 
-PERIOD = 2.0
-"""Seconds between two looks."""
-REST = 9.0
-"""A look that takes long is followed by a rest of so many times its length."""
 KEPT = 60
 """Looks that a sparkline shows."""
 REMEMBERED = 10.0

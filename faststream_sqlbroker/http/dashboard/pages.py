@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.overview import QueueOverview
+from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.status import error_text
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
@@ -31,6 +31,8 @@ A_PAGE = 50
 """Messages of a page."""
 LATELY = "1h"
 """How far back the overview looks for dead letters."""
+MOST_FAILED = 100
+"""Of these, it counts so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,8 @@ def findings_of(queue: QueueOverview) -> list[Finding]:
 
 async def overview(asked: Asked, _live: "Live") -> Shown:
     """Problems first, then rates and ages."""
-    queues = await asked.admin.queues()
-    health = await asked.admin.health()
-    try:
-        dead = await asked.admin.dead_letters(since=LATELY, limit=5)
-    except SetupError:
-        dead = None  # There is no archive.
+    queues = await asked.lately.queues.get()
+    health = await asked.lately.health.get()
     findings = [found for queue in queues for found in findings_of(queue)]
     findings += [Finding(what, text) for what, texts in health.findings().items() for text in texts]
     return Shown(
@@ -76,10 +74,20 @@ async def overview(asked: Asked, _live: "Live") -> Shown:
             "queues": queues,
             "findings": findings,
             "health": health,
-            "dead": dead,
+            "failed": await _failed_lately(asked),
             "totals": totals(queues),
         },
     )
+
+
+async def _failed_lately(asked: Asked) -> Count:
+    try:
+        page = await asked.admin.messages(
+            state="FAILED", archived=True, since=LATELY, limit=MOST_FAILED
+        )
+    except SetupError:
+        return Count(0)  # There is no archive.
+    return Count(len(page.messages), "exact" if page.after is None else "at least")
 
 
 def totals(queues: list[QueueOverview]) -> dict[str, Any]:
@@ -97,7 +105,7 @@ def totals(queues: list[QueueOverview]) -> dict[str, Any]:
 
 async def queues(asked: Asked, live: "Live") -> Shown:
     """All queues, each with what is in it."""
-    found = await asked.admin.queues()
+    found = await asked.lately.queues.get()
     return Shown("queues.html", {"queues": found, "history": live.history})
 
 

@@ -17,6 +17,7 @@ from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Done, Settin
 from faststream_sqlbroker.http.dashboard.bulk import Bulk
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
 from faststream_sqlbroker.http.dashboard.rendering import environment
+from faststream_sqlbroker.http.dashboard.shared import lately_of
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import told_problem
@@ -55,7 +56,8 @@ class DashboardRoutes:
         self._settings = settings
         self._templates = environment()
         self._bulk = Bulk(csrf, service.log)
-        self._live = Live(lambda: service.admin().queues(), pages.totals)
+        self._lately = lately_of(service.admin)
+        self._live = Live(self._lately.queues.renew, pages.totals)
 
     def routes(self) -> list[BaseRoute]:
         """All paths; without those of actions if the dashboard is read-only."""
@@ -101,7 +103,10 @@ class DashboardRoutes:
         async def answer(request: Request) -> Response:
             user, fields = await self._gate.enter_form(request, Role.OPERATOR, self._limits)
             asked = self._asked(request, user, fields)
-            found = await action(asked)
+            try:
+                found = await action(asked)
+            finally:
+                self._lately.forget()
             if isinstance(found, Shown):
                 return self._shown(asked, found)
             mark = "&" if "?" in found.path else "?"
@@ -137,6 +142,7 @@ class DashboardRoutes:
             user=user,
             admin=self._service.admin(),
             settings=self._settings,
+            lately=self._lately,
             pulled=self._service.pulled,
             fields=fields,
         )

@@ -1,2 +1,2 @@
 SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)
-FROM (SELECT state FROM message FORCE INDEX (message_leased) WHERE queue = :queue AND lease_expires_at IS NOT NULL LIMIT :most) AS found
+FROM (SELECT state FROM message FORCE INDEX (message_leased) WHERE queue = :queue AND lease_expires_at IS NOT NULL ORDER BY lease_expires_at LIMIT :most) AS found

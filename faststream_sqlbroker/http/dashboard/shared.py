@@ -1,0 +1,79 @@
+"""What all viewers of a process share for some seconds, so that a page does not ask again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from faststream_sqlbroker.core.health import Health
+from faststream_sqlbroker.core.overview import QueueOverview
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.admin import Admin
+
+PERIOD = 2.0
+"""Seconds between two looks at the queues."""
+REST = 9.0
+"""A look that takes long is followed by a rest of so many times its length."""
+T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """The answer to one question."""
+
+    def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
+        """`read` asks the database."""
+        self._read = read
+        self._turn = asyncio.Lock()
+        self._answer: list[T] = []
+        self._good_until = float("-inf")
+        self._changes = 0
+
+    async def get(self) -> T:
+        """An answer of the last `PERIOD` seconds, or of the last `REST` times its own length.
+
+        Those who ask while it is read get the same. Raises what `read` raises.
+        """
+        async with self._turn:
+            if not self._answer or monotonic() >= self._good_until:
+                return await self._look()
+            return self._answer[0]
+
+    async def renew(self) -> T:
+        """A new answer, which the others share from now on."""
+        async with self._turn:
+            return await self._look()
+
+    def forget(self) -> None:
+        """Something has changed: the next that asks gets a new answer."""
+        self._changes += 1
+        self._good_until = float("-inf")
+
+    async def _look(self) -> T:
+        changes = self._changes
+        begun = monotonic()
+        found = await self._read()
+        ended = monotonic()
+        self._answer = [found]
+        # What changed while it was read may not be in it.
+        if self._changes == changes:
+            self._good_until = ended + max(PERIOD, REST * (ended - begun))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Lately:
+    """What pages share."""
+
+    queues: Shared[list[QueueOverview]]
+    health: Shared[Health]
+
+    def forget(self) -> None:
+        """An operator has changed something."""
+        self.queues.forget()
+
+
+def lately_of(admin: Callable[[], "Admin"]) -> Lately:
+    """Of a broker."""
+    return Lately(Shared(lambda: admin().queues()), Shared(lambda: admin().health()))
