@@ -111,7 +111,7 @@ class QueueOverviews:
             after = last
         return sorted(names)
 
-    def _fleet(self, connection: Connection, *, walk: bool = True) -> _Fleet:
+    def _fleet(self, connection: Connection, *, walk: bool) -> _Fleet:
         # One look for all queues, so that their rates are those of the same minute.
         known = live_queues(connection, self._dialect, walk=walk)
         stopped = {p.queue: p for p in paused(connection, self._dialect.tables.policy_state)}
