@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from time import time
 from typing import Any
 
 from faststream_sqlbroker.core.jobs import Job, job_info, job_of
@@ -16,6 +17,8 @@ from faststream_sqlbroker.http.dashboard.actions import rate_of
 from faststream_sqlbroker.http.dashboard.asked import Asked, Done, Shown
 from faststream_sqlbroker.http.dashboard.filters import given_filter, search_of
 
+LIFE = 900.0
+"""Seconds for which a dry run can be confirmed."""
 Log = Callable[..., None]
 
 
@@ -27,12 +30,14 @@ class Bulk:
         self._csrf = csrf
         self._log = log
         self._running: set[asyncio.Task[Any]] = set()
+        self._used: dict[str, float] = {}
+        """The signatures of plans that were begun here, each with the time when it expires."""
 
     async def plan(self, asked: Asked) -> Shown:
         """Count what an action would change; nothing is changed."""
         fields = given_filter(asked.sent)
         job = await _planned(asked, asked.needed("action"), search_of(fields, asked.settings))
-        text = json.dumps(job_info(job), sort_keys=True)
+        text = json.dumps({"job": job_info(job), "made_at": time()}, sort_keys=True)
         values = {"job": job, "plan": text, "signature": self._signature(asked, text)}
         return Shown("plan.html", {**values, "search": fields})
 
@@ -40,13 +45,17 @@ class Bulk:
         """Run what a dry run of this user has counted.
 
         Raises:
-            Problem: it is not what the dry run has made (400).
+            Problem: it is not what the dry run has made (400), is older than 15 minutes, or was
+                begun in this process before (409).
         """
         text = asked.needed("plan")
-        if not self._csrf.is_signed(asked.needed("signature"), asked.user.name, text):
+        signature = asked.needed("signature")
+        if not self._csrf.is_signed(signature, asked.user.name, text):
             raise Problem(400, "this is not a plan that a dry run has made here: do it again")
+        plan = json.loads(text)
+        self._use(signature, plan["made_at"])
         # What comes back is what was counted, up to the last message that was there then.
-        job = replace(job_of("", from_microseconds(0), json.loads(text)), created_at=None)
+        job = replace(job_of("", from_microseconds(0), plan["job"]), created_at=None)
         begun = await asked.admin.run_job(job, wait=False)
         return self._followed(asked, begun.id, "begun")
 
@@ -64,6 +73,18 @@ class Bulk:
         """Take back what it has done."""
         found = await asked.admin.undo(_id(asked), wait=False, by=asked.user.name)
         return self._followed(asked, found.id, "undoing")
+
+    def _use(self, signature: str, made_at: float) -> None:
+        """Refuse a second click, and a page that was left open."""
+        now = time()
+        if now - made_at > LIFE:
+            raise Problem(409, "the dry run is older than 15 minutes: do it again")
+        if signature in self._used:
+            raise Problem(409, "this dry run was confirmed before: its job is in the list of jobs")
+        # Before anything is awaited: two requests at once must not both pass. Also if the job then
+        # fails to begin: it may be stored all the same.
+        self._used = {each: end for each, end in self._used.items() if end > now}
+        self._used[signature] = made_at + LIFE
 
     def _signature(self, asked: Asked, text: str) -> str:
         return self._csrf.signature(asked.user.name, text)

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.exceptions import LockLostError
+from faststream_sqlbroker.http.dashboard import bulk
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.dashboard.conftest import fill, post, token_of
@@ -153,6 +154,31 @@ async def test_all_that_wait_and_match_are_changed_after_a_dry_run(
     begun = await post(web, "/ui/begin", OLA, **plan)
     assert (await ended(broker, begun.headers["location"])).done == 2
     assert len(numbers) == 3
+
+
+async def test_a_dry_run_is_confirmed_once(broker: SqlBroker, web: httpx.AsyncClient) -> None:
+    await broker.publish({}, "a", delay="1h")
+    answer = await post(web, "/ui/plan", OLA, action="retry", queue="a")
+    plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
+    both = await asyncio.gather(*(post(web, "/ui/begin", OLA, **plan) for _ in range(2)))
+    assert sorted(each.status_code for each in both) == [303, 409]
+    again = await post(web, "/ui/begin", OLA, **plan)
+    assert again.status_code == 409
+    assert "was confirmed before" in again.text
+    assert len(await broker.admin.audit(bulk=True)) == 1
+
+
+async def test_a_dry_run_that_was_left_open_cannot_be_confirmed(
+    broker: SqlBroker, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.publish({}, "a", delay="1h")
+    answer = await post(web, "/ui/plan", OLA, action="retry", queue="a")
+    plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
+    monkeypatch.setattr(bulk, "LIFE", -60.0)
+    late = await post(web, "/ui/begin", OLA, **plan)
+    assert late.status_code == 409
+    assert "older than 15 minutes" in late.text
+    assert not await broker.admin.audit(bulk=True)
 
 
 async def test_only_what_has_the_searched_state_is_changed(
