@@ -26,6 +26,7 @@ from faststream_sqlbroker.cli.options import (
     Url,
 )
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
+from faststream_sqlbroker.cli.shown import AsJson, print_json, row_of
 from faststream_sqlbroker.core.times import parse_duration
 
 _HELP = "Export the archive to Parquet, compact the export, prune the archive, replay and report."
@@ -100,10 +101,14 @@ def export(
     rows_per_commit: Annotated[
         int, typer.Option(help="A commit takes whole windows until it has so many rows.")
     ] = 1_000_000,
+    as_json: AsJson = False,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
-    """Write the closed windows that the export lacks, each compared with the database."""
+    """Write the closed windows that the export lacks, each compared with the database.
+
+    The exit code is 1 if a file of the export was altered.
+    """
     with database_errors(), _progress("export") as progress:
         result = spark.export_archive(
             quiet_session(master, jar, url),
@@ -125,6 +130,14 @@ def export(
             message_table=message_table,
             on_window=lambda one: progress(one.name, one.number, one.total),
         )
+    if as_json:
+        print_json(row_of(result))
+    else:
+        _print_exported(result)
+    raise typer.Exit(1 if result.damaged else 0)
+
+
+def _print_exported(result: "spark.ExportResult") -> None:
     table_ = Table("window", "", "rows", title=result.path)
     for one in result.windows:
         table_.add_row(one.name, one.action, f"{one.rows:,}")
@@ -135,7 +148,6 @@ def export(
     )
     for name, problem in result.damaged.items():
         _print(f"{name}: {problem}: sqlbroker archive repair reads its windows again")
-    raise typer.Exit(1 if result.damaged else 0)
 
 
 @app.command()
@@ -143,6 +155,7 @@ def compact(
     path: Annotated[str, typer.Option(help="Folder of the export.")],
     since: Since = None,
     until: Until = None,
+    as_json: AsJson = False,
     master: Master = None,
 ) -> None:
     """Merge the small files of an export, after their rows have been compared."""
@@ -154,6 +167,9 @@ def compact(
             until=until,
             on_file=lambda one: progress(one.name, None, None),
         )
+    if as_json:
+        print_json([row_of(one) for one in done])
+        return
     table = Table("windows", "rows", "files before", "bytes", title=path)
     for one in done:
         table.add_row(one.name, f"{one.rows:,}", str(one.files_before), f"{one.bytes:,}")
@@ -178,6 +194,7 @@ def prune(
     schema: Schema = None,
     queue: Queues = None,
     source: Source = None,
+    as_json: AsJson = False,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
@@ -199,7 +216,10 @@ def prune(
             on_window=lambda one: progress(one.name, None, None),
         )
     refused = [one for one in result.windows if one.refused is not None]
-    _print_pruned(result, exported, len(refused))
+    if as_json:
+        print_json({"rows": result.rows, **row_of(result)})
+    else:
+        _print_pruned(result, exported, len(refused))
     raise typer.Exit(1 if refused else 0)
 
 
@@ -218,11 +238,16 @@ def _print_pruned(result: "spark.PruneResult", exported: str | None, refused: in
 
 @app.command()
 def status(
-    path: Annotated[str, typer.Argument(help="Folder of the export.")], master: Master = None
+    path: Annotated[str, typer.Argument(help="Folder of the export.")],
+    as_json: AsJson = False,
+    master: Master = None,
 ) -> None:
     """Show what an export holds, and up to when."""
     with database_errors():
         found = spark.describe_export(quiet_session(master), path)
+    if as_json:
+        print_json({"rows": found.rows, **row_of(found)})
+        return
     table = Table("window", "rows", title=found.path)
     for one in found.windows:
         table.add_row(one.name, f"{one.rows:,}")

@@ -11,6 +11,7 @@ from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, Until, Url
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
+from faststream_sqlbroker.cli.shown import AsJson, print_json, refuse_json, row_of
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.load.selection import ARCHIVE, Selection, select_rows
@@ -84,6 +85,7 @@ def replay(
     master: Master = None,
     jar: Jars = None,
     yes: Annotated[bool, typer.Option("--yes", help="Publish without asking.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Publish rows of the archive as new messages, each row once for a job.
 
@@ -107,7 +109,8 @@ def replay(
         "archive_table": archive_table,
     }
     _check_error(failed_in, reason, error_type)
-    console = PlainConsole()
+    if as_json and not yes:
+        refuse_json(as_json)
     with database_errors():
         session = quiet_session(master, jar, None if path else url)
         if path is None:
@@ -115,14 +118,24 @@ def replay(
         else:
             frame = read_path(session, path, chosen, id_ or [], last_only=not redriven)
         frame = _of_error(frame, failed_in, reason, error_type)
-        found = our.replay(frame, url, **options)
-        show(console, found)
-        if not found.messages:
-            console.print("There is nothing to publish.")
-            return
-        if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
-            raise typer.Exit(1)
-        show(console, our.replay(frame, url, dry_run=False, **options))
+        if as_json:
+            done = our.replay(frame, url, dry_run=False, **options)
+            print_json({"messages": done.messages, **row_of(done)})
+        else:
+            _shown_first(frame, url, options, yes=yes)
+
+
+def _shown_first(frame: "DataFrame", url: str, options: dict[str, Any], *, yes: bool) -> None:
+    """Show what would be published, ask, and publish."""
+    console = PlainConsole()
+    found = our.replay(frame, url, **options)
+    show(console, found)
+    if not found.messages:
+        console.print("There is nothing to publish.")
+        return
+    if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
+        raise typer.Exit(1)
+    show(console, our.replay(frame, url, dry_run=False, **options))
 
 
 def _check_error(failed_in: str | None, reason: str | None, error_type: str | None) -> None:

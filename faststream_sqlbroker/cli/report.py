@@ -19,6 +19,7 @@ from faststream_sqlbroker.cli.options import (
     Until,
 )
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
+from faststream_sqlbroker.cli.shown import AsJson, print_json
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
@@ -63,6 +64,7 @@ def report(
             "become links to it."
         ),
     ] = None,
+    as_json: AsJson = False,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
@@ -107,7 +109,10 @@ def report(
             message_url=message_url,
             replay_options=where,
         )
-    PlainConsole().print(f"written: {written}", soft_wrap=True)
+    if as_json:
+        print_json({"written": str(written)})
+    else:
+        PlainConsole().print(f"written: {written}", soft_wrap=True)
 
 
 def _table_options(table: str, schema: str | None) -> list[str]:

@@ -1,5 +1,6 @@
 """`sqlbroker archive …`: in process, and once as a process that is killed."""
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
@@ -222,3 +224,50 @@ async def test_an_export_that_was_killed_is_ended_by_the_next(
     result = export_archive(spark, archive.url, str(path), until="2026-03-05")
     assert result.watermark is not None
     assert of_lake(read_export(spark, str(path))) == of_table(archive, result.watermark)
+
+
+LAKE_PAGE = (Path(__file__).parent.parent.parent / "docs" / "howto" / "lake.md").read_text()
+DOCUMENTED = {
+    name: (bool(code.strip()), bool(window.strip()))
+    for name, code, window in re.findall(
+        r"^\| `archive (\w+)` \|(.*?)\|(.*?)\|$", LAKE_PAGE, re.MULTILINE
+    )
+}
+
+
+def test_every_archive_command_is_in_the_table_of_the_docs() -> None:
+    """Each has --json, and the window and exit code that the page says."""
+    commands = get_command(app).commands["archive"].commands  # type: ignore[attr-defined]
+    assert set(commands) == set(DOCUMENTED)
+    for name, command in commands.items():
+        options = {word for one in command.params for word in one.opts}
+        code, window = DOCUMENTED[name]
+        assert "--json" in options, name
+        assert ({"--since", "--until"} <= options) is window, name
+        assert not {"--to", "--from"} & options, name
+        assert ("exit code is 1" in " ".join(command.help.split())) is code, name
+
+
+def test_commands_print_json(spark: SparkSession, new_database: Any, tmp_path: Path) -> None:
+    archive = new_database("sqlite")
+    archive.add_days(2)
+    path = str(tmp_path / "lake")
+
+    def said(*words: str) -> Any:
+        done = run(*words, "--json", SQLBROKER_URL=archive.url)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    exported = said("export", "--path", path)
+    assert sum(one["rows"] for one in exported["windows"]) == 10
+    status = said("status", path)
+    assert (status["rows"], [one["rows"] for one in status["windows"]]) == (10, [5, 5])
+    assert status["watermark"] is not None
+    assert isinstance(said("compact", "--path", path), list)
+    assert said("prune", "--exported", path, "--dry-run")["rows"] == 10
+    replayed = said("replay", "--job", "j", "--path", path, "--id", "1", "--yes")
+    assert (replayed["messages"], replayed["queues"]) == (1, {"orders": 1})
+    refused = run("replay", "--job", "k", "--path", path, "--json", SQLBROKER_URL=archive.url)
+    assert "--json does not ask: give --yes" in str(refused.exception)
+    page = tmp_path / "page.html"
+    assert said("report", "--out", str(page), "--path", path) == {"written": str(page)}
