@@ -1,5 +1,7 @@
 """A broker whose tables hold something of everything, under names that are attacks."""
 
+import html
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -54,6 +56,13 @@ async def ended(broker: SqlBroker, message_id: int) -> None:
 async def token_of(client: httpx.AsyncClient, auth: tuple[str, str]) -> str:
     found: str = (await client.get("/csrf-token", auth=auth)).json()["token"]
     return found
+
+
+def hidden(page: str, name: str) -> str:
+    """The value of a hidden field."""
+    found = re.search(rf'name="{name}" value="([^"]*)"', page)
+    assert found is not None, page
+    return html.unescape(found[1])
 
 
 @pytest.fixture

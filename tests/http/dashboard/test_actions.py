@@ -1,7 +1,6 @@
 """What operators do on the pages: with the role, the token and a dry run; the audit names them."""
 
 import asyncio
-import html
 import re
 from typing import Any
 
@@ -15,7 +14,7 @@ from faststream_sqlbroker.exceptions import LockLostError
 from faststream_sqlbroker.http.dashboard import bulk
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
-from tests.http.dashboard.conftest import fill, post, token_of
+from tests.http.dashboard.conftest import fill, hidden, post, token_of
 
 pytestmark = [pytest.mark.capability("HTTP: a dashboard"), on_sqlite]
 OLA = as_user("ola")
@@ -35,12 +34,6 @@ ACTIONS = (
     "/ui/jobs/x/resume",
     "/ui/jobs/x/undo",
 )
-
-
-def hidden(page: str, name: str) -> str:
-    found = re.search(rf'name="{name}" value="([^"]*)"', page)
-    assert found is not None, page
-    return html.unescape(found[1])
 
 
 async def audited(broker: SqlBroker) -> Job:

@@ -15,7 +15,7 @@ from faststream_sqlbroker.core.stored import StoredMessage
 from faststream_sqlbroker.http.dashboard import routes
 from faststream_sqlbroker.http.dashboard.rendering import LONGEST_BODY, body_text, environment
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
-from tests.http.dashboard.conftest import EVIL, PAGES, fill, post, token_of
+from tests.http.dashboard.conftest import EVIL, PAGES, fill, hidden, post, token_of
 
 pytestmark = pytest.mark.capability("HTTP: a dashboard")
 VOID = {"meta", "link", "input", "img", "br", "path", "rect", "polyline"}
@@ -119,6 +119,37 @@ async def test_no_name_body_header_or_error_runs_on_any_page(
         assert str(attacked["waits"]) in page.text
         # A link cannot bring a text of its own.
         assert "call us" not in (await read(client, "/ui/locks?note=call+us")).text
+
+
+@on_sqlite
+async def test_no_name_runs_on_the_pages_of_a_dry_run_its_job_and_errors(
+    broker: SqlBroker, attacked: dict[str, int]
+) -> None:
+    async with client_of(broker.asgi(logins())) as client:
+        search = {"queue": EVIL, "key": EVIL, "header": EVIL, "value": EVIL}
+        ola = as_user("ola")
+        planned = await post(client, "/ui/plan", ola, action="cancel", why=EVIL, **search)
+        page = shown(planned)
+        assert "1 message matches now" in page.text
+        assert page.text.count(EVIL) >= 4
+        plan = {name: hidden(planned.text, name) for name in ("plan", "signature")}
+        begun = await post(client, "/ui/begin", ola, **plan)
+        path = begun.headers["location"].partition("?")[0]
+        assert EVIL in (await read(client, path)).text
+        await read(client, "/ui/jobs")
+        for wrong in (f"state={EVIL}", f"since={EVIL}", f"after={EVIL}", f"error={EVIL}"):
+            shown(await client.get(f"/ui/messages?{wrong}", auth=ola))
+        shown(await client.get(f"/ui/none/{EVIL}", auth=ola))
+        shown(await post(client, "/ui/plan", ola, action=EVIL))
+        shown(await post(client, "/ui/release", ola, worker=EVIL))
+    assert attacked
+
+
+def shown(answer: httpx.Response) -> Reader:
+    """A page of any status, in which nothing runs."""
+    assert EVIL not in answer.text
+    is_page = answer.headers.get("content-type", "").startswith("text/html")
+    return Reader(answer.text if is_page else "")
 
 
 @on_sqlite
