@@ -1,5 +1,6 @@
 """A lake that other programs have written to: nothing is taken for what an export has verified."""
 
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from sqlalchemy import text
 
-from faststream_sqlbroker.exceptions import ExportMismatchError
+from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from faststream_sqlbroker.spark import (
     compact_export,
     export_archive,
@@ -156,3 +157,66 @@ def test_files_that_were_replaced_are_removed_after_a_checkpoint_too(
     assert len(list((path / "data").rglob("*.parquet"))) == 4
     compact_export(spark, str(path), keep="168h")
     assert len(list((path / "data").rglob("*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("name", ["50%20off", "a[1]", "{a,b}", "a*", "a?", "a#b", "a\\b"])
+def test_a_path_that_spark_or_deltalake_reads_otherwise_is_refused(
+    spark: SparkSession, archive: Archive, tmp_path: Path, name: str
+) -> None:
+    """Nothing is written before."""
+    with pytest.raises(SetupError, match="give a path without"):
+        export_archive(spark, archive.url, str(tmp_path / name), **SPAN)
+    assert [one for one in tmp_path.iterdir() if one.is_dir()] == []
+
+
+def test_other_paths_and_a_log_without_a_commit(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """The log is what an export leaves that is killed while it makes the table. The session of the
+    caller stays the active one."""
+    path = tmp_path / "ünï 50% a+b=c ☃"
+    log = path / "_delta_log"
+    log.mkdir(parents=True)
+    (log / "_commit_1.json.tmp").write_text("")
+    spark.createDataFrame([], "id INT")  # makes it the active one
+    assert SparkSession.getActiveSession() is spark
+    exported(spark, archive, path)
+    compact_export(spark, str(path), keep=0)
+    assert verify_export(spark, str(path)).intact
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
+    assert SparkSession.getActiveSession() is spark
+
+
+def test_folders_that_go_while_they_are_listed_are_left_out(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of another export do, which stages files or has failed."""
+    for name in "abc":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "file").write_text(name)
+    folders = Folders(spark, str(tmp_path))
+    listed = Folders._listed
+
+    def going(self: Folders, folder: Any) -> Any:
+        found = list(listed(self, folder))
+        shutil.rmtree(tmp_path / "data" / "b", ignore_errors=True)
+        return found
+
+    monkeypatch.setattr(Folders, "_listed", going)
+    assert sorted(folders.files("data")) == ["data/a/file", "data/c/file"]
+    assert folders.files("none") == {}
+
+
+def test_commits_that_come_between_two_looks_at_the_log_are_left_out(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """The notes are those of the files that were loaded."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    loaded = Lake(spark, str(path))
+    before = loaded.table.notes()
+    archive.add({"id": 99, "archived_at": START + DAY})
+    export_archive(spark, archive.url, str(path), **SPAN)
+    assert loaded.table.notes() == before
+    assert len(Lake(spark, str(path)).table.notes()) == len(before) + 1

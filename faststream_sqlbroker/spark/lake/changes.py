@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from faststream_sqlbroker.spark.lake.delta import DataFile
+from faststream_sqlbroker.spark.lake.delta import LOG, DataFile
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.row_checksums import NOTHING, compute_windows
 from faststream_sqlbroker.spark.lake.windows import ExportWindow
-
-LOG = "_delta_log"
 
 
 @dataclass(frozen=True)

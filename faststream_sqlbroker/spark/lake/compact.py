@@ -1,5 +1,6 @@
 """Merge the small files of a lake, and remove those that no version needs any more."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,7 +65,7 @@ def compact_export(
         since: Only files whose rows were archived at or after this moment.
         until: Only files whose rows were archived before this moment.
         target_bytes: How large files are to become; larger ones are left as they are.
-        keep: How long replaced files stay, in whole hours.
+        keep: How long replaced files stay, rounded up to whole hours.
         on_file: Called after each merged file.
         storage_options: See `export_archive`.
 
@@ -78,7 +79,7 @@ def compact_export(
         NotSupportedError: Spark Connect.
     """
     whole_number("target_bytes", target_bytes)
-    hours = int(seconds_or_zero("keep", keep) // 3600)
+    hours = math.ceil(seconds_or_zero("keep", keep) / 3600)
     first = parse_moment("since", since)
     end = parse_moment("until", until)
     lake = Lake(spark, path, storage_options)

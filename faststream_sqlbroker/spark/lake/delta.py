@@ -24,6 +24,7 @@ from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError, Sto
 from faststream_sqlbroker.spark.lake.folders import Folders
 
 DATA = "data"
+LOG = "_delta_log"
 APPLICATION = "sqlbroker"
 """The one application id of a table: every commit of ours takes the next version of it, so that of
 two plans made from the same state only one is committed."""
@@ -31,6 +32,7 @@ two plans made from the same state only one is committed."""
 NOTE = "sqlbroker"
 """Name of what a commit says about its windows and files, in the commit's metadata."""
 
+_NUMBER = "number"
 _SOURCE = "sqlbroker.source"
 _PROPERTIES = {
     # Clean-up of the log would lose the figures that stand in its commits.
@@ -226,9 +228,17 @@ class DeltaWriter:
         """What our commits have said, from the oldest to the newest."""
         with self._errors():
             commits = self._need().history()
-        # The library reads to the log's end, which may be newer than the files that were loaded.
-        ours = [one for one in commits if NOTE in one and one["version"] <= self.version]
-        return [json.loads(one[NOTE]) for one in sorted(ours, key=lambda one: one["version"])]
+        # The library may read commits that are newer than the files that were loaded, and numbers
+        # them from the newest it knows of, so a note has a number of its own.
+        said = [json.loads(one[NOTE]) for one in commits if NOTE in one]
+        number = self._number()
+        return sorted(
+            (one for one in said if one[_NUMBER] <= number), key=lambda one: int(one[_NUMBER])
+        )
+
+    def _number(self) -> int:
+        """Of our last commit in the table that was loaded."""
+        return self._need().transaction_version(APPLICATION) or 0
 
     def vacuum(self, hours: int) -> list[str]:
         """Remove files that were taken out of the table more than `hours` ago.
@@ -281,8 +291,8 @@ class DeltaWriter:
             )
 
     def _next(self, note: Mapping[str, Any]) -> CommitProperties:
-        version = (self._need().transaction_version(APPLICATION) or 0) + 1
-        said = {NOTE: json.dumps(note)} if note else None
+        version = self._number() + 1
+        said = {NOTE: json.dumps({**note, _NUMBER: version})} if note else None
         # No retries by the library: it would commit a plan made from an older state.
         return CommitProperties(said, 0, [Transaction(APPLICATION, version)])
 

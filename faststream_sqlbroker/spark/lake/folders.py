@@ -2,8 +2,9 @@
 alike.
 """
 
+import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,13 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.exceptions import NotSupportedError, StoreError
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from faststream_sqlbroker.spark.drivers import java_of
+from faststream_sqlbroker.spark.lake.files import RENAMING
+
+_REFUSED = re.compile(r"[][{}*?#\\]|%[0-9A-Fa-f]{2}")
+"""Spark takes brackets, * and ? for patterns; deltalake reads # and ? as parts of a URL, a
+backslash as a slash, and %20 as a space."""
 
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
 """What deltalake calls the schemes that Hadoop has names of its own for."""
@@ -46,10 +52,17 @@ class Folders:
         given = self._path(root)
         system: Any = given.getFileSystem(self._configuration)
         self._root: Any = system.makeQualified(given)
-        local = str(system.getUri().getScheme()) == "file"
+        scheme = str(system.getUri().getScheme())
+        local = scheme == "file"
+        self._flat = not local and scheme not in RENAMING
         # Hadoop's .crc files would turn an altered file into an error of Java.
         self._system: Any = system.getRawFileSystem() if local else system
         self.root = str(self._root.toString())
+        if found := _REFUSED.search(self.root):
+            raise SetupError(
+                f"the path {self.root} has {found[0]!r}, which Spark or deltalake takes for "
+                "something else: give a path without [ ] { } * ? # \\ and %XX"
+            )
 
     @property
     def address(self) -> str:
@@ -73,17 +86,31 @@ class Folders:
 
     def files(self, place: str) -> dict[str, Found]:
         """All files below a folder, by their place; none if there is no such folder."""
-        at = self._at(place)
         found = dict[str, Found]()
-        if not self._system.exists(at):
-            return found
         start = len(str(self._root.toUri().getPath()).rstrip("/")) + 1
-        listed = self._system.listFiles(at, True)
-        while listed.hasNext():
-            one = listed.next()
-            name = str(one.getPath().toUri().getPath())[start:]
-            found[name] = Found(int(one.getLen()), int(one.getModificationTime()))
+        waiting = [self._at(place)]
+        while waiting:
+            for one in self._listed(waiting.pop()):
+                if one.isDirectory():
+                    waiting.append(one.getPath())
+                    continue
+                name = str(one.getPath().toUri().getPath())[start:]
+                found[name] = Found(int(one.getLen()), int(one.getModificationTime()))
         return found
+
+    def _listed(self, folder: Any) -> Iterator[Any]:
+        """What is in a folder; of an object store all files below it, which is one request."""
+        try:
+            if self._flat:
+                listed = self._system.listFiles(folder, True)
+                while listed.hasNext():
+                    yield listed.next()
+            else:
+                # listFiles fails if files go while it runs; other attempts remove theirs.
+                yield from self._system.listStatus(folder)
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() != "java.io.FileNotFoundException":
+                raise
 
     def delete(self, place: str) -> None:
         """Remove a file, or a folder with everything in it, if it is there."""

@@ -16,7 +16,7 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.lake.delta import DATA, DataFile, DeltaWriter, with_figures
+from faststream_sqlbroker.spark.lake.delta import DATA, LOG, DataFile, DeltaWriter, with_figures
 from faststream_sqlbroker.spark.lake.entries import Entry, Note, State, state_of
 from faststream_sqlbroker.spark.lake.folders import Folders, Found, newest
 from faststream_sqlbroker.spark.lake.row_checksums import (
@@ -139,7 +139,11 @@ class Lake:
             SetupError: the path holds something else, or the export of other rows.
         """
         if not self.table.exists:
-            strange = [name for name in self.folders.names() if name != DATA]
+            # An export that was killed while it made the table has left a log without a commit.
+            strange = [name for name in self.folders.names() if name not in (DATA, LOG)]
+            strange += [
+                name for name in self.folders.files(LOG) if name.endswith((".json", ".parquet"))
+            ]
             if strange:
                 raise SetupError(
                     f"{self.folders.root} has {strange[0]} and is no Delta table: give an empty "
@@ -183,7 +187,9 @@ class Lake:
         """The rows of files, without `date` and `hour`."""
         paths = [self.folders.path(one.path) for one in files]
         if not paths:
-            return self.session.createDataFrame([], ARCHIVE_SCHEMA)
+            # createDataFrame would make this session the active one of the caller.
+            nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in ARCHIVE_SCHEMA]
+            return self.session.range(0).select(*nothing)
         return self.session.read.schema(ARCHIVE_SCHEMA).parquet(*paths)
 
     def stage(
