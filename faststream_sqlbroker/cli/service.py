@@ -61,7 +61,7 @@ async def _run(service: "Service") -> None:
     for number in STOPPED_BY:
         # Windows has none of these; there an interrupt ends the program.
         with suppress(NotImplementedError):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, _stop_once, loop, stop)
     try:
         http = service.config.http
         if http is None:
@@ -72,6 +72,16 @@ async def _run(service: "Service") -> None:
             await _serve(service, http, broker, stop)
     finally:
         await broker.stop()
+
+
+def _stop_once(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Stop; a second signal ends the process at once, so that leases end by their time."""
+    for number in STOPPED_BY:
+        loop.remove_signal_handler(number)
+        # Python's own handler of SIGINT would wait for the broker's stop.
+        signal.signal(number, signal.SIG_DFL)
+    print_line("stopping; a second signal ends at once")
+    stop.set()
 
 
 async def _serve(

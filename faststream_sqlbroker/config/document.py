@@ -7,6 +7,7 @@ are text, and a number does not begin with 0. A key may be there once.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, ClassVar
 
 import yaml
@@ -29,20 +30,38 @@ _VARIABLE = re.compile(r"\$(?P<escaped>\$)?\{(?P<inside>[^}]*)(?P<end>\}?)")
 _INSIDE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(:-(?P<default>.*))?", re.DOTALL)
 
 
+class _TooDeepError(yaml.MarkedYAMLError):  # type: ignore[misc]
+    """It is YAML, but not of a service."""
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Resolves what the core schema of YAML 1.2 resolves."""
 
     yaml_implicit_resolvers: ClassVar[Any] = {}
+    _levels = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """The next node; PyYAML calls itself for each level, so that deep files would end it."""
+        if self._levels > DEEPEST:
+            mark = self.peek_event().start_mark
+            raise _TooDeepError(problem=f"more than {DEEPEST} levels", problem_mark=mark)
+        self._levels += 1
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
 
 
 _TAG = "tag:yaml.org,2002:"
+_WRITTEN: dict[str, re.Pattern[str]] = {}
+"""How a value of each kind is written; Python would take more, such as 1_0."""
 for _kind, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
     ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 ):
-    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(f"^(?:{_pattern})$"), list(_first))
+    _WRITTEN[_kind] = re.compile(f"^(?:{_pattern})$")
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", _WRITTEN[_kind], list(_first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +183,8 @@ def read_document(text: str, path: object, variables: Mapping[str, str]) -> Docu
         mark = getattr(error, "problem_mark", None)
         place = START if mark is None else Place(mark.line + 1, mark.column + 1)
         reason = getattr(error, "problem", None) or getattr(error, "reason", None) or "no YAML"
-        document.note_at(place, (), f"this is no YAML: {reason}")
+        kind = "" if isinstance(error, _TooDeepError) else "this is no YAML: "
+        document.note_at(place, (), f"{kind}{reason}")
     # Outside of the handler: the text of YAML's error quotes a line, which may have a password.
     document.check()
     if root is not None:
@@ -233,12 +253,15 @@ class _Reading:
         made: dict[str, Any] = {
             "str": str,
             "int": int,
-            "float": float,
+            "float": _finite,
             "bool": _boolean,
             "null": _nothing,
         }
         if kind not in made:
             return self._unknown_tag(node, path)
+        if kind in _WRITTEN and not _WRITTEN[kind].fullmatch(text):
+            self._document.note(path, f"this is no {kind}")
+            return None
         try:
             return made[kind](text)
         except ValueError:
@@ -274,6 +297,13 @@ def _boolean(text: str) -> bool:
     if text.lower() not in {"true", "false"}:
         raise ValueError(text)
     return text.lower() == "true"
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def _nothing(_text: str) -> None:

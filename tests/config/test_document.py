@@ -9,6 +9,12 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import ConfigError
 from tests.config.conftest import told
 
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+"""Aliases of aliases: ten to the power of nine values in nine lines."""
+
 
 def read(text: str, **variables: str) -> Document:
     return read_document(text, Path("service.yaml"), variables)
@@ -99,6 +105,19 @@ def test_a_variable_cannot_add_anything() -> None:
         ("a: !!binary eA==", ["1:4 a: the tag 'tag:yaml.org,2002:binary' is not known"]),
         ("a: !!int x", ["1:4 a: this is no int"]),
         ("a: !!bool x", ["1:4 a: this is no bool"]),
+        ('a: !!int "8_0"', ["1:4 a: this is no int"]),
+        ('a: !!float "1_0.5"', ["1:4 a: this is no float"]),
+        ("a: !!float nan", ["1:4 a: this is no float"]),
+        ("a: 1e999", ["1:4 a: this is no float"]),
+        ("a: !!null x", ["1:4 a: this is no null"]),
+        ("a: " + "9" * 5000, ["1:4 a: this is no int"]),
+        ("a: " + "[" * 3000, ["1:54 : more than 50 levels"]),
+        ("a: " + "[" * 3000 + "]" * 3000, ["1:54 : more than 50 levels"]),
+        ("a: " + "{b: " * 3000, ["1:201 : more than 50 levels"]),
+        ("- " * 3000 + "x", ["1:103 : more than 50 levels"]),
+        ("? " * 3000 + "x", ["1:103 : more than 50 levels"]),
+        ("a: &x [*x]", ["1:4 a[0]"]),
+        (BOMB, ["1:24 e[0]"]),
         ("a: [1", ["1:6 : this is no YAML"]),
         ("a:\n\tb: 1", ["2:1 : this is no YAML"]),
         ("a: *x", ["1:4 : this is no YAML: found undefined alias"]),
