@@ -376,6 +376,7 @@ class SqlBroker(
         serializer = config.fd_config._serializer  # noqa: SLF001
         config.producer.connect(serializer, config.broker_codec, lambda: config.context)
         self._plain.look(self)
+        self._serving_ended = False
         return self.engine
 
     @override

@@ -53,6 +53,7 @@ class SqlBrokerServing:
         self._exposition = getattr(metrics, "exposition", None)
         self._probes: Any = None
         self._jobs_of_http: list[PullJobs | QueueJobs] = []
+        self._serving_ended = False
         if health_port is not None:
             host, port = probe_address(health_port)
             http = _http()
@@ -87,7 +88,8 @@ class SqlBrokerServing:
             body_timeout: Longest time in which a body must have arrived: seconds, a timedelta or
                 text like "10s".
             max_failures: Failed logins a minute of one address with one name, and ten times as many
-                of one address; after them it is refused (429) until the minute is over.
+                of one address; and wrong tokens a minute of one address. After them it is refused
+                (429) until the minute is over, but for tokens that were right before.
             proxies: Addresses and networks of proxies whose X-Forwarded-For tells the address of a
                 client, by which failures are counted.
             csrf_secret: 16 characters or more that CSRF tokens are made of, the same for all
@@ -143,7 +145,10 @@ class SqlBrokerServing:
             ping=self.ping,
             differences=self._differences,
             process=self._process_health,
-            is_started=lambda: alone or self.running or not self.subscribers,
+            is_started=lambda: (
+                not self._serving_ended and (alone or self.running or not self.subscribers)
+            ),
+            is_stopped=lambda: self._serving_ended,
             log=self._log_of_loops,
             admin=lambda: self.admin,
             pulled=self._pulled,
@@ -246,6 +251,7 @@ class SqlBrokerServing:
         Raises:
             SetupError: their port cannot be taken.
         """
+        self._serving_ended = False
         if self._probes is not None:
             await self._probes.start()
         try:
@@ -259,6 +265,8 @@ class SqlBrokerServing:
                 jobs.start()
 
     async def _end_serving(self) -> None:
+        # First: a request during the stop would start again what has just ended.
+        self._serving_ended = True
         for jobs in self._jobs_of_http:
             await jobs.stop()
         await self._end_probes()

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.http.answers import BodyLimits
+from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.channels import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import DashboardRoutes
@@ -45,6 +45,9 @@ from faststream_sqlbroker.http.users import Authentication, ByCallable, FirstOf,
 
 SHORTEST_SECRET = 16
 """Characters of the secret that CSRF tokens are made of."""
+PROBES = ("/health/live", "/health/ready")
+"""The ends of paths that are answered after the broker's stop, too."""
+STOPPED = "the broker of this process is stopped: ask another process, or try again later"
 DashboardMode = Literal["full", "read_only", "off"]
 DASHBOARD_MODES = get_args(DashboardMode)
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -130,14 +133,23 @@ class HttpApp:
         # A redirect would lead to whatever Host says.
         starlette.router.redirect_slashes = False
         self.starlette = starlette
-        self._app: App = Shield(starlette, local_only=isinstance(auth, LocalOnly))
+        self._app: App = Shield(self._unless_stopped, local_only=isinstance(auth, LocalOnly))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "http" and self._service.jobs is not None:
+        service = self._service
+        if scope["type"] == "http" and service.jobs is not None and not service.is_stopped():
             # A mounted application is not told when the server starts.
-            self._service.jobs().start()
+            service.jobs().start()
         await self._app(scope, receive, send)
+
+    async def _unless_stopped(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The process is alive without its broker; whether it is ready says its probe.
+        stopped = scope["type"] == "http" and self._service.is_stopped()
+        if stopped and not scope["path"].endswith(PROBES):
+            await Problem(503, STOPPED).response()(scope, receive, send)
+            return
+        await self.starlette(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:

@@ -139,7 +139,7 @@ class ChannelRoutes:
         """Publish to all consumers of a channel."""
         await self._begin()
         channel = request.path_params["channel"]
-        self._gate.check(request, channel)
+        self._check(request, channel, CHANNEL_TOKEN)
         found = await self._jobs.find(channel)
         self._verify(request, channel, [(found, CHANNEL_TOKEN)])
         priority = whole(request.headers.get(PRIORITY, "0"), PRIORITY)
@@ -224,7 +224,7 @@ class ChannelRoutes:
         await self._begin()
         channel, consumer = _ids(request)
         queue = queue_of(channel, consumer)
-        self._gate.check(request, queue)
+        self._check(request, queue, CHANNEL_TOKEN, CONSUMER_TOKEN)
         of_channel, of_consumer = await self._jobs.both(channel, consumer)
         self._verify(request, queue, [(of_channel, CHANNEL_TOKEN), (of_consumer, CONSUMER_TOKEN)])
         assert of_consumer is not None  # noqa: S101 - its token was right
@@ -232,17 +232,22 @@ class ChannelRoutes:
             raise Problem(400, f"the consumer is a push one: subscribe to the queue {queue!r}")
         return queue
 
+    def _check(self, request: Request, name: str, *headers: str) -> None:
+        tokens = [request.headers.get(header, "") for header in headers]
+        self._gate.check_tokens(request, name, tokens)
+
     def _verify(
         self, request: Request, name: str, needed: list[tuple[Registered | None, str]]
     ) -> None:
         """Compare all tokens, also of what does not exist: the answer does not tell which."""
+        tokens = [request.headers.get(header, "") for _, header in needed]
         fits = [
-            token_fits(request.headers.get(header, ""), found.token_hash if found else UNKNOWN_HASH)
-            for found, header in needed
+            token_fits(token, found.token_hash if found else UNKNOWN_HASH)
+            for token, (found, _) in zip(tokens, needed, strict=True)
         ]
+        self._gate.tokens_compared(request, name, tokens, right=all(fits))
         if all(fits):
             return
-        self._gate.failed(request, name)
         names = " and ".join(header for _, header in needed)
         raise Problem(403, f"{names} must be right")
 

@@ -1,8 +1,10 @@
 """A limit on failed authentications: guessing a password or a token takes ages."""
 
+import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from math import ceil
 
 from faststream_sqlbroker.http.answers import Problem
@@ -10,13 +12,40 @@ from faststream_sqlbroker.http.answers import Problem
 WINDOW = 60.0
 """Seconds in which failures are counted together."""
 MOST_KNOWN = 10_000
-"""Addresses and names that are remembered; the oldest are forgotten."""
+"""Addresses and names, or tokens, that are remembered; the oldest are forgotten."""
 
 
 @dataclass(slots=True)
 class _Count:
     began: float
     failures: int = 0
+
+
+class RightTokens:
+    """Remembers which tokens were right, by their hashes, so that a lock-out spares them."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    def add(self, name: str, tokens: Sequence[str]) -> None:
+        """Remember `tokens`, which were right for `name`; the oldest are forgotten."""
+        key = self._key(name, tokens)
+        self._known[key] = None
+        self._known.move_to_end(key)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def has(self, name: str, tokens: Sequence[str]) -> bool:
+        """Whether they were right for `name`."""
+        return self._key(name, tokens) in self._known
+
+    def forget(self, name: str, tokens: Sequence[str]) -> None:
+        """They are right no longer: there is another token in their place."""
+        self._known.pop(self._key(name, tokens), None)
+
+    @staticmethod
+    def _key(name: str, tokens: Sequence[str]) -> bytes:
+        return sha256(json.dumps([name, *tokens]).encode()).digest()
 
 
 class Failures:

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_network
 from time import monotonic
 
@@ -12,7 +13,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.failures import Failures
+from faststream_sqlbroker.http.failures import Failures, RightTokens
 from faststream_sqlbroker.http.proxies import Network, is_of, parsed_address, peer
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.users import Authentication, Role, User
@@ -48,6 +49,8 @@ class Gate:
         self._proxies = proxies
         self._of_names = Failures(max_failures, monotonic)
         self._of_addresses = Failures(max_failures * NAMES_OF_ADDRESS, monotonic)
+        self._of_tokens = Failures(max_failures, monotonic)
+        self._right_tokens = RightTokens()
 
     async def enter(self, request: Request, role: Role) -> User:
         """The user, who has `role` at least.
@@ -77,11 +80,11 @@ class Gate:
         given = credentials(request)
         name = "" if given is None else given[0]
         with_secret = given is not None
-        self.check(request, name)
+        self._check(request, name)
         user = await self._user(request)
         if user is None:
             if with_secret:
-                self.failed(request, name)
+                self._failed(request, name)
             raise Problem(401, "who are you?", _CHALLENGE)
         if not user.may(role):
             raise Problem(403, f"this needs the role {role.name.lower()}")
@@ -95,21 +98,42 @@ class Gate:
             self.log(f"HTTP: a user cannot be authenticated: {error}")
             raise Problem(500, "an error of the server: see its log") from None
 
-    def check(self, connection: HTTPConnection, name: str) -> None:
-        """Refuse an address that has failed too often, with this name or with any.
+    def check_tokens(self, connection: HTTPConnection, name: str, tokens: Sequence[str]) -> None:
+        """Refuse an address that has sent too many wrong tokens, whatever queues they were for.
+
+        Tokens that were right for `name` before pass: their client may share the address with one
+        that guesses. They are compared again all the same.
 
         Raises:
             Problem: it has (429).
         """
+        if not self._right_tokens.has(name, tokens):
+            self._of_tokens.check((self._address(connection),))
+
+    def tokens_compared(
+        self, connection: HTTPConnection, name: str, tokens: Sequence[str], *, right: bool
+    ) -> None:
+        """Remember right tokens; count wrong ones by their address alone, and tell the log."""
+        if right:
+            self._right_tokens.add(name, tokens)
+            return
+        self._right_tokens.forget(name, tokens)
+        self._of_tokens.failed([(self._address(connection),)])
+        self._tell_failure(connection, name)
+
+    def _check(self, connection: HTTPConnection, name: str) -> None:
         address = self._address(connection)
         self._of_addresses.check((address,))
         self._of_names.check((address, name[:LONGEST_NAME]))
 
-    def failed(self, connection: HTTPConnection, name: str) -> None:
-        """Count a failure, and tell the log."""
+    def _failed(self, connection: HTTPConnection, name: str) -> None:
         address = self._address(connection)
         self._of_addresses.failed([(address,)])
         self._of_names.failed([(address, name[:LONGEST_NAME])])
+        self._tell_failure(connection, name)
+
+    def _tell_failure(self, connection: HTTPConnection, name: str) -> None:
+        address = self._address(connection)
         shown = visible(name[:LONGEST_NAME])
         self.log(f"HTTP: a wrong password or token for {shown!r} from {visible(address)}")
 

@@ -193,14 +193,16 @@ class QueueRoutes:
         """
         await self._begin()
         queue = _queue(request)
-        self._gate.check(request, queue)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token.strip()
+        self._gate.check_tokens(request, queue, [token])
         if scheme.lower() != _BEARER or not token:
             raise Problem(401, "send the token of the queue: Authorization: Bearer", _CHALLENGE)
         found: Registered | None = await self._jobs.find_token(queue, role)
         # Compared also for a queue without tokens: the answer does not tell which there are.
-        if not token_fits(token.strip(), found.token_hash if found else UNKNOWN_HASH):
-            self._gate.failed(request, queue)
+        fits = token_fits(token, found.token_hash if found else UNKNOWN_HASH)
+        self._gate.tokens_compared(request, queue, [token], right=fits)
+        if not fits:
             raise Problem(403, f"the token does not allow to {role} here")
         return queue
 

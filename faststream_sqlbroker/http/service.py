@@ -21,6 +21,8 @@ class Service:
     """This process's subscribers."""
     is_started: Callable[[], bool]
     """Whether the broker runs, or has nothing to run."""
+    is_stopped: Callable[[], bool]
+    """Whether the broker was stopped, and neither connected nor started since."""
     log: Callable[..., None]
     """Called with a level and a text."""
     admin: Callable[[], Admin]

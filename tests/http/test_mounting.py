@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from faststream_sqlbroker.http.local import LocalOnly
 from faststream_sqlbroker.http.mounting import Below
 from tests.faststream.conftest import Heard
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
+from tests.http.pulling import JOBS, channels
+from tests.http.queueing import PATH, PUBLISH, bearer, queues
 
 pytestmark = pytest.mark.capability("HTTP: mounted in AsgiFastStream, FastAPI, Starlette; probes")
 
@@ -158,3 +161,27 @@ def test_the_broker_imports_nothing_of_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
+
+
+@on_sqlite
+async def test_after_a_stop_requests_are_refused(broker: SqlBroker) -> None:
+    """They are not answered as if the broker worked; a probe tells that the process lives."""
+    app = broker.asgi(logins(), channels=channels(), queues=queues())
+    async with client_of(app) as client:
+        publish = partial(client.post, f"{PATH}/publish", json={"body": 1}, headers=bearer(PUBLISH))
+        assert (await publish()).status_code == 201
+        await broker.stop()
+        pages = ("/", "/csrf-token", "/metrics", f"{JOBS}/queued-jobs", "/no/such/path")
+        for refused in [await publish(), *[await client.get(page) for page in pages]]:
+            assert refused.status_code == 503
+            assert "the broker of this process is stopped" in refused.json()["error"]
+            assert refused.headers["x-content-type-options"] == "nosniff"
+        assert (await client.get("/health/live")).status_code == 200
+        ready = await client.get("/health/ready")
+        assert (ready.status_code, ready.json()["checks"]["started"]) == (503, False)
+        await broker.start()
+        assert (await publish()).status_code == 201
+        await broker.stop()
+        # An application without subscribers only connects.
+        await broker.connect()
+        assert (await publish()).status_code == 201

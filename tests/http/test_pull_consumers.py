@@ -112,6 +112,7 @@ async def test_w1_by_configuration(broker: SqlBroker) -> None:
             assert found.status_code == 400
             assert "'orders/x'" in found.json()["error"]
         await broker.stop()
+        await broker.connect()
     with pytest.raises(SetupError, match="type must be one of 'push', 'pull', got 'poll'"):
         Consumer(type="poll")
     with pytest.raises(SetupError, match="16 characters"):

@@ -174,6 +174,10 @@ async def test_the_loop_starts_with_the_broker_and_the_application(
         assert row["deliveries_count"] == 1
         await broker.stop()
         assert not jobs._loop.running
+        # A request does not start again what was stopped.
+        await pulling.http.get("/health/live")
+        assert not jobs._loop.running
+        await broker.connect()
         # Any request will do, also a probe; a mounted application is not told of the server.
         await pulling.http.get("/health/live")
         assert jobs._loop.running

@@ -1,14 +1,17 @@
 """faststream_sqlbroker.client: any queue in Python, over HTTP."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timezone
 
+import httpx
 import pytest
 
 from faststream_sqlbroker import HttpError, LeaseLostError, SetupError, SqlBroker
 from faststream_sqlbroker.client import NewHttpMessage, QueueClient
 from faststream_sqlbroker.http.server import ProbeServer
 from tests.faststream.conftest import Look
+from tests.helpers import eventually
 from tests.http.conftest import BASE, on_sqlite
 from tests.http.queueing import CONSUME, PUBLISH, QUEUE, Queueing
 from tests.http.test_pull_consumers import over
@@ -132,3 +135,65 @@ async def test_it_makes_and_closes_a_client_of_its_own(broker: SqlBroker) -> Non
     with pytest.raises(RuntimeError, match="closed"):
         await client.reserve()
     await server.stop()
+
+
+class _Silent(httpx.AsyncBaseTransport):
+    """The server's answer is on its way and never arrives."""
+
+    def __init__(self, web: Queueing) -> None:
+        self._inner = httpx.ASGITransport(web.app)
+        self.answered = asyncio.Event()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._inner.handle_async_request(request)
+        assert answer.status_code == 200
+        self.answered.set()
+        await asyncio.Event().wait()
+        return answer
+
+
+async def test_a_reserve_that_is_cancelled_loses_no_message(broker: SqlBroker, look: Look) -> None:
+    """The server has leased it: the lease ends by its time, and the next one gets the message."""
+    web = Queueing(broker)
+    async with web.http:
+        published = await web.publish(1)
+        silent = _Silent(web)
+        http = httpx.AsyncClient(transport=silent, base_url=BASE)
+        async with http, QueueClient(BASE, queue=QUEUE, http=http, consume_token=CONSUME) as client:
+            task = asyncio.create_task(client.reserve(lease=3600))
+            await silent.answered.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        [row] = await look.rows()
+        assert row["state"] == "PROCESSING"
+        assert await web.reserve() == []
+        await over(look)
+        [message] = await web.reserve(wait=30)
+        assert (message["id"], message["attempt"]) == (published, 1)
+        assert (await web.end(message)).status_code == 200
+
+
+async def test_a_reserve_that_is_cancelled_before_its_claim_leases_nothing(
+    broker: SqlBroker, look: Look
+) -> None:
+    """With real sockets: the server sees that the client has gone."""
+    web = Queueing(broker)
+    server = ProbeServer(web.app, "127.0.0.1", 0)
+    port = await server.start()
+    try:
+        async with web.http, httpx.AsyncClient(timeout=None) as http:
+            address = f"http://127.0.0.1:{port}"
+            client = QueueClient(address, queue=QUEUE, http=http, consume_token=CONSUME)
+            task = asyncio.create_task(client.reserve(wait=30))
+            jobs = web.app._service.queues()  # type: ignore[misc]
+            await eventually(lambda: jobs.polls._lines)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await eventually(lambda: not jobs.polls._lines)
+            await web.publish(1)
+            [row] = await look.rows()
+            assert row["state"] == "PENDING"
+            assert len(await web.reserve()) == 1
+    finally:
+        await server.stop()

@@ -290,7 +290,8 @@ async def test_a_stop_of_the_broker_ends_the_waits(web: Queueing, broker: SqlBro
     await until_waiting(web, 1)
     await broker.stop()
     assert await waiting == []
-    assert await web.reserve(wait=30) == []
+    refused = await web.post("/reserve", {"wait": 30})
+    assert refused.status_code == 503
     # Nor has it begun to look again, which no one would end.
     assert not web.app._service.queues().polls._loop.running  # type: ignore[attr-defined,misc]
     await broker.start()

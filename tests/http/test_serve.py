@@ -3,8 +3,9 @@
 import asyncio
 import ssl
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -14,10 +15,15 @@ from typer.testing import CliRunner
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.http.passwords import hash_password, stored_password
+from tests.faststream.conftest import Look
+from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
 from tests.http.running import running
 
 pytestmark = pytest.mark.capability("`sqlbroker serve`")
+PATH = "/v1/queues/shop/orders"
+BATCH = 100
+"""Messages of a request."""
 COMMAND = "from faststream_sqlbroker.cli import main; main()"
 
 
@@ -161,3 +167,41 @@ def test_a_password_is_asked_for_twice() -> None:
     assert stored_password(asked.output.splitlines()[-1]).fits("long enough")
     short = CliRunner().invoke(app, ["hash-password"], input="short\nshort\n")
     assert "8 characters" in str(short.exception)
+
+
+async def test_a_signal_leaves_no_batch_half_written(
+    broker: SqlBroker, look: Look, database_url: str, tmp_path: Path
+) -> None:
+    """A batch that is under way is written or rolled back; one that was answered is there."""
+    users = tmp_path / "users"
+    users.write_text(f"ann admin {hash_password('ann-password')}\n")
+    sent: list[str] = []
+    answered: list[str] = []
+
+    async def publish(client: httpx.AsyncClient, token: str, name: str) -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        # Until the server has gone.
+        with suppress(httpx.TransportError):
+            while True:
+                key = f"{name}-{len(sent)}"
+                sent.append(key)
+                batch = {"messages": [{"body": n, "key": key} for n in range(BATCH)]}
+                found = await client.post(f"{PATH}/publish-batch", json=batch, headers=headers)
+                if found.status_code != 201:
+                    # The server stops, and its broker may be closed before its last answer.
+                    assert found.status_code in {500, 503}, found.text
+                    return
+                answered.append(key)
+
+    options = ("--users", str(users), "--queues")
+    async with httpx.AsyncClient(timeout=90) as client:
+        async with serving(database_url, tmp_path / "log", *options) as address:
+            client.base_url = httpx.URL(address)
+            made = await client.put(f"{PATH}/tokens/publish", auth=("ann", "ann-password"))
+            token = made.json()["token"]
+            tasks = [asyncio.create_task(publish(client, token, f"p{n}")) for n in range(4)]
+            await eventually(lambda: len(answered) >= len(tasks))
+        await asyncio.gather(*tasks)
+    counts = Counter(row["key"] for row in await look.rows())
+    assert set(counts.values()) == {BATCH}
+    assert set(answered) <= set(counts) <= set(sent)

@@ -20,10 +20,12 @@ from faststream_sqlbroker.http import (
 )
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.failures import MOST_KNOWN, WINDOW, Failures
+from faststream_sqlbroker.http.failures import MOST_KNOWN, WINDOW, Failures, RightTokens
 from faststream_sqlbroker.http.passwords import COST, StoredPassword, stored_password
 from tests.faststream.conftest import Heard
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
+from tests.http.pulling import JOBS, TOKENS, channels
+from tests.http.queueing import PATH, PUBLISH, QUEUE, bearer, queues
 
 pytestmark = pytest.mark.capability("HTTP: users with roles, rate limits, CSRF tokens")
 
@@ -288,3 +290,53 @@ def test_secrets_are_compared_in_constant_time() -> None:
     for function in (*compared, Csrf.is_signed):
         assert "compare_digest" in inspect.getsource(function)
     assert "hmac.new(self._key" in inspect.getsource(BasicAuth.user)
+
+
+@on_sqlite
+async def test_wrong_tokens_are_counted_by_address_whatever_they_are_for(
+    broker: SqlBroker,
+) -> None:
+    """Another queue brings no more guesses, and right tokens behind the same proxy still pass."""
+    app = broker.asgi(logins(), queues=queues(), channels=channels(), max_failures=3)
+
+    async def publish(queue: str, token: str) -> int:
+        path = f"/v1/queues/{queue}/publish"
+        found = await client.post(path, json={"body": 1}, headers=bearer(token))
+        return found.status_code
+
+    async def page(**others: str) -> int:
+        found = await client.get(f"{JOBS}/queued-jobs", headers={**TOKENS, **others})
+        return found.status_code
+
+    async with client_of(app) as client:
+        assert (await publish(QUEUE, PUBLISH), await page()) == (201, 200)
+        guesses = [await publish(f"queue-{n}", f"guess-{n}") for n in range(5)]
+        assert guesses == [403, 403, 403, 429, 429]
+        # Nor does a channel bring more.
+        assert await page(**{"X-Broker-Consumer-Token": "guess"}) == 429
+        assert await publish(QUEUE, "guess") == 429
+        # What was right before passes for its queue alone; what was never right waits.
+        assert (await publish(QUEUE, PUBLISH), await page()) == (201, 200)
+        assert await publish("queue-1", PUBLISH) == 429
+        # People with passwords are not locked out by tokens.
+        assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
+        # A token that was right once is one guess more, not an open door.
+        path = f"{PATH}/tokens/publish"
+        rotated = await client.put(path, data={"rotate": "true"}, auth=as_user("ann"))
+        assert rotated.status_code == 200, rotated.text
+        assert [await publish(QUEUE, PUBLISH) for _ in range(2)] == [403, 429]
+    async with client_of(app, client=("192.0.2.99", 1)) as client:
+        assert await publish(QUEUE, rotated.json()["token"]) == 201
+
+
+def test_right_tokens_are_remembered_within_bounds() -> None:
+    known = RightTokens()
+    for n in range(MOST_KNOWN + 10):
+        known.add("q", [str(n)])
+    assert len(known._known) == MOST_KNOWN
+    assert not known.has("q", ["0"])
+    assert known.has("q", [str(MOST_KNOWN)])
+    # Neither the queue nor the tokens run into each other.
+    known.add("a", ["b", "c"])
+    assert not known.has("ab", ["c"])
+    assert not known.has("a", ["bc"])

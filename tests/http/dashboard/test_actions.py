@@ -109,6 +109,7 @@ async def test_dead_letters_are_redriven_after_a_dry_run_and_it_is_undone(
 ) -> None:
     ids = await fill(broker, "orders")
     await broker.stop()
+    await broker.connect()
     page = (await web.get("/ui/dead-letters", auth=OLA)).text
     search = {"action": "redrive", "fingerprint": hidden(page, "fingerprint"), "to": "later"}
     answer = await post(web, "/ui/plan", OLA, **search)
@@ -191,6 +192,7 @@ async def test_only_what_has_the_searched_state_is_changed(
     await broker.start()
     await asyncio.wait_for(retried.wait(), 60)
     await broker.stop()
+    await broker.connect()
     for state, said in [
         ("RETRYABLE", "1 message matches now"),
         ("PENDING", "1 message matches now"),
@@ -312,6 +314,7 @@ async def test_a_lock_is_released_and_a_schedule_forgotten(
     await broker.start()
     await eventually(broker.admin.schedules)
     await broker.stop()
+    await broker.connect()
     done = await post(web, "/ui/forget-schedule", OLA, name="nightly")
     assert done.headers["location"] == "/ui/schedules?note=schedule_forgotten"
     action = await audited(broker)
