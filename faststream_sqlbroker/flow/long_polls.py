@@ -21,9 +21,8 @@ SHORTEST_PAUSE = 0.02
 FIRST_PAUSE = 0.05
 """Seconds until the first look, with jitter; each following pause is half as long again."""
 LAST_PAUSE = 1.0
-"""Most seconds between two looks."""
-LAST_PAUSE_WHEN_TOLD = 5.0
-"""The same while wake-ups of other processes arrive."""
+"""Most seconds between two looks, also while wake-ups of other processes arrive: what those delay
+sends none, and a request may not wait for long."""
 
 
 class Place:
@@ -154,8 +153,7 @@ class LongPolls:
         # A claim that finds nothing gives back what has run out of time.
         for queue in due if ends_in > 0 else queues:
             self._call(queue)
-        told = self._wakeups.listening
-        self._pause = min(LAST_PAUSE_WHEN_TOLD if told else LAST_PAUSE, self._pause * 1.5)
+        self._pause = min(LAST_PAUSE, self._pause * 1.5)
         later = [pair.due_in for pair in found.pairs if pair.due_in > 0]
         pause = min(self._clock.jitter(self._pause), ends_in, *later)
         pause = max(SHORTEST_PAUSE, pause)

@@ -22,6 +22,7 @@ from faststream_sqlbroker.http.server import ProbeServer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import Look
+from tests.helpers import eventually
 from tests.http.conftest import as_user, on_sqlite
 from tests.http.queueing import CONSUME, PATH, PUBLISH, QUEUE, Queueing, bearer
 from tests.http.test_pull_consumers import over
@@ -392,6 +393,20 @@ async def test_what_is_known_to_be_due_later_is_looked_for_then(
     await web.publish(2, delay=0.3)
     [later] = await web.reserve(wait=30)
     assert later["body"] == "2"
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_wake_ups_make_no_look_later(web: Queueing) -> None:
+    """A message that another process delays sends none: only a look finds it."""
+    waiting = asyncio.create_task(web.reserve(wait=30))
+    await until_waiting(web, 1)
+    polls = web.app._service.queues().polls  # type: ignore[attr-defined,misc]
+    await eventually(lambda: polls._wakeups.listening)
+    polls._pause = 1000.0
+    await eventually(lambda: polls._pause <= long_polls.LAST_PAUSE)
+    assert polls._look_at <= polls._clock.monotonic() + 2 * long_polls.LAST_PAUSE
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
 
 
 @on_sqlite
