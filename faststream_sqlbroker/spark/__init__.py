@@ -7,6 +7,7 @@ from faststream_sqlbroker.exceptions import MissingExtraError
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
+    from faststream_sqlbroker.spark.lake.catalog import register_export
     from faststream_sqlbroker.spark.lake.compact import compact_export
     from faststream_sqlbroker.spark.lake.erasure import EraseResult, erase_messages
     from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive
@@ -51,6 +52,7 @@ _HOMES = {
     "RepairResult": "lake.repair",
     "VerifyResult": "lake.verify",
     "erase_messages": "lake.erasure",
+    "register_export": "lake.catalog",
     "repair_export": "lake.repair",
     "replay": "replays.replay",
     "struct_of": "load.models",
@@ -85,6 +87,7 @@ __all__ = (
     "read_archive",
     "read_export",
     "read_messages",
+    "register_export",
     "repair_export",
     "replay",
     "struct_of",

@@ -36,7 +36,7 @@ def read_export(
             f"{lake.folders.path(name)}: {problem}; put it back from a copy, or read its windows "
             "again from the database with sqlbroker archive repair"
         )
-    if _has_delta(spark):
+    if has_delta(spark):
         return spark.read.format("delta").load(lake.folders.root)
     schema = lake.table.schema()
     paths = [lake.folders.path(one.path) for one in lake.files]
@@ -45,7 +45,7 @@ def read_export(
     return spark.read.schema(schema).parquet(*paths)
 
 
-def _has_delta(spark: SparkSession) -> bool:
+def has_delta(spark: SparkSession) -> bool:
     """Whether the session was started with Delta's jars and its extension."""
     if "io.delta" not in str(spark.conf.get("spark.sql.extensions", "") or ""):
         return False
