@@ -16,6 +16,7 @@ from faststream_sqlbroker.cli.forget import forget_schedule, forget_unknown, rel
 from faststream_sqlbroker.cli.jobs import app as jobs
 from faststream_sqlbroker.cli.lake import repair
 from faststream_sqlbroker.cli.lake import verify as verify_lake
+from faststream_sqlbroker.cli.lake_status import status as lake_status
 from faststream_sqlbroker.cli.listing import locks, schedules, unknown
 from faststream_sqlbroker.cli.look import explain, messages, queues, show, subscribers
 from faststream_sqlbroker.cli.mend import (
@@ -39,6 +40,7 @@ from faststream_sqlbroker.cli.spark import app as spark
 from faststream_sqlbroker.cli.target import Target
 from faststream_sqlbroker.cli.verify import verify
 
+archive.command(name="status")(lake_status)
 archive.command()(replay)
 archive.command()(report)
 archive.command()(verify_lake)

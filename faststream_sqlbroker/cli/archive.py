@@ -18,7 +18,9 @@ from faststream_sqlbroker.cli.options import (
     ArchiveTable,
     Jars,
     Master,
+    Primary,
     Queues,
+    SafetyLag,
     Schema,
     Since,
     Source,
@@ -67,23 +69,11 @@ def export(
     table: ArchiveTable = "message_archive",
     schema: Schema = None,
     queue: Queues = None,
-    safety_lag: Annotated[
-        str,
-        typer.Option(
-            help="How long a transaction may last if the database does not show open ones."
-        ),
-    ] = "5m",
+    safety_lag: SafetyLag = "5m",
     recheck: Annotated[
         str, typer.Option(help="Windows of this time before now are compared again.")
     ] = "24h",
-    primary: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SQLBROKER_PRIMARY_URL",
-            show_default=False,
-            help="URL of the primary, if --url is a standby.",
-        ),
-    ] = None,
+    primary: Primary = None,
     source: Source = None,
     record_as: Annotated[
         str | None,
@@ -120,8 +110,8 @@ def export(
             table=table,
             schema=schema,
             queues=queue or None,
-            safety_lag=_duration("--safety-lag", safety_lag),
-            recheck=_duration("--recheck", recheck),
+            safety_lag=duration("--safety-lag", safety_lag),
+            recheck=duration("--recheck", recheck),
             primary=primary,
             source=source,
             verify=verify.value,
@@ -141,13 +131,13 @@ def _print_exported(result: "spark.ExportResult") -> None:
     table_ = Table("window", "", "rows", title=result.path)
     for one in result.windows:
         table_.add_row(one.name, one.action, f"{one.rows:,}")
-    _print(
+    print_parts(
         table_,
         f"{result.rows:,} rows in the windows that were written",
-        f"closed up to {result.horizon}; in the export {_reach(result.watermark)}",
+        f"closed up to {result.horizon}; in the export {reach(result.watermark)}",
     )
     for name, problem in result.damaged.items():
-        _print(f"{name}: {problem}: sqlbroker archive repair reads its windows again")
+        print_parts(f"{name}: {problem}: sqlbroker archive repair reads its windows again")
 
 
 @app.command()
@@ -173,7 +163,7 @@ def compact(
     table = Table("windows", "rows", "files before", "bytes", title=path)
     for one in done:
         table.add_row(one.name, f"{one.rows:,}", str(one.files_before), f"{one.bytes:,}")
-    _print(table, f"{len(done)} files were made of smaller ones")
+    print_parts(table, f"{len(done)} files were made of smaller ones")
 
 
 @app.command()
@@ -206,7 +196,7 @@ def prune(
         result = spark.prune_archive(
             url,
             exported=exported,
-            older_than=None if older_than is None else _duration("--older-than", older_than),
+            older_than=None if older_than is None else duration("--older-than", older_than),
             spark=None if exported is None else quiet_session(master, jar, url),
             table=table,
             schema=schema,
@@ -230,39 +220,14 @@ def _print_pruned(result: "spark.PruneResult", exported: str | None, refused: in
         for one in result.windows:
             what = f"refused: {one.refused}" if one.refused else removed
             table.add_row(one.name, f"{one.rows:,}", what)
-        _print(table)
+        print_parts(table)
     for name in result.partitions:
-        _print(f"partition {name} {removed}")
-    _print(f"{result.rows:,} rows {removed}; {refused} windows were refused")
+        print_parts(f"partition {name} {removed}")
+    print_parts(f"{result.rows:,} rows {removed}; {refused} windows were refused")
 
 
-@app.command()
-def status(
-    path: Annotated[str, typer.Argument(help="Folder of the export.")],
-    as_json: AsJson = False,
-    master: Master = None,
-) -> None:
-    """Show what an export holds, and up to when."""
-    with database_errors():
-        found = spark.describe_export(quiet_session(master), path)
-    if as_json:
-        print_json({"rows": found.rows, **row_of(found)})
-        return
-    table = Table("window", "rows", title=found.path)
-    for one in found.windows:
-        table.add_row(one.name, f"{one.rows:,}")
-    source = ", ".join(
-        f"{name} {value}" for name, value in found.source.items() if value is not None
-    )
-    _print(
-        table,
-        f"of {source}",
-        f"{_reach(found.watermark)}; {found.rows:,} rows",
-        f"{found.files} files of {found.bytes:,} bytes; version {found.version} of the table",
-    )
-
-
-def _reach(watermark: datetime | None) -> str:
+def reach(watermark: datetime | None) -> str:
+    """Up to when an export has every window, for people."""
     return "there is no window yet" if watermark is None else f"without a gap up to {watermark}"
 
 
@@ -290,7 +255,7 @@ def _progress(title: str) -> Iterator[Any]:
         yield move
 
 
-def _duration(name: str, text: str) -> float:
+def duration(name: str, text: str) -> float:
     """The seconds of a duration as the library takes it, or with days before it: "1d12h"."""
     days, rest = match.groups() if (match := re.fullmatch(r"(\d{1,7})d(.*)", text)) else ("0", text)
     return float(Fraction(days) * 86_400) + (
@@ -298,7 +263,8 @@ def _duration(name: str, text: str) -> float:
     )
 
 
-def _print(*parts: Any) -> None:
+def print_parts(*parts: Any) -> None:
+    """Lines and tables, one below the other."""
     console = PlainConsole()
     for part in parts:
         console.print(part)

@@ -43,3 +43,15 @@ Source = Annotated[
 Schema = Annotated[
     str | None, typer.Option(help="Schema of the table; on MySQL and MariaDB its database.")
 ]
+SafetyLag = Annotated[
+    str,
+    typer.Option(help="How long a transaction may last if the database does not show open ones."),
+]
+Primary = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SQLBROKER_PRIMARY_URL",
+        show_default=False,
+        help="URL of the primary, if --url is a standby.",
+    ),
+]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.spark.lake.compact import compact_export
     from faststream_sqlbroker.spark.lake.erasure import EraseResult, erase_messages
     from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive
+    from faststream_sqlbroker.spark.lake.freshness import Freshness, measure_freshness
     from faststream_sqlbroker.spark.lake.prune import PruneResult, prune_archive
     from faststream_sqlbroker.spark.lake.reading import read_export
     from faststream_sqlbroker.spark.lake.repair import RepairResult, repair_export
@@ -41,7 +42,9 @@ _HOMES = {
     "decode_payload": "load.decode",
     "describe_export": "lake.status",
     "export_archive": "lake.export",
+    "Freshness": "lake.freshness",
     "find_horizon": "horizon",
+    "measure_freshness": "lake.freshness",
     "new_rows": "load.incremental",
     "open_snapshot": "load.snapshot",
     "prune_archive": "lake.prune",
@@ -67,6 +70,7 @@ __all__ = (
     "EraseResult",
     "ExportResult",
     "ExportStatus",
+    "Freshness",
     "Horizon",
     "Load",
     "PruneResult",
@@ -81,6 +85,7 @@ __all__ = (
     "erase_messages",
     "export_archive",
     "find_horizon",
+    "measure_freshness",
     "new_rows",
     "open_snapshot",
     "prune_archive",
