@@ -5,6 +5,7 @@ knows of it. What has lost its message is removed later.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import (
@@ -13,11 +14,13 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    delete,
     func,
     insert,
     select,
     update,
 )
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.rows import NewMessage
@@ -29,6 +32,7 @@ from faststream_sqlbroker.schema.types import later
 
 MIRROR = "mirror:"
 """The scope is this and the lookup value; the key is the message's id, and so is the counter."""
+SAVEPOINT = "sqlbroker_mirror"
 KEPT = 300.0
 """Seconds after which it is looked at whether the message of a new row still lives."""
 
@@ -38,6 +42,67 @@ def insert_mirrored(
 ) -> list[int | None]:
     """`dialect.insert`, and the mirror's rows of those that have a lookup value."""
     ids = dialect.insert(connection, rows)
+    _insert_records(dialect, connection, rows, ids)
+    return ids
+
+
+def insert_for_caller(
+    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+) -> list[int | None]:
+    """`insert_mirrored` in a transaction of the caller, who may go on with it after an error.
+
+    If the mirror's rows are refused, the messages are taken back before the error is raised. On
+    PostgreSQL the error itself keeps the transaction from its COMMIT.
+    """
+    if all(row.lookup is None for row in rows):
+        return dialect.insert(connection, rows)
+    if dialect.name == "postgresql":
+        return insert_mirrored(dialect, connection, rows)
+    if dialect.name == "sqlite":
+        return _insert_or_delete(dialect, connection, rows)
+    return _insert_or_roll_back(dialect, connection, rows)
+
+
+def _insert_or_delete(
+    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+) -> list[int | None]:
+    # No savepoint: before the transaction's first write it would be the transaction, and its
+    # release the COMMIT. SQLite has no rights, so that to delete is never missing.
+    ids = dialect.insert(connection, rows)
+    try:
+        _insert_records(dialect, connection, rows, ids)
+    except SQLAlchemyError:
+        message: Table = dialect.tables.message
+        with suppress(SQLAlchemyError):
+            for part in chunks([each for each in ids if each is not None]):
+                connection.execute(delete(message).where(message.c.id.in_(part)))
+        raise
+    return ids
+
+
+def _insert_or_roll_back(
+    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+) -> list[int | None]:
+    # A producer may have no right to delete. Without a transaction, in autocommit mode, there is no
+    # savepoint to go back to or to release, and the server says so.
+    connection.exec_driver_sql(f"SAVEPOINT {SAVEPOINT}")
+    try:
+        ids = insert_mirrored(dialect, connection, rows)
+    except SQLAlchemyError:
+        with suppress(SQLAlchemyError):
+            connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+        raise
+    with suppress(DBAPIError):
+        connection.exec_driver_sql(f"RELEASE SAVEPOINT {SAVEPOINT}")
+    return ids
+
+
+def _insert_records(
+    dialect: Operations,
+    connection: Connection,
+    rows: Sequence[NewMessage],
+    ids: Sequence[int | None],
+) -> None:
     binds = [
         {
             "scope": MIRROR + row.lookup,
@@ -52,13 +117,17 @@ def insert_mirrored(
     if binds:
         table = dialect.tables.policy_state
         connection.execute(insert(table).values(expires_at=later(bindparam("kept"))), binds)
-    return ids
 
 
 def count(connection: Connection, dialect: Operations, lookup: str | None, info: str | None) -> int:
     """The live messages that match."""
-    found: int = connection.execute(_matching(dialect, lookup, info, func.count())).scalar_one()
+    found: int = connection.execute(counting(dialect, lookup, info)).scalar_one()
     return found
+
+
+def counting(dialect: Operations, lookup: str | None, info: str | None) -> Select[Any]:
+    """The statement of `count`."""
+    return _matching(dialect, lookup, info, func.count())
 
 
 def find(

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects.mirror import insert_mirrored
+from faststream_sqlbroker.dialects.mirror import insert_for_caller, insert_mirrored
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
 from faststream_sqlbroker.store.caller import check_same_database
@@ -121,7 +121,7 @@ class Inserts:
                 query: Any = self._dialect.inserting(rows)
                 with contextlib.suppress(BusyError):
                     return cast("Ids", await self._shortcut.fetch_in(connection, query))
-            return await connection.run_sync(lambda c: insert_mirrored(self._dialect, c, rows))
+            return await connection.run_sync(lambda c: insert_for_caller(self._dialect, c, rows))
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error
 
@@ -135,6 +135,6 @@ class Inserts:
             if not isinstance(connection, Connection):
                 connection = connection.connection()
             check_same_database(connection, self._engine.sync_engine)
-            return insert_mirrored(self._dialect, connection, rows)
+            return insert_for_caller(self._dialect, connection, rows)
         except SQLAlchemyError as error:
             raise self._errors.of_caller(error) from error

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects import Dialect, dialect_for
 from faststream_sqlbroker.dialects.depths import due_messages
-from faststream_sqlbroker.dialects.mirror import insert_mirrored
+from faststream_sqlbroker.dialects.mirror import insert_for_caller
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store.caller import check_same_database
 from faststream_sqlbroker.store.django import connected, is_django
@@ -79,7 +79,7 @@ class SyncStore:
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows`; their ids in order, None where a dedup_id exists already."""
-        return insert_mirrored(self._dialect(connection), connection, rows)
+        return insert_for_caller(self._dialect(connection), connection, rows)
 
     def read_sync(self, connection: Connection, queue: str, most: int) -> int:
         """The messages of `queue` that are due and not leased; `most` if there are more."""

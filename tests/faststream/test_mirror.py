@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, func, make_url, select, update
+from sqlalchemy import URL, create_engine, func, insert, make_url, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from faststream_sqlbroker import (
@@ -15,6 +15,7 @@ from faststream_sqlbroker import (
     SqlBroker,
     SqlBrokerResponse,
     SqlProducer,
+    StoreError,
     TestSqlBroker,
 )
 from faststream_sqlbroker.dialects.mirror import MIRROR
@@ -36,6 +37,13 @@ RECORD = {
     "PublishCount",
     "PublishTime",
 }
+
+
+def of_sync(database_url: str) -> URL:
+    """The address for synchronous code."""
+    url = make_url(database_url)
+    name = url.get_backend_name()
+    return url.set(drivername=SYNC_DRIVERS.get(name, name))
 
 
 async def stored_records(look: Look) -> int:
@@ -174,9 +182,7 @@ async def test_each_way_to_publish_mirrors(
     second = await broker.publish("2", "out", dedup_id="d", lookup="dedup")
     assert first is not None
     assert second is None
-    url = make_url(database_url)
-    name = url.get_backend_name()
-    sync = create_engine(url.set(drivername=SYNC_DRIVERS.get(name, name)))
+    sync = create_engine(of_sync(database_url))
     await asyncio.to_thread(SqlProducer(sync).publish, "sync", "out", lookup="sync")
     sync.dispose()
     await broker.publish("go", "in")
@@ -196,6 +202,62 @@ async def test_each_way_to_publish_mirrors(
         "ack": None,
     }
     assert await broker.admin.count_mirrored() == 8
+
+
+async def test_a_refused_record_leaves_no_message_in_the_callers_transaction(
+    broker: SqlBroker, engine: AsyncEngine, look: Look, database_url: str
+) -> None:
+    """The caller may catch the error and commit, but on PostgreSQL, which refuses that."""
+    first = await broker.publish("first", "q")
+    assert first is not None
+    taken = [
+        {"scope": MIRROR + "a", "key": str(number)} for number in range(first + 1, first + 100)
+    ]
+    async with engine.begin() as connection:
+        await connection.execute(insert(look.tables.policy_state), taken)
+    async with engine.connect() as connection:
+        await broker.publish("own", "q", connection=connection)
+        with pytest.raises(StoreError):
+            await broker.publish("refused", "q", lookup="a", connection=connection)
+        if engine.dialect.name == "postgresql":
+            await connection.rollback()
+        else:
+            many = ("one", "two"), {"queue": "q", "lookup": "a", "connection": connection}
+            with pytest.raises(StoreError):
+                await broker.publish_batch(*many[0], **many[1])
+            await broker.publish("kept", "q", lookup="b", connection=connection)
+            await connection.commit()
+    sync = create_engine(of_sync(database_url))
+    producer = SqlProducer(sync)
+    with sync.connect() as plain:
+        with pytest.raises(StoreError):
+            await asyncio.to_thread(producer.publish, "no", "q", lookup="a", connection=plain)
+        plain.rollback() if engine.dialect.name == "postgresql" else plain.commit()
+    sync.dispose()
+    kept = [] if engine.dialect.name == "postgresql" else ["own", "kept"]
+    assert [row["payload"] for row in await look.rows()] == [
+        each.encode() for each in ("first", *kept)
+    ]
+
+
+async def test_a_record_goes_with_the_callers_transaction_and_savepoint(
+    broker: SqlBroker, engine: AsyncEngine, look: Look
+) -> None:
+    """It neither commits nor ends them; in autocommit mode there are none."""
+    async with engine.connect() as connection:
+        # Nothing was written before it.
+        await broker.publish("dropped", "q", lookup="a", connection=connection)
+        await connection.rollback()
+        await broker.publish("kept", "q", lookup="b", connection=connection)
+        inner = await connection.begin_nested()
+        await broker.publish("dropped", "q", lookup="a", connection=connection)
+        await inner.rollback()
+        await connection.commit()
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+    async with alone.connect() as connection:
+        await broker.publish("alone", "q", lookup="b", connection=connection)
+    assert [row["payload"] for row in await look.rows()] == [b"kept", b"alone"]
+    assert await broker.admin.count_mirrored() == await stored_records(look) == 2
 
 
 @on_sqlite
