@@ -25,6 +25,7 @@ class Operations:
         turn: LoopSemaphore | None = None,
         pipelines: Iterable[Any] = (),
         woken: Callable[[Iterable[str]], None] = lambda _queues: None,
+        rescheduled: Callable[[], None] = lambda: None,
         process: Callable[[], ProcessHealth] = ProcessHealth,
         surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
@@ -39,6 +40,7 @@ class Operations:
                 the same time `heard` gets the later state last.
             pipelines: Their names are shown in explanations.
             woken: Called with the queues that have a message which may be due now.
+            rescheduled: Called when an operator has changed a schedule, for this process.
             process: Tells of this process.
             surroundings: Tells of what is around it.
         """
@@ -49,5 +51,6 @@ class Operations:
         self._turn = LoopSemaphore() if turn is None else turn
         self._pipelines = pipelines
         self._woken = woken
+        self._rescheduled = rescheduled
         self._process = process
         self._surroundings = surroundings

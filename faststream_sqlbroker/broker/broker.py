@@ -349,6 +349,7 @@ class SqlBroker(
             turn=self._heartbeat.turn,
             pipelines=getattr(self, "pipelines", ()),
             woken=self._wakeups.published,
+            rescheduled=self._scheduler.wake,
             process=self._process_health,
             surroundings=self._surroundings,
         )

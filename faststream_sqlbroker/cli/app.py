@@ -12,7 +12,14 @@ from faststream_sqlbroker.cli.check import check
 from faststream_sqlbroker.cli.config import app as config
 from faststream_sqlbroker.cli.erase import erase
 from faststream_sqlbroker.cli.follow import tail, top
-from faststream_sqlbroker.cli.forget import forget_schedule, forget_unknown, release_lock
+from faststream_sqlbroker.cli.forget import (
+    forget_schedule,
+    forget_unknown,
+    pause_schedule,
+    release_lock,
+    resume_schedule,
+    run_schedule,
+)
 from faststream_sqlbroker.cli.jobs import app as jobs
 from faststream_sqlbroker.cli.lake import repair
 from faststream_sqlbroker.cli.lake import verify as verify_lake
@@ -74,10 +81,11 @@ LOOK = (
 )
 BULK = (redrive, replay_here)
 MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish, prune)
+SCHEDULES = (run_schedule, pause_schedule, resume_schedule)
 FORGET = (release_lock, forget_schedule, forget_unknown)
 TABLES = (sql, migrate, partitions)
 HTTP = (serve, hash_password)
-for command in (*LOOK, *MEND, *FORGET, *BULK, *TABLES, *HTTP):
+for command in (*LOOK, *MEND, *SCHEDULES, *FORGET, *BULK, *TABLES, *HTTP):
     app.command()(cast("Callable[..., None]", command))
 
 

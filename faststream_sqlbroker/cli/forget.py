@@ -1,4 +1,4 @@
-"""Commands that take a lock, a schedule or an unknown outcome away; each asks first."""
+"""Commands for locks, schedules and unknown outcomes; those that take something away ask first."""
 
 from typing import Annotated
 
@@ -8,6 +8,8 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
+
+ScheduleName = Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")]
 
 
 def release_lock(
@@ -30,7 +32,7 @@ def release_lock(
 
 def forget_schedule(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")],
+    name: ScheduleName,
     by: By = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -44,6 +46,49 @@ def forget_schedule(
         print_json({"name": name, "was_known": was})
     else:
         print_line(f"{name} is forgotten" if was else f"there is no schedule {name}")
+
+
+def run_schedule(
+    context: typer.Context, name: ScheduleName, by: By = None, as_json: AsJson = False
+) -> None:
+    """Publish a schedule's message once more, now, by a process that declares the schedule."""
+    known = run(context, lambda broker: broker.admin.run_schedule(name, by=by))
+    if as_json:
+        print_json({"name": name, "is_known": known})
+    else:
+        print_line(f"{name} is asked to run" if known else f"there is no schedule {name}")
+    if not known:
+        raise typer.Exit(1)
+
+
+def pause_schedule(
+    context: typer.Context,
+    name: ScheduleName,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish nothing of a schedule, in all processes, until it is resumed."""
+    # Fire times during the pause are left out, and no later command brings them back.
+    if not yes:
+        ask(f"pause the schedule {name}", as_json=as_json)
+    paused = run(context, lambda broker: broker.admin.pause_schedule(name, by=by))
+    if as_json:
+        print_json({"name": name, "paused": paused})
+    else:
+        unchanged = f"{name} was paused, or there is no such schedule"
+        print_line(f"{name} is paused until it is resumed" if paused else unchanged)
+
+
+def resume_schedule(
+    context: typer.Context, name: ScheduleName, by: By = None, as_json: AsJson = False
+) -> None:
+    """End the pause of a schedule, which leaves out the fire times until now."""
+    was = run(context, lambda broker: broker.admin.resume_schedule(name, by=by))
+    if as_json:
+        print_json({"name": name, "was_paused": was})
+    else:
+        print_line(f"{name} is resumed" if was else f"{name} was not paused")
 
 
 def forget_unknown(

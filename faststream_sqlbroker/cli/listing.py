@@ -31,7 +31,7 @@ def locks(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -
 def schedules(context: typer.Context, limit: Limit = 1_000, as_json: AsJson = False) -> None:
     """List the schedules of all processes, with their last and next times."""
     found = run(context, lambda broker: broker.admin.schedules(limit=limit))
-    columns = "name expression tz last_fire_at next_fire_at failures_count"
+    columns = "name expression tz last_fire_at next_fire_at failures_count paused_by"
     _print("Schedules", columns, found, as_json=as_json)
 
 

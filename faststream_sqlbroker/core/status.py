@@ -183,6 +183,12 @@ class Schedule:
     """The next fire time; if it is in the past, it is late. None: none within 50 years."""
     failures_count: int
     """Failures in a row of the schedule's function for that fire time."""
+    paused_at: datetime | None = None
+    """Since when an operator has paused it; None: it is not paused."""
+    paused_by: str | None = None
+    """Who paused it."""
+    run_at: datetime | None = None
+    """When an operator asked for a run that is not published yet; None: none is to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +204,35 @@ class ScheduleState:
     failures_count: int = 0
     becomes: tuple[str, str] | None = None
     """The expression and zone that apply after that run; None: the same."""
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    skipped_until: datetime | None = None
+    """Fire times up to then were due during a pause; None: there is none to leave out."""
+    run_at: datetime | None = None
+    """When an operator asked for a run besides the fire times; None: none is to come."""
+
+    @property
+    def due_at(self) -> datetime | None:
+        """From when on a process has to publish something; None: never, as it is now."""
+        if self.paused_at is not None:
+            return None
+        return self.run_at or self.next_at
+
+    def begun(self, now: datetime) -> "ScheduleState":
+        """The state of a process that has it now: what is due by now belongs to its run."""
+        if self.decided_at is None and self.next_at is not None and self.next_at <= now:
+            return replace(self, decided_at=now)
+        return self
+
+    def paused(self, at: datetime, by: str) -> "ScheduleState":
+        """The state after an operator has paused it: a run that has begun is over."""
+        expression, tz = self.definition_to_come
+        return ScheduleState(expression, tz, self.next_at, self.last_at, paused_at=at, paused_by=by)
+
+    def resumed(self, at: datetime) -> "ScheduleState":
+        """The state after an operator has ended the pause; what is due by then is left out."""
+        late = self.next_at is not None and self.next_at <= at
+        return replace(self, paused_at=None, paused_by=None, skipped_until=at if late else None)
 
     def fired(self, at: datetime | None, next_at: datetime | None) -> "ScheduleState":
         """The state after fire time `at` was published (None: there was nothing to publish).
@@ -219,7 +254,15 @@ class ScheduleState:
     def listed(self, name: str) -> Schedule:
         """As operators see it."""
         return Schedule(
-            name, self.expression, self.tz, self.last_at, self.next_at, self.failures_count
+            name,
+            self.expression,
+            self.tz,
+            self.last_at,
+            self.next_at,
+            self.failures_count,
+            self.paused_at,
+            self.paused_by,
+            self.run_at,
         )
 
     def dump(self) -> dict[str, Any]:
@@ -232,6 +275,10 @@ class ScheduleState:
             "decided_at": _text(self.decided_at),
             "failures_count": self.failures_count,
             "becomes": None if self.becomes is None else list(self.becomes),
+            "paused_at": _text(self.paused_at),
+            "paused_by": self.paused_by,
+            "skipped_until": _text(self.skipped_until),
+            "run_at": _text(self.run_at),
         }
 
 
@@ -240,6 +287,7 @@ def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
     try:
         given = dict(info or {})
         becomes = given.get("becomes")
+        paused_by = given.get("paused_by")
         return ScheduleState(
             str(given["expression"]),
             str(given["tz"]),
@@ -248,6 +296,10 @@ def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
             _time(given.get("decided_at")),
             int(given.get("failures_count", 0)),
             None if becomes is None else (str(becomes[0]), str(becomes[1])),
+            _time(given.get("paused_at")),
+            None if paused_by is None else str(paused_by),
+            _time(given.get("skipped_until")),
+            _time(given.get("run_at")),
         )
     except (KeyError, IndexError, TypeError, ValueError):
         return None

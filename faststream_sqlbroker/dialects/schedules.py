@@ -7,7 +7,7 @@ free.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -99,6 +99,7 @@ def hold(
 ) -> ScheduleState | None:
     """Take the schedule for `lease` seconds if it is due and free; returns its state, or None.
 
+    It is due at its next fire time, or if an operator has asked for a run; never while paused.
     `decided_at` says until when fire times are to be published. It is kept when the schedule
     changes hands, so that a run is finished as it was begun.
     """
@@ -106,12 +107,11 @@ def hold(
     row = _lock(connection, table, name)
     now = dialect.now(connection)
     state = None if row is None else load_state(row.info)
-    if state is None or state.next_at is None or state.next_at > now:
+    if state is None or state.due_at is None or state.due_at > now:
         return None
     if row.lease_token != token and row.lease_expires_at is not None and row.lease_expires_at > now:
         return None
-    if state.decided_at is None:
-        state = replace(state, decided_at=now)
+    state = state.begun(now)
     _write(connection, table, name, state, token, _from_now(lease))
     return state
 
@@ -166,6 +166,30 @@ def give_back(connection: Connection, table: Table, name: str, token: UUID) -> N
 def forget(connection: Connection, table: Table, name: str) -> bool:
     """Remove a schedule; returns whether it existed."""
     return bool(connection.execute(delete(table).where(_of(table, name))).rowcount)
+
+
+def change(
+    dialect: Dialect,
+    connection: Connection,
+    name: str,
+    decide: Callable[[ScheduleState, datetime], ScheduleState],
+) -> ScheduleState | None:
+    """Write the state that `decide` makes of the present one; returns that, None: there is none.
+
+    A process that holds the schedule loses it, so that it cannot write over the change: a message
+    that it is making is not published.
+    """
+    table = dialect.tables.policy_state
+    row = _lock(connection, table, name)
+    was = None if row is None else load_state(row.info)
+    if was is None:
+        return None
+    state = decide(was, dialect.now(connection))
+    if state != was:
+        _write(connection, table, name, state, None, null())
+        if dialect.can_listen:
+            notify_state_changed(connection, dialect.tables.config.channel)
+    return was
 
 
 def listed(connection: Connection, table: Table, limit: int) -> list[Schedule]:

@@ -80,8 +80,8 @@ class Firing:
         return self._crons[definition]
 
     async def fire(self, planned: Planned) -> None:
-        """Publish the fire times of `planned` that are due, one after the other, unless another
-        process does.
+        """Publish the run that an operator has asked for, and the fire times of `planned` that are
+        due, one after the other, unless another process does.
 
         A fire time of which no message can be made stays due, and is put off.
 
@@ -94,7 +94,10 @@ class Firing:
             if state is None:
                 return
             async with self._kept(planned.name, token):
-                await self._publish(planned, state, token)
+                if state.run_at is not None:
+                    state = await self._publish_run(planned, state, state.run_at, token)
+                if state is not None and state.decided_at is not None:
+                    await self._publish(planned, state, token)
         except (asyncio.CancelledError, StoreError):
             # Other processes need not wait until the lease ends, which may be held even if the
             # answer was lost. What was published until now stays published.
@@ -102,6 +105,20 @@ class Firing:
                 async with asyncio.timeout(GIVE_BACK_TIMEOUT):
                     await self._schedules.give_back(planned.name, token)
             raise
+
+    async def _publish_run(
+        self, planned: Planned, state: ScheduleState, run_at: datetime, token: UUID
+    ) -> ScheduleState | None:
+        """Publish what an operator has asked for; the state then, None: nothing more can be done.
+
+        It moves no fire time.
+        """
+        rows = await self._made(planned, state, run_at, token)
+        if rows is None:
+            return None
+        after = replace(state, run_at=None, failures_count=0)
+        ended = state.decided_at is None
+        return after if await self._write(planned, after, token, rows, ended=ended) else None
 
     async def _publish(self, planned: Planned, state: ScheduleState, token: UUID) -> None:
         first = state.next_at
@@ -111,19 +128,18 @@ class Firing:
         try:
             cron = self.cron((state.expression, state.tz))
             following = self.cron(state.definition_to_come).after(until)
+            first = _behind_the_pause(cron, state, first, until)
+            state = replace(state, skipped_until=None, next_at=first)
         except Exception as error:  # noqa: BLE001 - another version may have written it
             await self._failed(planned, state, token, error)
             return
-        times = cron.due(first, until, planned.missed)
-        if not state.failures_count:
+        times = cron.due(first, until, planned.missed) if first <= until else []
+        if first <= until and not state.failures_count:
             self._tell_missed(planned, first, until, times)
         for n, fire_at in enumerate(times, 1):
-            try:
-                rows = await planned.make(fire_at.astimezone(cron.zone))
-            except (Exception, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and cancelled():
-                    raise
-                await self._failed(planned, replace(state, next_at=fire_at), token, error)
+            state = replace(state, next_at=fire_at)
+            rows = await self._made(planned, state, fire_at, token)
+            if rows is None:
                 return
             last = n == len(times)
             state = state.ended(fire_at, following) if last else state.fired(fire_at, times[n])
@@ -131,6 +147,19 @@ class Firing:
                 return
         if not times:
             await self._write(planned, state.ended(None, following), token, (), ended=True)
+
+    async def _made(
+        self, planned: Planned, state: ScheduleState, at: datetime, token: UUID
+    ) -> Sequence[NewMessage] | None:
+        """The messages of a time; None if they cannot be made, and `state` was put off."""
+        try:
+            zone = self.cron((state.expression, state.tz)).zone
+            return await planned.make(at.astimezone(zone))
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and cancelled():
+                raise
+            await self._failed(planned, state, token, error)
+            return None
 
     async def _write(
         self,
@@ -144,8 +173,9 @@ class Firing:
         lease = None if ended else LEASE
         if not await self._schedules.publish(planned.name, token, state, rows, lease):
             text = (
-                f"the schedule {planned.name!r} was taken from this process, or redefined, before "
-                "its message was written; the process that has it publishes it"
+                f"the schedule {planned.name!r} was taken from this process, redefined, paused or "
+                "asked to run before its message was written; unless it is paused, the process "
+                "that has it publishes it"
             )
             self._log(logging.WARNING, text)
             return False
@@ -159,7 +189,8 @@ class Firing:
         count = state.failures_count + 1
         pause = min(LONGEST_RETRY_INTERVAL, 2.0 ** min(state.failures_count, 10))
         text = (
-            f"no message could be made for the schedule {planned.name!r} at {state.next_at} "
+            f"no message could be made for the schedule {planned.name!r} at "
+            f"{state.run_at or state.next_at} "
             f"({count} times in a row), again in {pause:.0f} s: {error!r}"
         )
         self._log(logging.ERROR, text, exc_info=error)
@@ -200,6 +231,16 @@ class Firing:
                 self._log(
                     logging.WARNING, f"the lease of the schedule {name!r} was not renewed: {error}"
                 )
+
+
+def _behind_the_pause(
+    cron: Cron, state: ScheduleState, first: datetime, until: datetime
+) -> datetime:
+    """`first`, or the first fire time after a pause; beyond `until` if there is none."""
+    if state.skipped_until is None:
+        return first
+    # A run that was interrupted may have come further than that.
+    return max(first, cron.after(state.skipped_until) or until + timedelta(seconds=1))
 
 
 LONGEST_NAP = 30.0
@@ -317,9 +358,9 @@ class Scheduler:
             await self.tick()
         now, seen = await self._store.schedules.read(list(self._planned))
         times = [
-            max(one.state.next_at, now + timedelta(seconds=max(0.0, one.busy_for)))
+            max(one.state.due_at, now + timedelta(seconds=max(0.0, one.busy_for)))
             for one in seen.values()
-            if one.state is not None and one.state.next_at is not None
+            if one.state is not None and one.state.due_at is not None
         ]
         return min(times, default=None)
 
@@ -332,14 +373,23 @@ class Scheduler:
             return None
         if (
             state is not None
+            and state.paused_at is None
             and state.next_at is not None
             and state.next_at <= now
             and self._reads(planned, state)
         ):
             # What is due by the old definition is published first.
             return replace(state, decided_at=state.decided_at or now, becomes=definition)
-        last_at = None if state is None else state.last_at
-        return ScheduleState(*definition, planned.cron.after(now), last_at)
+        made = ScheduleState(*definition, planned.cron.after(now))
+        if state is None:
+            return made
+        return replace(
+            made,
+            last_at=state.last_at,
+            paused_at=state.paused_at,
+            paused_by=state.paused_by,
+            run_at=state.run_at,
+        )
 
     def _check(self, planned: Planned, seen: "Seen | None", now: datetime) -> float:
         """Begin to fire `planned` if it is due and free; seconds until the next look at it."""
@@ -348,10 +398,11 @@ class Scheduler:
         if seen is None or seen.state is None:
             self._defined.discard(planned.name)  # an operator has removed it
             return BUSY_NAP
-        if seen.state.next_at is None or not self._reads(planned, seen.state):
+        due_at = seen.state.due_at
+        if due_at is None or not self._reads(planned, seen.state):
             return self._longest_nap
-        if seen.state.next_at > now:
-            return min(self._longest_nap, (seen.state.next_at - now).total_seconds() + SOON)
+        if due_at > now:
+            return min(self._longest_nap, (due_at - now).total_seconds() + SOON)
         if seen.busy_for > 0:
             return min(BUSY_NAP, seen.busy_for + SOON)
         task = asyncio.create_task(self._fire(planned), name=f"sqlbroker-schedule-{planned.name}")

@@ -1,7 +1,8 @@
 """Schedules, each operation one transaction."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
@@ -93,6 +94,52 @@ class Schedules:
             was = schedules.forget(connection, self._table, name)
             if was:
                 note_action(connection, self._dialect, "forget_schedule", by, {"name": name})
+            return was
+
+        return await self._operating.run(work, self._places)
+
+    async def run(self, name: str, by: str) -> ScheduleState | None:
+        """Ask for a run besides the fire times, unless it is paused; its state before, or None."""
+
+        def asked(state: ScheduleState, now: datetime) -> ScheduleState:
+            if state.paused_at is not None or state.run_at is not None:
+                return state
+            return replace(state, run_at=now)
+
+        return await self._change("run_schedule", name, by, asked, lambda s: s.paused_at is None)
+
+    async def pause(self, name: str, by: str) -> ScheduleState | None:
+        """Pause a schedule, and note who did; its state before, or None."""
+
+        def paused(state: ScheduleState, now: datetime) -> ScheduleState:
+            return state if state.paused_at is not None else state.paused(now, by)
+
+        return await self._change("pause_schedule", name, by, paused, lambda s: s.paused_at is None)
+
+    async def resume(self, name: str, by: str) -> ScheduleState | None:
+        """End the pause of a schedule, and note who did; its state before, or None."""
+
+        def resumed(state: ScheduleState, now: datetime) -> ScheduleState:
+            return state if state.paused_at is None else state.resumed(now)
+
+        return await self._change(
+            "resume_schedule", name, by, resumed, lambda s: s.paused_at is not None
+        )
+
+    async def _change(
+        self,
+        action: str,
+        name: str,
+        by: str,
+        decide: Callable[[ScheduleState, datetime], ScheduleState],
+        noted: Callable[[ScheduleState], bool],
+    ) -> ScheduleState | None:
+        """Change a schedule, and note who did if `noted` says so of its state before."""
+
+        def work(connection: Connection) -> ScheduleState | None:
+            was = schedules.change(self._dialect, connection, name, decide)
+            if was is not None and noted(was):
+                note_action(connection, self._dialect, action, by, {"name": name})
             return was
 
         return await self._operating.run(work, self._places)

@@ -220,6 +220,30 @@ async def test_a_lock_is_taken_from_its_holder_and_a_schedule_is_forgotten(
     assert did == [("release_lock", "ola"), ("forget_schedule", "ola")]
 
 
+async def test_a_schedule_is_run_paused_and_resumed(shell: Shell, broker: SqlBroker) -> None:
+    broker.publish_on_schedule("nightly", "0 3 * * *", "q", "x")
+    await broker.start()
+    await eventually(broker.admin.schedules)
+    await broker.stop()
+    assert "is asked to run" in await shell.run("run-schedule", "nightly", "--by", "ola")
+    assert (await shell.json("schedules"))[0]["run_at"] is not None
+    await shell.run("pause-schedule", "nightly", answer="n\n", code=1)
+    text = await shell.run("pause-schedule", "nightly", "--by", "ola", answer="y\n")
+    assert "nightly is paused until it is resumed" in text
+    again = await shell.json("pause-schedule", "nightly", "--yes")
+    assert again == {"name": "nightly", "paused": False}
+    assert "was paused, or there is no" in await shell.run("pause-schedule", "nightly", "--yes")
+    assert "ola" in await shell.run("schedules")
+    refused = await shell.result("run-schedule", "nightly")
+    assert isinstance(refused.exception, SetupError)
+    resumed = await shell.json("resume-schedule", "nightly", "--by", "ola")
+    assert resumed == {"name": "nightly", "was_paused": True}
+    assert "was not paused" in await shell.run("resume-schedule", "nightly")
+    assert "there is no schedule none" in await shell.run("run-schedule", "none", code=1)
+    did = [(each["action"], each["by"]) for each in await shell.json("audit")]
+    assert did == [("resume_schedule", "ola"), ("pause_schedule", "ola"), ("run_schedule", "ola")]
+
+
 async def test_check_tells_what_is_wrong_by_its_exit_code(
     shell: Shell, broker: SqlBroker, engine: AsyncEngine
 ) -> None:

@@ -180,6 +180,8 @@ def test_a_state_is_read_back_as_written_and_garbage_is_ignored() -> None:
     for state in (
         ScheduleState("* * * * *", "UTC", None),
         ScheduleState("* * * * *", "UTC", at, at, at, 3, ("0 * * * *", "Europe/Berlin")),
+        ScheduleState("* * * * *", "UTC", at, paused_at=at, paused_by="ola"),
+        ScheduleState("* * * * *", "UTC", at, skipped_until=at, run_at=at),
     ):
         assert load_state(state.dump()) == state
     for garbage in (

@@ -82,6 +82,24 @@ async def release_lock(asked: Asked) -> Done:
     return Done("/ui/locks", "lock_released" if had else "lock_free")
 
 
+async def run_schedule(asked: Asked) -> Done:
+    """Publish a schedule's message once more, now."""
+    known = await asked.admin.run_schedule(asked.needed("name"), by=asked.user.name)
+    return Done("/ui/schedules", "schedule_asked" if known else "no_schedule")
+
+
+async def pause_schedule(asked: Asked) -> Done:
+    """Publish nothing of a schedule."""
+    paused = await asked.admin.pause_schedule(asked.needed("name"), by=asked.user.name)
+    return Done("/ui/schedules", "schedule_paused" if paused else "schedule_unchanged")
+
+
+async def resume_schedule(asked: Asked) -> Done:
+    """Let a schedule go on."""
+    was = await asked.admin.resume_schedule(asked.needed("name"), by=asked.user.name)
+    return Done("/ui/schedules", "schedule_resumed" if was else "schedule_unchanged")
+
+
 async def forget_schedule(asked: Asked) -> Done:
     """Remove a schedule that no process declares any more."""
     was = await asked.admin.forget_schedule(asked.needed("name"), by=asked.user.name)

@@ -27,6 +27,9 @@ ACTIONS = (
     "/ui/messages/1/edit",
     "/ui/release",
     "/ui/release-lock",
+    "/ui/run-schedule",
+    "/ui/pause-schedule",
+    "/ui/resume-schedule",
     "/ui/forget-schedule",
     "/ui/plan",
     "/ui/begin",
@@ -271,6 +274,10 @@ async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClie
         ("/ui/release-lock", {"key": "x" * 256}),
         ("/ui/forget-schedule", {}),
         ("/ui/forget-schedule", {"name": "x" * 256}),
+        ("/ui/run-schedule", {}),
+        ("/ui/run-schedule", {"name": "x" * 256}),
+        ("/ui/pause-schedule", {}),
+        ("/ui/resume-schedule", {}),
         ("/ui/pause", {"queue": "a", "until": "soon"}),
         ("/ui/pause", {}),
     ]:
@@ -326,6 +333,38 @@ async def test_a_lock_is_released_and_a_schedule_forgotten(
     done = await post(web, "/ui/forget-schedule", OLA, name="nightly")
     assert done.headers["location"] == "/ui/schedules?note=no_schedule"
     assert "There is no such schedule." in (await web.get(done.headers["location"], auth=OLA)).text
+
+
+async def test_a_schedule_is_run_paused_and_resumed_under_the_users_name(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    broker.publish_on_schedule("nightly", "0 3 * * *", "a", {})
+    await broker.start()
+    await eventually(broker.admin.schedules)
+    await broker.stop()
+    await broker.connect()
+    assert "/ui/resume-schedule" not in (await web.get("/ui/schedules", auth=OLA)).text
+    for action, note, shown in [
+        ("run", "schedule_asked", "asked to run at"),
+        ("pause", "schedule_paused", "paused</span> since"),
+        ("pause", "schedule_unchanged", "/ui/resume-schedule"),
+        ("resume", "schedule_resumed", "/ui/pause-schedule"),
+        ("resume", "schedule_unchanged", "/ui/run-schedule"),
+    ]:
+        done = await post(web, f"/ui/{action}-schedule", OLA, name="nightly")
+        assert done.headers["location"] == f"/ui/schedules?note={note}"
+        page = (await web.get(done.headers["location"], auth=OLA)).text
+        assert shown in page, page
+        assert "asked to run" not in page or action == "run"
+    did = [(each.action, each.by) for each in await broker.admin.audit()]
+    assert did == [("resume_schedule", "ola"), ("pause_schedule", "ola"), ("run_schedule", "ola")]
+    await post(web, "/ui/pause-schedule", OLA, name="nightly")
+    refused = await post(web, "/ui/run-schedule", OLA, name="nightly")
+    assert refused.status_code == 400
+    assert "is paused by ola: resume it first" in refused.text
+    viewer = (await web.get("/ui/schedules", auth=as_user("vic"))).text
+    assert "paused</span>" in viewer
+    assert 'method="post"' not in viewer
 
 
 async def test_only_operators_act_and_only_with_the_token(
