@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from sqlalchemy import text
 
@@ -75,6 +75,99 @@ def test_files_of_another_program_are_not_merged_with_ours(
     assert len(Lake(spark, str(path)).files) == 3
     pruned = prune_archive(archive.url, exported=str(path), spark=spark, dry_run=True)
     assert [one.name for one in pruned.windows if one.refused] == ["2026-03-01"]
+
+
+def held_in(archive: Archive, path: Path, spark: SparkSession) -> None:
+    """The lake is intact, and has what the database has of the three days."""
+    assert verify_export(spark, str(path)).intact
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+
+
+def append(path: Path, rows: Any) -> None:
+    """As another program does."""
+    write_deltalake(str(path), rows, mode="append")
+
+
+def test_rows_that_are_appended_again_are_taken_out(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Also with `accept_loss`, and where the database has a row that came late."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    rows = DeltaTable(str(path)).to_pyarrow_table()
+    append(path, rows.slice(0, 7))
+    found = repair_export(spark, archive.url, str(path))
+    assert (set(found.windows.values()), found.left, len(found.files)) == ({5}, {}, 1)
+    held_in(archive, path, spark)
+    append(path, rows.slice(0, 7))
+    archive.add({"id": 99, "archived_at": START})
+    found = repair_export(spark, archive.url, str(path), accept_loss=True)
+    assert (set(found.windows.values()), found.left, len(found.files)) == ({5}, {}, 1)
+    export_archive(spark, archive.url, str(path), **SPAN)
+    held_in(archive, path, spark)
+
+
+def test_rows_that_were_updated_are_read_again(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """A row that only the other program's file has is kept."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    before = of_lake(read_export(spark, str(path)))
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
+    found = repair_export(spark, archive.url, str(path))
+    assert (found.windows, found.left, len(found.files)) == ({"2026-03-01": 5}, {}, 1)
+    assert of_lake(read_export(spark, str(path))) == before
+    assert verify_export(spark, str(path)).intact
+
+
+def test_of_two_files_the_one_with_strange_rows_is_taken_out(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """The other one, merged by another program, has the only copy of a row."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    before = of_lake(read_export(spark, str(path)))
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    DeltaTable(str(path)).optimize.compact()
+    (merged,) = Lake(spark, str(path)).files
+    rows = DeltaTable(str(path)).to_pyarrow_table().sort_by("id").slice(0, 1)
+    append(path, rows.set_column(0, rows.schema.field(0), [[4711]]))
+    found = repair_export(spark, archive.url, str(path))
+    assert (found.left, found.recorded, len(found.files)) == ({}, (merged.path,), 1)
+    assert of_lake(read_export(spark, str(path))) == before
+
+
+def test_accepted_loss_has_each_row_once_and_no_more_than_were_exported(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """A file is gone with a row; others have appended rows twice, strange ones, and ones of a
+    window without a record."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    rows = DeltaTable(str(path)).to_pyarrow_table().sort_by("id")
+    first, second, _ = Lake(spark, str(path)).files
+    (path / first.path).unlink()
+    (path / second.path).unlink()
+    archive.execute("DELETE FROM message_archive WHERE id IN (1, 2, 11)")
+    strange = rows.slice(5, 3).set_column(0, rows.schema.field(0), [[71, 72, 73]])
+    append(path, rows.slice(0, 1))
+    append(path, rows.slice(0, 1))
+    append(path, strange)
+    later = rows.slice(0, 1)
+    names = later.column_names
+    time = names.index("archived_at")
+    moment = later["archived_at"][0].as_py() + DAY * 10
+    append(path, later.set_column(time, later.schema.field(time), [[moment]]))
+    found = repair_export(spark, archive.url, str(path))
+    assert list(found.left) == ["2026-03-01", "2026-03-02", "2026-03-11"]
+    found = repair_export(spark, archive.url, str(path), accept_loss=True)
+    assert found.left == {}
+    assert found.windows == {"2026-03-01": 4, "2026-03-02": 4, "2026-03-11": 1}
+    ids = [row.id for row in read_export(spark, str(path)).select("id").orderBy("id").collect()]
+    assert ids == [1, 1, 3, 4, 5, 12, 13, 14, 15, 21, 22, 23, 24, 25]
+    assert verify_export(spark, str(path)).intact
 
 
 def test_files_are_in_the_order_of_their_times(

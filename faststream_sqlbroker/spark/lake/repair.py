@@ -1,7 +1,7 @@
 """Read damaged windows of a lake again from the database, as long as it has their rows."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -25,6 +25,7 @@ from faststream_sqlbroker.spark.lake.row_checksums import (
 from faststream_sqlbroker.spark.lake.run import plan_again
 from faststream_sqlbroker.spark.lake.transfer import Job, one_moment, only
 from faststream_sqlbroker.spark.lake.verify import Findings, examine
+from faststream_sqlbroker.spark.lake.ways import Way, rows_of_out, that_fit, ways_of
 from faststream_sqlbroker.spark.lake.windows import ExportWindow
 from faststream_sqlbroker.spark.load.read import scan
 from faststream_sqlbroker.spark.load.snapshot import Snapshot
@@ -38,7 +39,7 @@ class RepairResult:
         path: Where.
         windows: Rows of each window that is whole again, by name.
         left: Windows that stay damaged, with the reason.
-        files: Damaged files that were taken out of the table.
+        files: Files that were taken out of the table: damaged ones, and those of other programs.
         recorded: Files whose SHA-256 is in the log now: it was not, and their windows agree.
     """
 
@@ -51,13 +52,13 @@ class RepairResult:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Windows to repair, damaged files that go, and figures: of what is added, and of both."""
+    """Windows to repair, files that go, rows to add, and figures: of what is added, and of both."""
 
     windows: set[ExportWindow]
     gone: list[DataFile]
+    rows: DataFrame
     added: Mapping[ExportWindow, RowChecksums]
     unions: Mapping[ExportWindow, RowChecksums]
-    lossy: bool
 
 
 def repair_export(
@@ -74,8 +75,10 @@ def repair_export(
 
     A window is repaired only if its figures are then exactly what its export has recorded. One
     commit takes the damaged files out of the table and adds the rows anew; a damaged file stays in
-    the table while one of its windows cannot be repaired. Files without a SHA-256 in the log are
-    given one if all windows agree with the log.
+    the table while one of its windows cannot be repaired. Files of other programs, which have no
+    SHA-256 in the log, are given one if all windows agree with the log. If windows in them do not,
+    they are taken out where the database and the other files have what the log says; files with
+    rows of a window without a record stay.
 
     Args:
         spark: A session with the JDBC driver; not Spark Connect.
@@ -83,7 +86,8 @@ def repair_export(
         path: Of the lake.
         source: The name that the export was given for the database, see `export_archive`.
         accept_loss: Repair windows also if rows are lost for ever: they then hold what the database
-            and the other files have, and their figures are recorded anew.
+            and the other files have, and their figures are recorded anew. Rows of other programs'
+            files count once each, and not in a window that would have more than was recorded.
         options: More of Spark's JDBC options.
         storage_options: See `export_archive`.
 
@@ -98,52 +102,90 @@ def repair_export(
     selection = selection_of(lake, database, None, None, source)
     job = Job(lake, database, url, selection, checksums=True, options=options)
     result = RepairResult(lake.folders.root)
+    more = True
 
-    def repair() -> None:
-        nonlocal result
+    def step() -> None:
+        nonlocal result, more
         with database.connect() as connection:
-            result = _repair(job, connection, accept_loss=accept_loss)
+            result, more = _step(job, connection, result, accept_loss=accept_loss)
 
-    plan_again(lake, repair)
+    while more:
+        plan_again(lake, step)
     return result
 
 
-def _repair(job: Job, connection: Connection, *, accept_loss: bool) -> RepairResult:
+def _step(
+    job: Job, connection: Connection, done: RepairResult, *, accept_loss: bool
+) -> tuple[RepairResult, bool]:
+    """One commit, by the first way that repairs something; returns whether to go on."""
     lake = job.lake
     findings = examine(lake)
-    root = lake.folders.root
     if not findings.differing and not findings.damaged:
         if findings.unrecorded:
             lake.record(findings.unrecorded)
-        return RepairResult(root, recorded=findings.unrecorded)
-    before = {one: lake.figures_of(one) for one in findings.differing}
-    with one_moment(job, connection) as (asked, snapshot):
-        fresh = _fresh(job, asked, snapshot, findings)
-        plan = _plan(findings, before, fresh, lake.size, accept_loss=accept_loss)
+        return replace(done, left={}, recorded=findings.unrecorded), False
+    left = dict[str, str]()
+    for way in ways_of(lake, findings, accept_loss=accept_loss):
+        plan = _attempt(job, connection, way)
+        left = left or _left(lake, way, plan)
         if plan.windows or plan.gone:
-            _commit(lake, fresh, plan, _counts(job, asked, findings))
-    left = {
-        one.name: _reason(old, plan.unions[one])
-        for one, old in before.items()
+            files = (*done.files, *(one.path for one in plan.gone))
+            windows = {**done.windows, **_repaired(findings, way, plan)}
+            # Files of other programs need another look: they may be recorded now.
+            return replace(done, windows=windows, files=files, left=left), bool(
+                left or findings.unrecorded
+            )
+    return replace(done, left=left), False
+
+
+def _attempt(job: Job, connection: Connection, way: Way) -> _Plan:
+    """Plan one way, and commit what it repairs."""
+    with one_moment(job, connection) as (asked, snapshot):
+        plan = _plan(job.lake, way, *_fresh(job, asked, snapshot, way))
+        if plan.windows or plan.gone:
+            _commit(job.lake, way, plan, _counts(job, asked, way.findings))
+    return plan
+
+
+def _left(lake: Lake, way: Way, plan: _Plan) -> dict[str, str]:
+    return {
+        one.name: _reason(lake.figures_of(one), plan.unions[one])
+        for one in way.findings.differing
         if one not in plan.windows
     }
-    repaired = {one.name: plan.unions[one].rows for one in sorted(plan.windows)}
-    return RepairResult(root, repaired, left, tuple(one.path for one in plan.gone))
 
 
-def _plan(
-    findings: Findings,
-    before: Mapping[ExportWindow, RowChecksums],
-    fresh: DataFrame,
-    size: str,
-    *,
-    accept_loss: bool,
-) -> _Plan:
-    added = compute_windows(fresh, size, checksums=True)
-    unions = {one: findings.found.get(one, NOTHING) + added.get(one, NOTHING) for one in before}
-    agree = {one for one in unions if accept_loss or unions[one].matches(before[one])}
+def _repaired(findings: Findings, way: Way, plan: _Plan) -> dict[str, int]:
+    """Rows of the windows that were added anew, or are whole without the files that went."""
+    staying = [one for one in way.out if one not in plan.gone]
+    whole = [
+        one
+        for one in findings.differing
+        if one not in way.findings.differing
+        and not any(each.may_hold(one.start, one.end) for each in staying)
+    ]
+    rows = {one: way.findings.found.get(one, NOTHING).rows for one in whole}
+    rows |= {one: plan.unions[one].rows for one in plan.windows}
+    return {one.name: rows[one] for one in sorted(rows)}
+
+
+def _plan(lake: Lake, way: Way, rows: DataFrame, out: DataFrame) -> _Plan:
+    """What the way repairs with these rows, and with those of the files that go."""
+    findings = way.findings
+    added = compute_windows(rows, lake.size, checksums=True)
+    unions = {
+        one: findings.found.get(one, NOTHING) + added.get(one, NOTHING)
+        for one in findings.differing
+    }
+    if way.out:
+        more = compute_windows(out, lake.size, checksums=True)
+        fit = that_fit(lake, unions, more)
+        rows = rows.unionByName(_of(out, lake.size, fit))
+        added |= {one: added.get(one, NOTHING) + more[one] for one in fit}
+        unions |= {one: unions[one] + more[one] for one in fit}
+    agree = {one for one in unions if way.lossy or unions[one].matches(lake.figures_of(one))}
     windows, gone = _repairable(findings, agree)
-    return _Plan(windows, gone, added, unions, accept_loss)
+    return _Plan(windows, gone, rows, added, unions)
 
 
 def _reason(recorded: RowChecksums, there: RowChecksums) -> str:
@@ -154,18 +196,22 @@ def _reason(recorded: RowChecksums, there: RowChecksums) -> str:
 
 
 def _fresh(
-    job: Job, connection: Connection, snapshot: Snapshot | None, findings: Findings
-) -> DataFrame:
-    """The rows of the differing windows that the database has and the good files lack."""
+    job: Job, connection: Connection, snapshot: Snapshot | None, way: Way
+) -> tuple[DataFrame, DataFrame]:
+    """The rows of the differing windows that the good files lack: of the database, and those that
+    only the files have that go.
+    """
     lake = job.lake
-    if not findings.differing:
-        return lake.read_files(())
-    start = findings.differing[0].start
-    end = findings.differing[-1].end
+    windows = way.findings.differing
+    if not windows:
+        return lake.read_files(()), lake.read_files(())
+    start = windows[0].start
+    end = windows[-1].end
     selection = job.selection.between(start, end)
     there = scan(lake.session, job.database, connection, selection, "auto", snapshot, job.options)
-    good = [one for one in findings.good if one.may_hold(start, end)]
-    return _of(only(there, lake.read_files(good)), lake.size, findings.differing)
+    good = lake.read_files(one for one in way.findings.good if one.may_hold(start, end))
+    rows = _of(only(there, good), lake.size, windows)
+    return rows, _of(rows_of_out(lake, way, good, there), lake.size, windows)
 
 
 def _of(frame: DataFrame, size: str, windows: Collection[ExportWindow]) -> DataFrame:
@@ -207,11 +253,9 @@ def _repairable(
         windows -= stuck
 
 
-def _commit(
-    lake: Lake, fresh: DataFrame, plan: _Plan, full: Mapping[ExportWindow, RowChecksums]
-) -> None:
+def _commit(lake: Lake, way: Way, plan: _Plan, full: Mapping[ExportWindow, RowChecksums]) -> None:
     # Spark reads the database a second time here: rows that changed in between must show.
-    staged, found = lake.stage(_of(fresh, lake.size, plan.windows), checksums=True)
+    staged, found = lake.stage(_of(plan.rows, lake.size, plan.windows), checksums=True)
     for one in sorted(plan.windows):
         if found.get(one, NOTHING) != plan.added.get(one, NOTHING):
             lake.discard(staged)
@@ -221,8 +265,9 @@ def _commit(
     entries = {
         one.name: Entry(plan.unions[one], full.get(one, NOTHING).counts) for one in plan.windows
     }
+    same = not (way.lossy or way.out)
     try:
-        lake.commit(Note("repair", entries), staged, plan.gone, same_rows=not plan.lossy)
+        lake.commit(Note("repair", entries), staged, plan.gone, same_rows=same)
     except ConcurrentLoadError:
         lake.load()
         lake.discard(staged)
