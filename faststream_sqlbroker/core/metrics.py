@@ -93,6 +93,12 @@ REFUSED = _of_messages(
     "Messages that were not published, as the queue had as many due ones as `max_depth` allows. "
     "`how` is `raised`, also after a wait that was too long, or `dropped`.",
 )
+PUBLISHED_OVER_HTTP = _of_messages(
+    "http_published_messages",
+    ("queue",),
+    "Messages and jobs that clients have published over HTTP. No middleware runs for them, so "
+    "those of FastStream do not count them.",
+)
 CLAIM_SECONDS = _seconds(
     "claim_seconds",
     ("subscriber",),
@@ -178,6 +184,7 @@ METRICS = (
     LOST,
     RELEASED,
     REFUSED,
+    PUBLISHED_OVER_HTTP,
     CLAIM_SECONDS,
     FLUSH_SECONDS,
     LEASE_MARGIN,

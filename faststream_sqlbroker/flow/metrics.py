@@ -15,6 +15,7 @@ from faststream_sqlbroker.core.metrics import (
     LEASE_MARGIN,
     LOST,
     POLICY_WAIT,
+    PUBLISHED_OVER_HTTP,
     RELEASED,
     RETRIED,
     SETTLED,
@@ -24,7 +25,7 @@ from faststream_sqlbroker.core.metrics import (
     count_settled,
     settled_as,
 )
-from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.flow.loop import Log, is_told
 
 Held = Mapping[int, ClaimedMessage]
@@ -184,6 +185,14 @@ class DirectMetrics:
             self._recorder.count(CLAIMED, (queue,), 1)
         for settlement in written:
             self.settled(settlement, queue_of[settlement.id])
+
+    def published(self, rows: Sequence[NewMessage], ids: Sequence[int | None]) -> None:
+        """A request has stored those of `rows` that have an id."""
+        if self._recorder is None:
+            return
+        stored = (row.queue for row, each in zip(rows, ids, strict=True) if each is not None)
+        for queue, amount in Counter(stored).items():
+            self._recorder.count(PUBLISHED_OVER_HTTP, (queue,), amount)
 
     def settled(self, settlement: Settlement, queue: str) -> None:
         """`settlement` of a message from `queue` is written."""

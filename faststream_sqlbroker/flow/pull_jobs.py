@@ -195,6 +195,7 @@ class PullJobs:
             for each in await self.store.channels.consumers(channel)
         ]
         ids = await self._write(rows)
+        self._metrics.published(rows, ids)
         return Broadcast(message, len(rows), len([i for i in ids if i is not None]))
 
     async def queued(

@@ -112,6 +112,7 @@ class QueueJobs:
     async def publish(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Publish `rows` together; their ids, None for one whose dedup_id its queue has."""
         ids = await self._write(rows)
+        self._metrics.published(rows, ids)
         for row in rows:
             if row.delay:
                 self.polls.due(row.queue, row.delay)

@@ -841,6 +841,7 @@ async def test_jobs_are_counted(engine: AsyncEngine, look: Look) -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"sqlbroker_{name}_total", {"queue": QUEUE, **labels})
 
+    assert value("http_published_messages") == 4
     assert value("claimed_messages") == 6
     assert value("settled_messages", outcome="acked", reason="") == 1
     assert value("settled_messages", outcome="failed", reason="rejected") == 1

@@ -506,14 +506,17 @@ async def test_traffic_is_counted_and_not_audited(broker: SqlBroker) -> None:
     counting = SqlBroker(broker.engine, logger=None, metrics=SqlBrokerPrometheusMetrics(registry))
     web = Queueing(counting)
     async with web.http:
-        await web.publish(1)
+        await web.publish(1, dedup_id="once")
+        assert await web.publish(1, dedup_id="once") is None
         [message] = await web.reserve()
         await web.end(message)
         await web.end(message)
+        later = {"messages": [{"body": n, "delay": 3600} for n in range(3)]}
+        await web.post("/publish-batch", later, PUBLISH)
         audited = [job.action for job in await broker.admin.audit()]
     await counting.stop()
     assert audited == ["put_queue_token", "put_queue_token"]
-    for name, value in (("claimed", 1), ("settled", 1), ("lost", 1)):
+    for name, value in (("claimed", 1), ("settled", 1), ("lost", 1), ("http_published", 4)):
         counted = [
             sample.value
             for metric in registry.collect()
