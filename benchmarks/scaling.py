@@ -12,6 +12,7 @@ SCALE = (sys.executable, "-m", "benchmarks.scale")
 OPERATING = (sys.executable, "-m", "benchmarks.operating")
 RATE = (sys.executable, "-m", "benchmarks.rate")
 PROCESSES = (sys.executable, "-m", "benchmarks.processes")
+SERVING = (sys.executable, "-m", "benchmarks.serving")
 PATIENCE = 3 * 3_600.0
 """Seconds for one run: tens of millions of rows are filled first."""
 MILLION = 1_000_000
@@ -182,6 +183,23 @@ def _operating(rows: int) -> list[Suite]:
     ]
 
 
+def serving(count: int) -> Suite:
+    """A consumer, alone and next to a process that serves pull clients and open pages."""
+    quiet = "no HTTP"
+    busy = "50 pull clients, 5 dashboards"
+    variants = [
+        Variant(
+            name,
+            "next_to_http",
+            program=SERVING,
+            options={"count": count, "clients": clients, "viewers": viewers},
+        )
+        for name, clients, viewers in ((quiet, 0, 0), (busy, 50, 5))
+    ]
+    kept = Comparison(f"consume + archive next to {busy} ÷ without", over(busy, quiet), least=0.8)
+    return Suite("consume next to HTTP", variants, [kept])
+
+
 def scale(count: int, *, large: bool) -> list[Suite]:
     """More rows, queues, bytes and processes; `large`: tens of millions of rows, which take 15 GB
     and an hour."""
@@ -193,6 +211,7 @@ def scale(count: int, *, large: bool) -> list[Suite]:
         *_archive(archived),
         *_throughput(),
         two_processes(count),
+        serving(count),
         *_operating(MILLION),
     ]
 

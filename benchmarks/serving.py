@@ -1,0 +1,225 @@
+"""A consumer next to a process that serves HTTP clients (PostgreSQL): python -m benchmarks.serving
+next_to_http '{"url": ..., "count": ..., "clients": ..., "viewers": ...}'."""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import httpx
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from benchmarks.filling import fill
+from benchmarks.measure import answer, body, clock
+from benchmarks.ours import BATCH, DEADLINE, QUEUE, engine_of, subscriber_of
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.cli.listening import listening
+from faststream_sqlbroker.client import PullConsumer
+from faststream_sqlbroker.core.channels import MESSAGE_ID, queue_of
+from faststream_sqlbroker.http import (
+    BasicAuth,
+    Channel,
+    Channels,
+    Consumer,
+    Login,
+    hash_password,
+)
+from faststream_sqlbroker.http.server import InnerServer
+
+CHANNEL, CONSUMER, TOKEN = "bench-orders", "billing", "bench-token-0123456789"
+VIEWER = "viewer", "bench-password"
+PAUSE = 1.0
+"""Seconds after which a pull client asks for its next job."""
+EVENTS_OF_PAGE = 5
+"""Looks of a live page, one each two seconds or so, after which its viewer opens another page."""
+JOBS = 10
+"""Batches of jobs for the pull clients: more than they end in one measurement."""
+PATIENCE = 60.0
+"""Seconds for processes to start, and to stop."""
+
+
+async def _serve(url: str, hashed: str, port: Any, stop: Any) -> None:
+    """Serve the channel and the dashboard, as `sqlbroker serve` does."""
+    engine = engine_of(url)
+    broker = SqlBroker(engine, logger=None)
+    billing = Channel(token=TOKEN, consumers={CONSUMER: Consumer(type="pull", token=TOKEN)})
+    app = broker.asgi(
+        BasicAuth([Login(VIEWER[0], "viewer", hashed)]),
+        channels=Channels(channels={CHANNEL: billing}),
+    )
+    await broker.connect()
+    config, listener = listening(app, "127.0.0.1", 0, {})
+    server = InnerServer(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    port.value = listener.getsockname()[1]
+    while not stop.is_set():
+        await asyncio.sleep(0.05)
+    server.should_exit = True
+    await serving
+    await broker.stop()
+    await engine.dispose()
+
+
+def _server(url: str, hashed: str, port: Any, stop: Any) -> None:
+    asyncio.run(_serve(url, hashed, port, stop))
+
+
+async def _pull(http: httpx.AsyncClient, url: str, ended: Any, number: int) -> None:
+    """Take a job each second, and end it."""
+    consumer = PullConsumer(
+        url,
+        channel=CHANNEL,
+        consumer=CONSUMER,
+        channel_token=TOKEN,
+        consumer_token=TOKEN,
+        http=http,
+    )
+    # As clients come that do not know of each other.
+    await asyncio.sleep(PAUSE * number / len(ended))
+    while True:
+        async for job in consumer.jobs():
+            if (taken := await consumer.take(job)) is not None:
+                await taken.delivered()
+                ended[number] += 1
+                break
+        await asyncio.sleep(PAUSE)
+
+
+async def _view(http: httpx.AsyncClient, url: str, looks: Any, number: int) -> None:
+    """Keep a page of the dashboard open, and open another one now and then."""
+    while True:
+        page = await http.get(f"{url}/ui/queues", auth=VIEWER)
+        page.raise_for_status()
+        async with http.stream("GET", f"{url}/ui/live", auth=VIEWER) as news:
+            news.raise_for_status()
+            seen = 0
+            async for line in news.aiter_lines():
+                if line.startswith("data: "):
+                    looks[number] += 1
+                    seen += 1
+                if seen == EVENTS_OF_PAGE:
+                    break
+
+
+async def _ask(port: int, ended: Any, looks: Any, stop: Any) -> None:
+    """All clients; one that fails ends the others."""
+    url = f"http://127.0.0.1:{port}"
+    limits = httpx.Limits(max_connections=None)
+
+    async def until_stopped() -> None:
+        while not stop.is_set():
+            await asyncio.sleep(0.05)
+
+    async with httpx.AsyncClient(limits=limits, timeout=PATIENCE) as http:
+        clients = [_pull(http, url, ended, n) for n in range(len(ended))]
+        clients += [_view(http, url, looks, n) for n in range(len(looks))]
+        tasks = [asyncio.create_task(each) for each in (until_stopped(), *clients)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+
+def _clients(port: int, ended: Any, looks: Any, stop: Any) -> None:
+    asyncio.run(_ask(port, ended, looks, stop))
+
+
+class Load:
+    """The processes next to the consumer: the server, and all of its clients."""
+
+    def __init__(self, url: str, clients: int, viewers: int) -> None:
+        """None of them run yet."""
+        context = multiprocessing.get_context("spawn")
+        self._context = context
+        self._url = url
+        self._port = context.Value("i", 0, lock=False)
+        self.ended = context.Array("q", clients, lock=False)
+        """Jobs that each client has ended."""
+        self.looks = context.Array("q", viewers, lock=False)
+        """Looks that each viewer has seen."""
+        self._stops = [context.Event(), context.Event()]
+        self._processes: list[BaseProcess] = []
+
+    async def begin(self) -> None:
+        """Start them, and wait until each client was answered."""
+        hashed = hash_password(VIEWER[1])
+        self._start(_server, self._url, hashed, self._port, self._stops[0])
+        await self._until(lambda: self._port.value > 0)
+        self._start(_clients, self._port.value, self.ended, self.looks, self._stops[1])
+        await self._until(lambda: all(self.ended) and all(self.looks))
+
+    def _start(self, target: Any, *arguments: Any) -> None:
+        process = self._context.Process(target=target, args=arguments, daemon=True)
+        process.start()
+        self._processes.append(process)
+
+    async def _until(self, check: Any) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not check():
+            self.check()
+            if time.monotonic() > deadline:
+                raise RuntimeError("the clients were not answered in time")
+            await asyncio.sleep(0.02)
+
+    def check(self) -> None:
+        """Raise RuntimeError if one of them has ended."""
+        if not all(process.is_alive() for process in self._processes):
+            raise RuntimeError("the server or its clients have failed")
+
+    def end(self) -> None:
+        """The clients first, as the server waits for their answers."""
+        for process, stop in reversed(list(zip(self._processes, self._stops, strict=True))):
+            stop.set()
+            process.join(PATIENCE)
+            if process.exitcode != 0:
+                raise RuntimeError(f"a process next to the consumer ended with {process.exitcode}")
+
+
+async def _prepare(broker: SqlBroker, engine: AsyncEngine, count: int) -> None:
+    await broker.create_tables()
+    await fill(engine, 2 * count, QUEUE)
+    jobs = queue_of(CHANNEL, CONSUMER)
+    for number in range(JOBS):
+        bodies = [body(number * BATCH + n) for n in range(BATCH)]
+        await broker.publish_batch(*bodies, queue=jobs, headers={MESSAGE_ID: str(number)})
+
+
+async def _next_to_http(url: str, count: int, clients: int, viewers: int) -> dict[str, Any]:
+    engine = engine_of(url)
+    broker = SqlBroker(engine, logger=None)
+    seen = list[int]()
+    subscriber_of(broker, seen, archive=True, shape="typed")
+    await _prepare(broker, engine, count)
+    load = Load(url, clients, viewers) if clients or viewers else None
+    if load is not None:
+        await load.begin()
+    before: Sequence[int] = [] if load is None else list(load.ended)
+    async with asyncio.timeout(DEADLINE):
+        with clock() as c:
+            await broker.start()
+            while len(seen) < count:
+                await asyncio.sleep(0.005)
+            handled = len(seen)
+    pulled = 0
+    if load is not None:
+        load.check()
+        pulled = sum(load.ended) - sum(before)
+    await broker.stop()
+    await engine.dispose()
+    if load is not None:
+        load.end()
+    return {"count": handled, "seconds": c.seconds, "cpu": c.cpu, "pulled": pulled}
+
+
+def next_to_http(url: str, count: int, clients: int, viewers: int) -> dict[str, Any]:
+    """Consume while so many pull clients end a job each second, and so many pages are open; with
+    none of both no server runs. `pulled` is how many jobs they have ended."""
+    return asyncio.run(_next_to_http(url, count, clients, viewers))
+
+
+if __name__ == "__main__":
+    answer({"next_to_http": next_to_http})
