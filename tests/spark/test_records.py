@@ -30,7 +30,8 @@ OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 def scopes(archive: Archive) -> dict[str, str]:
     with archive.engine.connect() as connection:
-        rows = connection.execute(text("SELECT * FROM message_policy_state")).mappings()
+        statement = text("SELECT * FROM message_policy_state WHERE scope LIKE 'lake%'")
+        rows = connection.execute(statement).mappings()
         return {row["key"]: row["scope"] for row in rows}
 
 
