@@ -30,8 +30,8 @@ class Freshness:
         horizon: Windows that end by it are closed; by the database's clock.
         watermark: End of the windows that are in the lake without a gap; None if there are none.
         watermark_age: Seconds from the watermark until now, by the database's clock; None without
-            a watermark. Between two exports it grows, so an export each night of whole days
-            has 24 to 48 hours.
+            a watermark. It grows until the next export, so with windows of a day and an export a
+            day it reaches 24 hours, and the time from midnight until the export.
         rows_behind: Rows of closed windows that the lake does not cover: what an export now
             brings.
         capped: Whether there are more such rows than were counted; `rows_behind` is the cap then.
