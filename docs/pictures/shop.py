@@ -60,7 +60,7 @@ class ShopBroker(SqlBroker):
     @property
     def admin(self) -> Admin:
         """For operators."""
-        return Told(self._store)
+        return Told(self._store, publish=self._publish_noted)
 
 
 def open_shop(folder: Path) -> ShopBroker:

@@ -10,6 +10,7 @@ from faststream_sqlbroker.admin.mirror import Mirror
 from faststream_sqlbroker.admin.partitions import ArchivePartitioning
 from faststream_sqlbroker.admin.pauses import Pauses
 from faststream_sqlbroker.admin.policies import Policies
+from faststream_sqlbroker.admin.publishing import Publishing
 from faststream_sqlbroker.admin.queues import Queues
 from faststream_sqlbroker.admin.repairs import Repairs
 from faststream_sqlbroker.admin.retention import ArchivePruning
@@ -26,6 +27,7 @@ class Admin(
     Messages,
     DeadLetterGroups,
     Repairs,
+    Publishing,
     Jobs,
     Policies,
     Schedules,

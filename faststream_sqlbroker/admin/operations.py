@@ -1,15 +1,25 @@
 """What every operation of `broker.admin` works with."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.diagnosis import Surroundings
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.orders import CancelRequest
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
+
+
+Publish = Callable[[Any, str, str, dict[str, Any]], Awaitable[int | None]]
+"""Writes a message to a queue and who did it to the audit, in one transaction; the message's id."""
+
+
+async def _no_publish(_message: Any, _queue: str, _by: str, _options: Any) -> int | None:
+    """Refuse: publishing needs the broker's codec and middlewares."""
+    raise SetupError("publish needs broker.admin: this object was made without a broker")
 
 
 class Operations:
@@ -26,6 +36,7 @@ class Operations:
         pipelines: Iterable[Any] = (),
         woken: Callable[[Iterable[str]], None] = lambda _queues: None,
         rescheduled: Callable[[], None] = lambda: None,
+        publish: Publish = _no_publish,
         process: Callable[[], ProcessHealth] = ProcessHealth,
         surroundings: Callable[[], Surroundings] = Surroundings,
     ) -> None:
@@ -41,6 +52,7 @@ class Operations:
             pipelines: Their names are shown in explanations.
             woken: Called with the queues that have a message which may be due now.
             rescheduled: Called when an operator has changed a schedule, for this process.
+            publish: Publishes with the broker's codec, middlewares and limits.
             process: Tells of this process.
             surroundings: Tells of what is around it.
         """
@@ -52,5 +64,6 @@ class Operations:
         self._pipelines = pipelines
         self._woken = woken
         self._rescheduled = rescheduled
+        self._publish = publish
         self._process = process
         self._surroundings = surroundings

@@ -350,6 +350,7 @@ class SqlBroker(
             pipelines=getattr(self, "pipelines", ()),
             woken=self._wakeups.published,
             rescheduled=self._scheduler.wake,
+            publish=self._publish_noted,
             process=self._process_health,
             surroundings=self._surroundings,
         )

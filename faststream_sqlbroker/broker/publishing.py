@@ -1,6 +1,7 @@
 """`publish`, `publish_batch`, `publish_sync` and `request` of the broker."""
 
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 from faststream.response import Response
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -11,6 +12,7 @@ from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.flow.publish_on_ack import due_queues
 from faststream_sqlbroker.flow.requests import request_timeout
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.response import (
@@ -27,13 +29,17 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
+    from faststream_sqlbroker.flow.wakeup import Wakeups
     from faststream_sqlbroker.message import SqlBrokerMessage
+    from faststream_sqlbroker.store import Store
 
 
 class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     """`publish`, `publish_batch`, `publish_sync` and `request`."""
 
     _plain: PlainPublish
+    _store: "Store"
+    _wakeups: "Wakeups"
 
     @override
     async def publish(
@@ -106,6 +112,33 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             cmd, producer=self.config.producer
         )
         return result
+
+    async def _publish_noted(
+        self, message: Any, queue: str, by: str, options: dict[str, Any]
+    ) -> int | None:
+        """`publish` of an operator: the message and the entry of the audit are one transaction."""
+        allowed = MessageOptions.__annotations__
+        if unknown := options.keys() - allowed:
+            names = ", ".join(sorted(allowed))
+            raise PublishError(f"admin.publish has no option {min(unknown)}; there are {names}")
+        cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
+        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
+        await self.connect()
+        own: Any = self.config.producer
+
+        async def write(cmd: SqlBrokerPublishCommand) -> int | None:
+            row = await own.make_row(cmd)
+            await own.wait_for_room(row.queue)
+            message_id = await self._store.repairs.publish(row, by)
+            if due := due_queues([row]):
+                self._wakeups.published(due)
+            return message_id
+
+        # The middlewares see it, and know no other producer than one with this method.
+        found: int | None = await self._basic_publish(
+            cmd, producer=cast("Any", SimpleNamespace(publish=write))
+        )
+        return found
 
     async def wait_for_room(self, queue: str) -> None:
         """Wait until `queue` has fewer due messages than its `max_depth`; without one it returns.

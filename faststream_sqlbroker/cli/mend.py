@@ -213,21 +213,17 @@ def publish(
     key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
     priority: Annotated[int, typer.Option(help="-100 to 100; higher comes first.")] = 0,
     delay: Annotated[str | None, typer.Option(help='In how long it is due, like "5m".')] = None,
+    by: By = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish one message."""
+    """Publish one message; the audit names who did."""
     text = sys.stdin.read() if body == "-" else body
 
     is_json, encoded = _body(text)
     headers = {"content-type": "application/json"} if is_json else None
     given: Any = {"key": key, "priority": priority, "delay": delay, "headers": headers}
 
-    async def work(broker: SqlBroker) -> int | None:
-        await broker.connect()
-        message_id: int | None = await broker.publish(encoded, queue, **given)
-        return message_id
-
-    message_id = run(context, work)
+    message_id = run(context, lambda broker: broker.admin.publish(encoded, queue, by=by, **given))
     if as_json:
         print_json({"message_id": message_id, "queue": queue})
     else:

@@ -14,10 +14,13 @@ from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects import Dialect, cancels, jobs
 from faststream_sqlbroker.dialects import repairs as rows
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
+from faststream_sqlbroker.dialects.mirror import insert_mirrored
 from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -33,8 +36,21 @@ class Repairs:
     ) -> None:
         """Each operation takes one of the store's `places`."""
         self._transactions = transactions.doing(Activity.OPERATE, Activity.REPAIR)
+        self._publishing = transactions.doing(Activity.OPERATE, Activity.PUBLISH)
         self._dialect = dialect
         self._places = places
+
+    async def publish(self, row: NewMessage, by: str) -> int | None:
+        """Insert `row`, and note who did; its id, None if its queue has its dedup_id already."""
+
+        def work(connection: Connection) -> int | None:
+            [message_id] = insert_mirrored(self._dialect, connection, [row])
+            if message_id is not None:
+                given = {"queue": row.queue, "id": message_id}
+                note_action(connection, self._dialect, "publish", by, given)
+            return message_id
+
+        return await self._publishing.run(work, self._places)
 
     async def cancel(
         self,
