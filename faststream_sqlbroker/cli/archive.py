@@ -145,6 +145,9 @@ def compact(
     path: Annotated[str, typer.Option(help="Folder of the export.")],
     since: Since = None,
     until: Until = None,
+    keep: Annotated[
+        str, typer.Option(help="How long replaced files stay, in whole hours; 0 keeps none.")
+    ] = "168h",
     as_json: AsJson = False,
     master: Master = None,
 ) -> None:
@@ -155,6 +158,7 @@ def compact(
             path,
             since=since,
             until=until,
+            keep=duration("--keep", keep),
             on_file=lambda one: progress(one.name, None, None),
         )
     if as_json:

@@ -138,6 +138,8 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
         0,
         True,
     )
+    wrong = run("compact", "--path", path, "--keep", "soon")
+    assert "--keep" in str(wrong.exception)
     secret = archive.engine.url.password
     printed = "".join(one.output + one.stderr for one in (done, status, dry, wet, compacted))
     assert secret is None or secret not in printed

@@ -426,10 +426,17 @@ def test_what_dead_attempts_have_left_is_removed_by_age(
             file.write_bytes(b"x")
             os.utime(file, times=(file.stat().st_mtime - age,) * 2)
     (tmp_path / "data/dead/_temporary/b.parquet").unlink()
+    # Of an attempt that was killed before Spark wrote a file.
+    (tmp_path / "data/empty/_temporary/0").mkdir(parents=True)
+    (tmp_path / "data/begun/_temporary/0").mkdir(parents=True)
+    for name in ("dead/_temporary", "dead", "empty/_temporary/0", "empty/_temporary", "empty"):
+        os.utime(tmp_path / "data" / name, times=(1, 1))
+    os.utime(tmp_path / "data/begun", times=(1, 1))
     for file in tmp_path.rglob(lake.files[0].path):
         os.utime(file, times=(0, 0))
-    assert lake.sweep() == ["dead"]
+    assert lake.sweep() == ["dead", "empty"]
     assert (tmp_path / "data/alive").is_dir()
+    assert (tmp_path / "data/begun").is_dir()
     assert read_export(spark, str(tmp_path)).count() == 10
 
 

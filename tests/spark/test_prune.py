@@ -50,7 +50,9 @@ def test_only_what_a_verified_export_has_is_removed(
         assert len(archive.ids()) == 20
         result = prune_archive(archive.url, exported=path, spark=spark, dry_run=dry_run)
         assert [(one.name, one.rows, one.refused is not None) for one in result.windows] == expected
-        assert result.windows[1].refused == "1 of its rows are not in the export: export again"
+        assert result.windows[1].refused == (
+            "1 of its rows are not in the export: export again with --since 2026-03-02"
+        )
         assert (result.rows, result.partitions, result.dry_run) == (9, (), dry_run)
     assert archive.ids() == [11, 12, 13, 14, 15, 31, 32, 33, 34, 35, 99]
     # Exported again it may go; the lake has every row that ever was.
@@ -254,7 +256,7 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
         result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.partitions, result.rows) == (("archive_2026_03_02",), 5)
     assert [one.refused for one in result.windows] == [
-        "1 of its rows are not in the export: export again",
+        "1 of its rows are not in the export: export again with --since 2026-03-01",
         None,
     ]
     assert archive.ids() == [1, 2, 3, 4, 5, 99]
@@ -294,7 +296,7 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
         (
             1,
             (
-                "1 of its rows are not in the export: export again "
+                "1 of its rows are not in the export: export again with --since 2026-03-01 "
                 "(5 others went with a partition before)"
             ),
         )

@@ -4,7 +4,7 @@ alike.
 
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +98,23 @@ class Folders:
                 found[name] = Found(int(one.getLen()), int(one.getModificationTime()))
         return found
 
+    def newest(self, place: str) -> int:
+        """When the last of a folder, its folders and files was written; 0 if it is gone.
+
+        A folder in which nothing was written yet has a time, too, except in an object store.
+        """
+        at = self._at(place)
+        if not self._system.exists(at):
+            return 0
+        moments = [int(self._system.getFileStatus(at).getModificationTime())]
+        waiting = [at]
+        while waiting:
+            for one in self._listed(waiting.pop()):
+                moments.append(int(one.getModificationTime()))
+                if one.isDirectory():
+                    waiting.append(one.getPath())
+        return max(moments)
+
     def _listed(self, folder: Any) -> Iterator[Any]:
         """What is in a folder; of an object store all files below it, which is one request."""
         try:
@@ -140,8 +157,3 @@ class Folders:
 
     def _at(self, place: str) -> Any:
         return self._path(self._root, place) if place else self._root
-
-
-def newest(found: Mapping[str, Found]) -> int:
-    """When the last of the files was written; 0 without files."""
-    return max((one.modified for one in found.values()), default=0)

@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.lake.delta import DATA, LOG, DataFile, DeltaWriter, with_figures
 from faststream_sqlbroker.spark.lake.entries import Entry, Note, State, state_of
-from faststream_sqlbroker.spark.lake.folders import Folders, Found, newest
+from faststream_sqlbroker.spark.lake.folders import Folders, Found
 from faststream_sqlbroker.spark.lake.row_checksums import (
     NOTHING,
     RowChecksums,
@@ -283,8 +283,8 @@ class Lake:
     def sweep(self) -> list[str]:
         """Remove what dead attempts have left; returns the folders.
 
-        A folder counts as left if no commit has ever named a file of it, and its newest file is
-        older than a day by the clock of the file system.
+        A folder counts as left if no commit has ever named a file of it, and what is newest in it,
+        or the folder itself if it is empty, is older than a day by the clock of the file system.
         """
         used = self._used()
         left = list[str]()
@@ -293,8 +293,7 @@ class Lake:
             return left
         now = self.folders.now()
         for name in names:
-            found = self.folders.files(f"{DATA}/{name}")
-            if found and newest(found) < now - LEFT_AFTER:
+            if 0 < self.folders.newest(f"{DATA}/{name}") < now - LEFT_AFTER:
                 self.table.delete(f"{DATA}/{name}")
                 left.append(name)
         return left

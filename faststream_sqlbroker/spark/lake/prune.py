@@ -312,7 +312,11 @@ def _check(work: _Work, window: ExportWindow) -> tuple[Rows, str | None]:
     # there.
     pairs = work.lake.read(window.start, window.end).select("id", F.unix_micros("archived_at"))
     lacking = rows.count_lacking((row[0], row[1]) for row in pairs.toLocalIterator())
-    return rows, f"{lacking} of its rows are not in the export: export again" if lacking else None
+    if not lacking:
+        return rows, None
+    # Without it an export does not look at windows that are older than its recheck.
+    day = window.name[: len("2026-03-01")]
+    return rows, f"{lacking} of its rows are not in the export: export again with --since {day}"
 
 
 def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
