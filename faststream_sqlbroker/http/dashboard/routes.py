@@ -12,7 +12,7 @@ from starlette.staticfiles import StaticFiles
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.dashboard import actions, fleet, pages
+from faststream_sqlbroker.http.dashboard import actions, checks, fleet, pages
 from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Done, Settings, Shown
 from faststream_sqlbroker.http.dashboard.bulk import Bulk
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
@@ -38,6 +38,8 @@ PAGES: Mapping[str, Page] = {
     "/ui/locks": fleet.locks,
     "/ui/workers": fleet.workers,
     "/ui/channels": fleet.channels,
+    "/ui/mirror": checks.mirror,
+    "/ui/verify": checks.verify,
     "/ui/jobs": fleet.jobs,
     "/ui/jobs/{job}": fleet.job,
     "/ui/audit": fleet.audit,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -68,6 +68,8 @@ class Lately:
 
     queues: Shared[list[QueueOverview]]
     health: Shared[Health]
+    verifying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a page looks through the tables."""
 
     def forget(self) -> None:
         """An operator has changed something."""

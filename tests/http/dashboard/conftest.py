@@ -19,6 +19,8 @@ EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
 PAGES = (
     *(path for path in routes.PAGES if "{" not in path and path != "/ui/queue"),
     "/ui/messages?archived=on",
+    "/ui/verify?run=on",
+    "/ui/mirror?lookup=invoices",
 )
 """The pages that need to be told of nothing."""
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text as sql
 
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.stored import StoredMessage
-from faststream_sqlbroker.http.dashboard import routes
+from faststream_sqlbroker.http.dashboard import checks, routes
 from faststream_sqlbroker.http.dashboard.rendering import LONGEST_BODY, body_text, environment
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.dashboard.conftest import EVIL, PAGES, fill, hidden, post, token_of
@@ -39,7 +40,7 @@ async def attacked(broker: SqlBroker) -> dict[str, int]:
     @broker.subscriber("policied", policies=[Window("00:00", "00:01", tz="UTC")])
     async def handle(_body: dict) -> None: ...
 
-    await broker.publish({}, "policied")
+    await broker.publish({}, "policied", lookup=EVIL, info=EVIL)
     return await fill(broker, EVIL)
 
 
@@ -59,6 +60,15 @@ async def test_no_name_body_header_or_error_runs_on_any_page(
         assert EVIL in (await read(client, "/ui/locks")).text
         assert EVIL in (await read(client, "/ui/schedules")).text
         assert EVIL in (await read(client, "/ui/audit")).text
+        looked = httpx.QueryParams({"lookup": EVIL, "info": EVIL})
+        mirrored = await read(client, f"/ui/mirror?{looked}")
+        assert "1 live message has it." in mirrored.text
+        assert EVIL in mirrored.text
+        async with broker.engine.begin() as connection:
+            await connection.execute(sql("UPDATE message SET state = 'RETRYABLE'"))
+        verified = await read(client, "/ui/verify?run=on")
+        assert "retry_without_attempt" in verified.text
+        assert EVIL in verified.text
         for number in attacked.values():
             page = await read(client, f"/ui/messages/{number}")
             assert "alert(1)" in page.text
@@ -129,6 +139,10 @@ async def test_strange_addresses_are_told_so(web: httpx.AsyncClient) -> None:
         ("/ui/messages?after=odd", 400),
         ("/ui/messages?queue=%00", 400),
         ("/ui/audit?before=%00", 400),
+        ("/ui/verify?after=odd", 400),
+        (f"/ui/mirror?lookup={'x' * 300}", 400),
+        (f"/ui/mirror?lookup=x&info={'x' * 1_001}", 400),
+        ("/ui/mirror?lookup=%00", 400),
         ("/ui/jobs/%00", 400),
         ("/ui/static/../routes.py", 404),
         ("/ui/static/%2e%2e/routes.py", 404),
@@ -229,6 +243,57 @@ async def test_its_options_are_checked(broker: SqlBroker) -> None:
     for options, text in wrong:
         with pytest.raises(SetupError, match=text):
             broker.asgi(logins(), **options)
+
+
+@pytest.mark.usefixtures("database")
+async def test_verify_goes_on_where_it_ended_and_tells_what_is_wrong(
+    broker: SqlBroker, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = [await broker.publish({}, "a", delay="1h") for _ in range(3)]
+    before = await read(web, "/ui/verify", "vic")
+    assert "rows looked at" not in before.text
+    assert "nothing is wrong with them. That is all." in (await read(web, "/ui/verify?run=on")).text
+    async with broker.engine.begin() as connection:
+        statement = "UPDATE message SET state = 'RETRYABLE' WHERE id = :id"
+        await connection.execute(sql(statement), {"id": numbers[2]})
+    page = await read(web, "/ui/verify?run=on", "vic")
+    assert "1 retry_without_attempt: it is RETRYABLE, but had no attempt" in page.text
+    assert str(numbers[2]) in page.text
+    monkeypatch.setattr(checks, "MOST_ROWS", 1)
+    path: str | None = "/ui/verify?run=on"
+    found = ""
+    for _ in range(20):
+        if path is None:
+            break
+        answer = await web.get(path, auth=as_user("vic"))
+        found += answer.text
+        path = next(_links(answer.text, "next"), None)
+    assert path is None
+    assert "retry_without_attempt" in found
+
+
+@pytest.mark.usefixtures("database")
+async def test_messages_are_found_by_their_lookup_value(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    number = await broker.publish({}, "a", lookup="order 17", info="paid", delay="1h")
+    link = f'href="/ui/messages/{number}"'
+    for query, count in [("lookup=order+17", 1), ("lookup=order+17&info=open", 0), ("lookup=x", 0)]:
+        page = (await web.get(f"/ui/mirror?{query}", auth=as_user("ola"))).text
+        assert f"{count} live" in page
+        assert (link in page) == bool(count)
+    viewer = (await web.get("/ui/mirror?lookup=order+17", auth=as_user("vic"))).text
+    assert "1 live message has it." in viewer
+    assert link not in viewer
+    assert "it." not in (await read(web, "/ui/mirror", "vic")).text
+
+
+@on_sqlite
+async def test_administrators_have_a_link_to_the_diagnosis(web: httpx.AsyncClient) -> None:
+    for name, is_there in [("ann", True), ("ola", False), ("vic", False)]:
+        answer = await web.get("/ui/queues", auth=as_user(name))
+        assert ('href="/diagnosis"' in answer.text) == is_there, name
+    assert (await web.get("/diagnosis", auth=as_user("ann"))).status_code == 200
 
 
 @on_sqlite
