@@ -103,6 +103,7 @@ async def test_the_second_page_sends_a_few_statements_only(
 ) -> None:
     await fill(broker, "orders")
     await broker.stop()
+    await broker.connect()
     await web.get("/", auth=as_user("vic"))
     for path in ("/", "/ui/queues", "/ui/channels"):
         with counted(engine) as statements:
