@@ -70,9 +70,9 @@ test-oldest *args: setup
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"
 
-# Exports of a lake killed at each step of a commit, while rows come, go and are archived again (--rounds 20 --seed 1)
-test-lake-kills *args: setup
-    @{{ servers }} --only postgresql -- {{ python }} -m tests.spark.kill_rounds "$@"
+# Exports of a lake killed at each step of a commit, while rows come, go and are archived again (kind: postgresql, mariadb or sqlite; --rounds 20 --seed 1)
+test-lake-kills kind="postgresql" *args: setup
+    @{{ if kind == "sqlite" { "" } else { servers + " --only " + kind + " --" } }} {{ python }} -m tests.spark.kill_rounds {{ kind }} {{ args }}
 
 # Ruff, formatting, layers
 lint: setup

@@ -52,7 +52,12 @@ def main(url: str, path: str, step: str, number: str = "1") -> None:
         "dying",
         databases=["mysql" if kind == "mariadb" else kind],
         master="local[1]",
-        config={"spark.driver.memory": "512m"},
+        config={
+            "spark.driver.memory": "512m",
+            "spark.sql.shuffle.partitions": "2",
+            # It lives for seconds: half of them would go to Java's slower compiler.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        },
     )
     die(step, int(number))
     export_archive(

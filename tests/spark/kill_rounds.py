@@ -1,6 +1,6 @@
 """Rounds of an archive that changes while its exports are killed: no row is lost or doubled.
 
-    python -m tests.spark.kill_rounds --rounds 20    # PostgreSQL; needs the servers' addresses
+    python -m tests.spark.kill_rounds postgresql --rounds 20    # needs the server's address
 
 A round adds rows, archives some again, removes some that the lake has, keeps a transaction open,
 and kills an export as a process, with its Java, at a step of a commit. Then an export runs to its
@@ -16,6 +16,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +39,6 @@ from tests.spark.dying_export import ROWS_PER_COMMIT, STEPS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 FIRST = datetime(2026, 3, 7, tzinfo=timezone.utc)
-DAYS = 3
 Row = tuple[int, datetime]
 
 
@@ -55,13 +56,16 @@ class Rounds:
         deaths: How many exports were killed, by step.
     """
 
-    def __init__(self, spark: SparkSession, archive: Archive, path: Path, seed: int) -> None:
+    def __init__(
+        self, spark: SparkSession, archive: Archive, path: Path, seed: int, *, days: int = 3
+    ) -> None:
         self.spark = spark
         self.archive = archive
         self.path = path
         self.ever: set[Row] = set()
         self.deaths: Counter[str] = Counter()
         self._random = random.Random(seed)
+        self._days = days
         self._there: dict[int, datetime] = {}
         self._next = 1
 
@@ -150,7 +154,7 @@ class Rounds:
         return rows
 
     def _moment(self) -> datetime:
-        return FIRST + timedelta(seconds=self._random.randrange(DAYS * 86_400))
+        return FIRST + timedelta(seconds=self._random.randrange(self._days * 86_400))
 
     def _add(self, number: int) -> None:
         rows = self._new(number)
@@ -165,7 +169,7 @@ class Rounds:
     def _archive_again(self) -> None:
         """As after a redrive: the same id, at a later time; the lake has the first one."""
         for number in self._known(2):
-            moment = self._moment() + timedelta(days=DAYS)
+            moment = self._moment() + timedelta(days=self._days)
             with self.archive.engine.begin() as connection:
                 rows = self.archive.archive
                 connection.execute(
@@ -191,41 +195,59 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
+@contextmanager
+def _database(kind: str, folder: str) -> Iterator[str]:
+    """The URL of an empty database, which is removed at the end."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/archive.db"
+        return
+    name = f"sqlbroker_kills_{os.getpid()}"
+    admin = Servers().admin(kind)
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    try:
+        yield admin.url.set(database=name).render_as_string(hide_password=False)
+    finally:
+        force = " WITH (FORCE)" if kind == "postgresql" else ""
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP DATABASE IF EXISTS {name}{force}"))
+
+
 def main() -> None:
-    """Run rounds on PostgreSQL, every second one with other exports at the same time."""
+    """Run rounds on one database, every second one with other exports at the same time."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("database", choices=["postgresql", "mariadb", "sqlite"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    chosen = random.Random(given.seed)
-    began = time.monotonic()
-    name = f"sqlbroker_kills_{os.getpid()}"
-    admin = Servers().admin("postgresql")
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
     spark = build_session(
         "kill rounds",
-        databases=["postgresql"],
+        databases=["mysql" if given.database == "mariadb" else given.database],
         master="local[2]",
         config={"spark.log.level": "ERROR"},
     )
     try:
-        url = admin.url.set(database=name).render_as_string(hide_password=False)
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, _database(given.database, folder) as url:
             rounds = Rounds(spark, Archive(url), Path(folder) / "lake", given.seed)
-            for number in range(given.rounds):
-                step = list(STEPS)[number % len(STEPS)]
-                at_once = number % 2 == 1
-                rounds.round(step, call=1 if at_once else chosen.choice((1, 1, 2)), at_once=at_once)
-                _say(f"round {number + 1}: {step}, {len(rounds.ever)} rows")
-            seconds = time.monotonic() - began
-            _say(f"{given.rounds} rounds in {seconds:.0f} s; killed: {dict(rounds.deaths)}")
-            _say(f"{len(rounds.ever)} of {len(rounds.ever)} rows in the lake, each once")
-            rounds.archive.engine.dispose()
+            try:
+                _run(rounds, given.rounds, random.Random(given.seed))
+            finally:
+                rounds.archive.engine.dispose()
     finally:
         spark.stop()
-        with admin.connect() as connection:
-            connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+
+
+def _run(rounds: Rounds, number: int, chosen: random.Random) -> None:
+    began = time.monotonic()
+    for one in range(number):
+        step = list(STEPS)[one % len(STEPS)]
+        at_once = one % 2 == 1
+        rounds.round(step, call=1 if at_once else chosen.choice((1, 1, 2)), at_once=at_once)
+        _say(f"round {one + 1}: {step}, {len(rounds.ever)} rows")
+    seconds = time.monotonic() - began
+    _say(f"{number} rounds in {seconds:.0f} s; killed: {dict(rounds.deaths)}")
+    there = len(rows_of(rounds.spark, rounds.path))
+    _say(f"{there} rows in the lake, of {len(rounds.ever)} that ever were, each once")
 
 
 if __name__ == "__main__":
