@@ -329,6 +329,7 @@ async def test_an_operator(user: Account, owner: SqlBroker, broker: SqlBroker) -
     assert await admin.unknown() == []
     assert await admin.forget_unknown(1) == 0
     assert await admin.schedules() == []
+    assert await admin.pause_schedule("none") is False
     assert await admin.forget_schedule("none") is False
     assert await broker.ping(60.0)
     refused = user.try_as(
