@@ -83,7 +83,7 @@ async def test_each_operation_recovers_by_itself(rig: Rig, server: Server) -> No
         lambda: store.settle([done(first)]),
         lambda: store.settle([done(second, unit=Unit([NewMessage("out", b"")]))]),
         lambda: store.locks.acquire("key", token, 60.0),
-        lambda: store.schedules.forget("none"),
+        lambda: store.schedules.forget("none", "the test"),
         lambda: store.live_subscribers.pause("other", None, {}, "channel"),
         lambda: store.release_stuck(["q"], 10),
     ]

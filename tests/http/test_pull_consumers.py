@@ -716,6 +716,7 @@ async def test_a_queue_with_a_subscriber_cannot_be_pulled(
     with pytest.raises(SetupError, match="without policies and dead_letter_queue"):
         broker.asgi(logins(), channels=channels())
     await broker.start()
+    await eventually(broker.admin.subscribers)  # its first sign of life, written in the background
     elsewhere = Pulling(SqlBroker(engine, logger=None))
     async with elsewhere.http:
         refused = await elsewhere.page()

@@ -1,5 +1,6 @@
 """The archive on one page, looked at in a browser (D4)."""
 
+import gc
 import html
 import os
 import re
@@ -296,8 +297,14 @@ def test_odd_times_give_no_negative_durations(spark: SparkSession, new_database:
     assert not re.search(r">-\d", render(figures, "t"))
 
 
+def _kept(spark: SparkSession) -> set[int]:
+    """Frames that the session keeps in memory, by the ids of their RDDs."""
+    return set(spark.sparkContext._jsc.getPersistentRDDs())
+
+
 async def test_figures_of_the_page(spark: SparkSession) -> None:
     """Few queues by name, the others together; buckets in UTC; dead letters of the live table."""
+    before = _kept(spark)
     rows = [
         {
             "id": n,
@@ -347,9 +354,10 @@ async def test_figures_of_the_page(spark: SparkSession) -> None:
 
     def let_go() -> bool:
         # A broadcast that the optimizer did not wait for may cache the frame again: Java's
-        # collector ends that.
+        # collector ends that, once Python has let go of it.
+        gc.collect()
         spark.sparkContext._jvm.System.gc()
-        return not spark.sparkContext._jsc.getPersistentRDDs()
+        return _kept(spark) <= before
 
     await eventually(let_go, step=0.2)
 
