@@ -68,6 +68,16 @@ FIGURES = {
     "look": Figure("look, ms", *_MS),
     "claim_buffers": Figure("buffers of a claim", "buffers"),
     "look_buffers": Figure("buffers of a look", "buffers"),
+    "queues": Figure("queues, ms", *_MS),
+    "list": Figure("a page of a queue, ms", *_MS),
+    "search": Figure("search by key, ms", *_MS),
+    "search_archive": Figure("search of the archive, ms", *_MS),
+    "dead_letters": Figure("dead letters, ms", *_MS),
+    "dry_run": Figure("dry run, ms", *_MS),
+    "move": Figure("move, ms", *_MS),
+    "redrive": Figure("redrive, ms", *_MS),
+    "prune": Figure("prune, ms", *_MS),
+    "verify": Figure("verify, ms", *_MS),
 }
 AXES = {
     "ready": "ready rows",

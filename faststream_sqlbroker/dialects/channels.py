@@ -19,11 +19,13 @@ READ_AT_ONCE = 1_000
 """Consumers of all channels that one statement reads."""
 
 
-def find(connection: Connection, table: Table, scope: str, key: str) -> Registered | None:
-    """The channel or consumer."""
-    statement = select(table.c.info).where(table.c.scope == scope, table.c.key == key)
-    info = connection.execute(statement).scalar_one_or_none()
-    return None if info is None else _registered(key, info)
+def find(connection: Connection, table: Table, *places: tuple[str, str]) -> list[Registered | None]:
+    """The channels or consumers with these scopes and keys, in this order."""
+    c = table.c
+    here = [and_(c.scope == scope, c.key == key) for scope, key in places]
+    rows = connection.execute(select(c.scope, c.key, c.info).where(or_(*here)))
+    found = {(row.scope, row.key): _registered(row.key, row.info) for row in rows}
+    return [found.get(place) for place in places]
 
 
 def put(

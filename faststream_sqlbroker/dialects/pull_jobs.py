@@ -7,7 +7,7 @@ has done. What a lease allows is decided by the database's clock.
 import base64
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -175,8 +175,17 @@ def one(connection: Connection, dialect: Dialect, queue: str, job_id: int) -> Pu
             columns += [_is_due(table).label("is_due"), over]
         of_queue = and_(table.c.id == job_id, table.c.queue == queue)
         row = connection.execute(select(*columns).where(of_queue)).first()
-        if row is not None:
-            return _job(row, _STATES[MessageState[row.state]])
+        if row is None:
+            continue
+        job = _job(row, _STATES[MessageState[row.state]])
+        if table is tables.archive:
+            return job
+        return replace(
+            job,
+            due=bool(row.is_due),
+            lease_expires_at=row.lease_expires_at,
+            over=bool(row.over),
+        )
     return None
 
 
@@ -193,9 +202,6 @@ def _job(row: Any, state: JobState) -> PullJob:
         deliveries=row.deliveries_count,
         headers=load_headers(row.headers),
         payload=load_payload(row.payload),
-        due=bool(getattr(row, "is_due", 1)),
-        lease_expires_at=getattr(row, "lease_expires_at", None),
-        over=bool(getattr(row, "over", 0)),
     )
 
 

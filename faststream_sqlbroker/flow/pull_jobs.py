@@ -206,10 +206,11 @@ class PullJobs:
         Raises:
             NotACursorError: `after` is not of such a list.
         """
-        overdue, _ = await self.store.channels.overdue([queue])
-        if overdue:
+        page = await self.store.channels.queued(queue, after, limit)
+        if page.overdue:
             await self._sweep(queue)
-        return await self.store.channels.queued(queue, after, limit)
+            page = await self.store.channels.queued(queue, after, limit)
+        return page.jobs, page.following
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job; one whose time is over is queued again first, or dead."""

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
@@ -62,6 +61,17 @@ class Changed:
     """The end of a job whose time was over before, once too often."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobsPage:
+    """Jobs that may be taken."""
+
+    jobs: list[PullJob]
+    following: str | None
+    """Where the next page begins."""
+    overdue: bool
+    """Whether the queue has leases that have ended: their jobs are not in the page yet."""
+
+
 class ChannelStore:
     """Reads and writes them.
 
@@ -87,18 +97,17 @@ class ChannelStore:
 
     async def find(self, channel: str, consumer: str | None = None) -> Registered | None:
         """The channel, or one of its consumers."""
-        scope, key = _place(channel, consumer)
-        find = partial(channels.find, table=self._table, scope=scope, key=key)
-        return await self._operating.run(find, self._places, write=False)
+        [found] = await self._find(_place(channel, consumer))
+        return found
 
     async def both(self, channel: str, consumer: str) -> tuple[Registered | None, ...]:
         """The channel and the consumer, in one look."""
+        return tuple(await self._find(_place(channel, None), _place(channel, consumer)))
 
-        def work(connection: Connection) -> tuple[Registered | None, ...]:
-            places = (_place(channel, None), _place(channel, consumer))
-            return tuple(channels.find(connection, self._table, *place) for place in places)
-
-        return await self._operating.run(work, self._places, write=False)
+    async def _find(self, *places: tuple[str, str]) -> list[Registered | None]:
+        return await self._operating.run(
+            lambda c: channels.find(c, self._table, *places), self._places, write=False
+        )
 
     async def put(
         self,
@@ -120,7 +129,7 @@ class ChannelStore:
         def work(connection: Connection) -> Registered | None:
             if consumer is not None:
                 # A consumer of no channel could never be reached.
-                of_channel = channels.find(connection, self._table, *_place(channel, None))
+                [of_channel] = channels.find(connection, self._table, _place(channel, None))
                 if of_channel is None:
                     return None
             found = channels.put(
@@ -157,19 +166,19 @@ class ChannelStore:
         )
         return [queue_of(*each) for each in found]
 
-    async def queued(
-        self, queue: str, after: str | None, limit: int
-    ) -> tuple[list[PullJob], str | None]:
-        """A page of the jobs that are due, and where the next one begins.
+    async def queued(self, queue: str, after: str | None, limit: int) -> JobsPage:
+        """A page of the jobs that are due.
 
         Raises:
             NotACursorError: `after` is not of such a list.
         """
-        return await self._transactions.run(
-            lambda c: pull_jobs.queued(c, self._dialect, queue, after, limit),
-            self._places,
-            write=False,
-        )
+
+        def work(connection: Connection) -> JobsPage:
+            overdue, _ = self._overdue(connection, [queue])
+            jobs, following = pull_jobs.queued(connection, self._dialect, queue, after, limit)
+            return JobsPage(jobs, following, overdue=bool(overdue))
+
+        return await self._transactions.run(work, self._places, write=False)
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job, live or archived."""
@@ -268,14 +277,17 @@ class ChannelStore:
         """Those of `queues` with leases that have ended; and the seconds until the first lease of
         any ends, None without a lease.
         """
+        return await self._transactions.run(
+            lambda c: self._overdue(c, queues), self._places, write=False
+        )
 
-        def work(connection: Connection) -> tuple[list[str], float | None]:
-            ends_in = self._dialect.lease_ends_in(connection, queues)
-            if ends_in is None or ends_in > 0:
-                return [], ends_in
-            return pull_jobs.overdue(connection, self._dialect, queues), ends_in
-
-        return await self._transactions.run(work, self._places, write=False)
+    def _overdue(
+        self, connection: Connection, queues: Sequence[str]
+    ) -> tuple[list[str], float | None]:
+        ends_in = self._dialect.lease_ends_in(connection, queues)
+        if ends_in is None or ends_in > 0:
+            return [], ends_in
+        return pull_jobs.overdue(connection, self._dialect, queues), ends_in
 
     async def sweep(self, queue: str, max_retries: int) -> list[Settlement]:
         """Queue jobs again whose time is over, or end them; the ends."""

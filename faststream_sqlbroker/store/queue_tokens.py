@@ -1,7 +1,6 @@
 """The tokens of queues over HTTP; each operation is one transaction."""
 
 import asyncio
-from functools import partial
 
 from sqlalchemy import Connection
 
@@ -34,8 +33,12 @@ class QueueTokenStore:
 
     async def find(self, queue: str, role: QueueRole) -> Registered | None:
         """The token of the queue that allows `role`."""
-        find = partial(channels.find, table=self._table, scope=SCOPE + role, key=queue)
-        return await self._transactions.run(find, self._places, write=False)
+        [found] = await self._transactions.run(
+            lambda c: channels.find(c, self._table, (SCOPE + role, queue)),
+            self._places,
+            write=False,
+        )
+        return found
 
     async def put(
         self,

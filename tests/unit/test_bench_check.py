@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import counters, harness, report, targets
+from benchmarks import counters, harness, report, scaling, targets
 from benchmarks.compare import Comparison, Suite, alone
 from benchmarks.harness import Result, Variant
 
@@ -134,3 +134,8 @@ def test_what_needs_no_processor_runs_while_the_others_are_measured(
     assert _run(monkeypatch) == 0
     kept = json.loads((tmp_path / "check.json").read_text())
     assert list(kept["results"]) == ["busy", "idle"]
+
+
+def test_each_figure_of_many_rows_has_a_title() -> None:
+    shown = {name for suite in scaling.scale(1, large=False) for name in suite.shows}
+    assert shown <= report.FIGURES.keys()
