@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from faststream_sqlbroker.core.channels import Channels, ids_of
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.core.overview import JobCounts
 from faststream_sqlbroker.core.queue_api import Queues
 from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.settle import SettleRules
@@ -152,6 +153,7 @@ class SqlBrokerServing:
             log=self._log_of_loops,
             admin=lambda: self.admin,
             pulled=self._pulled,
+            job_counts=self._job_counts,
             jobs=None if channels is None else self._pull_jobs(channels),
             queues=None if queues is None else self._queue_jobs(queues),
             exposition=self._exposition,
@@ -240,6 +242,9 @@ class SqlBrokerServing:
 
     async def _pulled(self) -> list[str]:
         return await self._store.channels.pulled()
+
+    async def _job_counts(self, queues: Sequence[str]) -> list[JobCounts]:
+        return await self._store.overviews.jobs(queues)
 
     async def _differences(self) -> list[str]:
         # Of the store that is there then: a test may have put another one in its place.

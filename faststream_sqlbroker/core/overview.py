@@ -86,6 +86,23 @@ class QueueOverview:
         return text if self.nearest is None else f"{text}; is {self.nearest!r} meant?"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCounts:
+    """The jobs of one pull consumer by their states. Each is counted up to 1 000."""
+
+    queue: str
+    queued: Count
+    """Jobs that may be taken now."""
+    delayed: Count
+    """Jobs that may be taken later."""
+    in_flight: Count
+    delivered: Count | None
+    """Of the archive, so only as long as that keeps them; None: there is no archive."""
+    dead: Count | None
+    oldest_due_age: float
+    """Seconds since the oldest queued job became due; 0 without one."""
+
+
 def nearest_name(name: str, others: Iterable[str]) -> str | None:
     """That of `others` which is most like `name`; None if none is alike."""
     found = get_close_matches(name, [other for other in others if other != name], 1, ALIKE)

@@ -24,6 +24,7 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import live_subscribers
 from faststream_sqlbroker.dialects.depths import add_depths
 from faststream_sqlbroker.dialects.handler_locks import HandlerLocks
+from faststream_sqlbroker.dialects.job_counts import add_job_counts
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_state import note_started
@@ -52,6 +53,7 @@ class Dialect(Operations):
         super().add_looks(pairs, now, *binds)
         add_queue_states(self, now)
         add_queue_counts(self, now)
+        add_job_counts(self)
         add_depths(self, now)
 
     @abstractmethod

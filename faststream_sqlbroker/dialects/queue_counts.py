@@ -34,13 +34,14 @@ _SAMPLE = (
 )
 # In the order of the index: else PostgreSQL may read the table from its begin, in the hope of many
 # messages of the queue, and so messages of other queues without a limit.
-_ESTIMATE = {
-    "postgresql": "EXPLAIN (FORMAT JSON) SELECT 1 FROM {message} WHERE {of}",
-    "sqlite": "SELECT count(*) FROM (SELECT 1 FROM {message} WHERE {of} LIMIT "
+ESTIMATE = {
+    "postgresql": "EXPLAIN (FORMAT JSON) SELECT 1 FROM {table} WHERE {of}",
+    "sqlite": "SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {of} LIMIT "
     f"{SQLITE_COUNTS}) AS found",
     # Without a hint: with one, MySQL does not look into the index.
-    **dict.fromkeys(MYSQL, "EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM {message} WHERE {of}"),
+    **dict.fromkeys(MYSQL, "EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM {table} WHERE {of}"),
 }
+"""By database, of the rows `{of}` in `{table}`; `estimated` reads the answer."""
 NONE = Count(0)
 KINDS = ("due", "later", "held")
 
@@ -65,7 +66,8 @@ def add_queue_counts(dialect: Operations, now: str) -> None:
     )
     for kind, (hint, of, order) in zip(KINDS, ranges, strict=True):
         dialect.add_statement(f"sample_{kind}", _SAMPLE, hint=hint, of=of, order=order)
-        dialect.add_statement(f"estimate_{kind}", _ESTIMATE[dialect.name], of=of)
+        table = dialect.names["message"]
+        dialect.add_statement(f"estimate_{kind}", ESTIMATE[dialect.name], table=table, of=of)
 
 
 @dataclass(slots=True)
@@ -108,14 +110,19 @@ def _count(
     if count <= EXACT:
         return Count(count), Count(retried)
     answer = connection.execute(dialect.sql[f"estimate_{kind}"], binds).one()
-    # Statistics may be old: there are at least those that were counted.
-    value = max(count, _rows_of(dialect.name, answer))
-    how: How = "about"
-    if dialect.name == "sqlite":
-        how = "exact" if value < SQLITE_COUNTS else "at least"
-    total = Count(value, how)
+    total = estimated(dialect.name, answer, count)
     # The share of those that were read stands for all.
     return total, Count(total.share(retried, count), "about")
+
+
+def estimated(database: str, answer: Any, counted: int) -> Count:
+    """The number of rows in an `answer` to `ESTIMATE`, of which `counted` were seen."""
+    # Statistics may be old: there are at least those that were counted.
+    value = max(counted, _rows_of(database, answer))
+    how: How = "about"
+    if database == "sqlite":
+        how = "exact" if value < SQLITE_COUNTS else "at least"
+    return Count(value, how)
 
 
 def _rows_of(database: str, answer: Any) -> int:

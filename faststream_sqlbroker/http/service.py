@@ -1,10 +1,11 @@
 """What the HTTP application needs of a broker; `broker.asgi` fills it in."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import ProcessHealth
+from faststream_sqlbroker.core.overview import JobCounts
 from faststream_sqlbroker.flow.pull_jobs import PullJobs
 from faststream_sqlbroker.flow.queue_jobs import QueueJobs
 
@@ -29,6 +30,8 @@ class Service:
     """The operations of `broker.admin`."""
     pulled: Callable[[], Awaitable[list[str]]]
     """The queues of pull consumers."""
+    job_counts: Callable[[Sequence[str]], Awaitable[list[JobCounts]]]
+    """The jobs by state of each of these."""
     jobs: Callable[[], PullJobs] | None = None
     """The channels; None: there are none."""
     queues: Callable[[], QueueJobs] | None = None

@@ -8,9 +8,10 @@ from functools import partial
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.overview import QueueOverview
+from faststream_sqlbroker.core.overview import JobCounts, QueueOverview
 from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects.job_counts import job_counts
 from faststream_sqlbroker.dialects.live_subscribers import MOST_READ, paused, subscribed_queues
 from faststream_sqlbroker.dialects.queue_counts import (
     QueueCounts,
@@ -81,6 +82,14 @@ class QueueOverviews:
             def look(connection: Connection, part: Sequence[str] = part) -> list[QueueOverview]:
                 return self._part(connection, fleet, part)
 
+            found += await self._transactions.run(look, self._places, write=False)
+        return found
+
+    async def jobs(self, queues: Sequence[str]) -> list[JobCounts]:
+        """The jobs by state in each of `queues`, which are those of pull consumers."""
+        found: list[JobCounts] = []
+        for part in chunks(queues, TOGETHER):
+            look = partial(job_counts, dialect=self._dialect, queues=part)
             found += await self._transactions.run(look, self._places, write=False)
         return found
 

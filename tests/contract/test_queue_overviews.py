@@ -9,7 +9,7 @@ import pytest
 
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import queue_counts, queue_states
+from faststream_sqlbroker.dialects import job_counts, queue_counts, queue_states
 from faststream_sqlbroker.dialects.live_subscribers import subscribed_queues
 from faststream_sqlbroker.store import overviews
 from tests.contract.conftest import Bench, done
@@ -208,6 +208,43 @@ async def test_counts_are_exact_up_to_a_limit_then_an_estimate(bench: Bench, dat
     assert leased.in_flight.exact is (database == "sqlite")
     assert 6 <= leased.in_flight.value <= 40
     assert not found.retrying.exact
+
+
+@four
+async def test_jobs_of_pull_consumers_are_counted_by_state(bench: Bench, database: str) -> None:
+    """Exact up to a limit, then an estimate; dead ones up to another limit."""
+    await bench.put(14, "c/many")
+    rows = await bench.claim(12, "c/many")
+    dead = {0: MessageState.FAILED, 1: MessageState.DISCARDED}
+    await bench.store.settle(
+        [done(row, state=dead.get(n, MessageState.COMPLETED)) for n, row in enumerate(rows[:11])]
+    )
+    await bench.put(2, "other")
+    others = await bench.claim(2, "other")
+    await bench.store.settle([done(row, state=MessageState.FAILED) for row in others])
+    names = ["c/many", "c/none"]
+    many, none = await bench.store.overviews.jobs(names)
+    found = tuple(str(n) for n in (many.queued, many.in_flight, many.delivered, many.dead))
+    assert found == ("2", "1", "9", "2")
+    assert (none.queue, none.queued, none.delivered, none.dead) == ("c/none", *[Count(0)] * 3)
+    if database != "sqlite":
+        analyze = "ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
+        await bench.execute(f"{analyze} message_archive")
+    with patch.object(job_counts, "EXACT", 5):
+        many, _ = await bench.store.overviews.jobs(names)
+        assert many.dead == Count(2)
+        assert many.delivered is not None
+        assert many.delivered.exact is (database == "sqlite")
+        assert 4 <= many.delivered.value <= 20
+        with patch.object(job_counts, "MOST_DEAD", 1):
+            many, _ = await bench.store.overviews.jobs(names)
+    assert (many.dead is not None, many.dead and many.dead.how) == (True, "at least")
+    assert many.delivered is not None
+    assert many.delivered.how == "about"
+    tables = replace(bench.store.dialect.tables, archive=None)
+    with patch.object(bench.store.dialect, "tables", tables):
+        [found_without] = await bench.store.overviews.jobs(["c/many"])
+    assert (found_without.delivered, found_without.dead) == (None, None)
 
 
 async def test_queues_of_another_case_are_other_queues(bench: Bench) -> None:

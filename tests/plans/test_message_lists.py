@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import message_lists, message_walks
+from faststream_sqlbroker.dialects import job_counts, message_lists, message_walks
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
 from tests.helpers import mysql_numbers
@@ -101,6 +101,18 @@ def page(connection: Connection, dialect: Any, filters: dict[str, Any]) -> messa
         )
 
 
+def explained(
+    connection: Connection, statement: str, parameters: Any
+) -> tuple[list[dict[str, Any]], int, dict[str, Any]]:
+    """The steps of the statement's plan that read a whole table, its buffers, and the plan."""
+    found = connection.exec_driver_sql(
+        f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+    ).scalar_one()
+    plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    walks = [each for each in nodes(plan) if each["Node Type"] == "Seq Scan"]
+    return walks, plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], plan
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
     dialect = PostgresqlDialect(TABLES, archive.dialect)
@@ -110,13 +122,20 @@ def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
                 page(connection, dialect, filters)
             most = 3 * SCANNED if filters in SEARCHED else 4 * LIMIT
             for statement, parameters in statements:
-                found = connection.exec_driver_sql(
-                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
-                ).scalar_one()
-                plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
-                assert not [n for n in nodes(plan) if n["Node Type"] == "Seq Scan"], filters
-                used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+                walks, used, _ = explained(connection, statement, parameters)
+                assert not walks, filters
                 assert used <= most, (filters, statement, used)
+        # Of jobs that have ended: those of one consumer, and the last that failed in any queue.
+        with sent(connection) as statements, patch.object(job_counts, "MOST_DEAD", 1_000):
+            [jobs] = job_counts.job_counts(connection, dialect, ["other5"])
+        assert jobs.delivered is not None
+        assert ARCHIVED / 60 < jobs.delivered.value < ARCHIVED / 7
+        for statement, parameters in statements:
+            if "message_archive" in statement and not statement.startswith("EXPLAIN"):
+                _, used, plan = explained(connection, statement, parameters)
+                assert used <= 4 * 1_000, (statement, used)
+                names = {each["Index Name"] for each in nodes(plan) if "Index Name" in each}
+                assert names <= {"message_archive_queue", "message_archive_uncompleted"}, plan
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
@@ -131,6 +150,12 @@ def test_mysql_reads_no_more_rows_than_it_may(archive: Engine) -> None:
             if filters in SEARCHED:
                 assert found.rows == []
                 assert found.after is not None
+        with patch.object(job_counts, "MOST_DEAD", 500), patch.object(job_counts, "EXACT", 100):
+            job_counts.job_counts(connection, dialect, ["other5"])
+            with reads(connection, at_most=2 * (500 + 100) + 2 * LIMIT + 1_000):
+                [jobs] = job_counts.job_counts(connection, dialect, ["other5"])
+        assert jobs.dead is not None
+        assert jobs.dead.how == "at least"
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)

@@ -1,12 +1,13 @@
 """What a page or an action gets, and what it answers with."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
+from faststream_sqlbroker.core.overview import JobCounts
 from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.http.answers import Problem
@@ -41,6 +42,8 @@ class Asked:
     """What all users share."""
     pulled: Callable[[], Awaitable[list[str]]]
     """The queues of pull consumers."""
+    job_counts: Callable[[Sequence[str]], Awaitable[list[JobCounts]]]
+    """The jobs by state of each of these."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Of the form that was sent; empty for a page."""
 

@@ -13,6 +13,8 @@ A_PAGE = 100
 """Rows of a page."""
 MOST_GROUPS = 50
 """Groups of dead letters on a page."""
+CONSUMERS = 25
+"""Pull consumers of a page: each takes some statements."""
 _SEARCHED = ("queue", "key", "error", "reason", "since", "until")
 
 
@@ -81,8 +83,15 @@ def _last(found: list[Job]) -> str | None:
 
 
 async def channels(asked: Asked, _live: "Live") -> Shown:
-    """The queues of pull consumers."""
-    # One that never had a job has no queue yet, and is not listed.
-    pulled = set(await asked.pulled())
-    found = [queue for queue in await asked.lately.queues.get() if queue.queue in pulled]
-    return Shown("channels.html", {"queues": found})
+    """The pull consumers, and their jobs by state."""
+    after = asked.given("after") or ""
+    names = sorted(name for name in await asked.pulled() if name > after)
+    page = names[:CONSUMERS]
+    return Shown(
+        "channels.html",
+        {
+            "consumers": await asked.job_counts(page),
+            "rates": {queue.queue: queue for queue in await asked.lately.queues.get()},
+            "after": page[-1] if len(names) > len(page) else None,
+        },
+    )

@@ -149,6 +149,7 @@ class DashboardRoutes:
             settings=self._settings,
             lately=self._lately,
             pulled=self._service.pulled,
+            job_counts=self._service.job_counts,
             fields=fields,
         )
 

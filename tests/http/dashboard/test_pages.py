@@ -353,5 +353,13 @@ async def test_every_page_opens_with_data_on_every_database(broker: SqlBroker) -
         assert "Paused since" in page.text
         for number in ids.values():
             assert "published" in (await read(client, f"/ui/messages/{number}")).text
+        await broker._store.channels.put("c", by="ann")
+        await broker._store.channels.put("c", "billing", kind="pull", token=None, by="ann")
+        jobs = [await broker.publish({}, "c/billing") for _ in range(3)]
+        await broker.admin.cancel(jobs[0])
+        pulled = await client.get("/ui/channels", auth=as_user("vic"))
+        assert 'aria-label="Queued jobs of c/billing: 2"' in pulled.text
+        assert 'aria-label="Dead jobs of c/billing: 1"' in pulled.text
+        assert "queue=c%2Fbilling" in pulled.text
         assert "ValueError: orders" in (await read(client, "/ui/dead-letters")).text
         assert "1 message" in (await read(client, "/ui/dead-letters")).text

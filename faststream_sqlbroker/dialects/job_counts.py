@@ -1,0 +1,124 @@
+"""How many jobs of pull consumers are in which state, without a count of a whole table.
+
+What has ended is in the archive, by queue and time. Of a queue with more jobs there than are
+counted, all are estimated; those that failed are counted among the last that failed in any queue.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, func, select, text
+
+from faststream_sqlbroker.core.overview import Count, JobCounts
+from faststream_sqlbroker.dialects.message_walks import UNCOMPLETED, UNCOMPLETED_STATES
+from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.queue_counts import (
+    ESTIMATE,
+    EXACT,
+    QueueCounts,
+    estimated,
+    queue_counts,
+)
+from faststream_sqlbroker.schema.types import MYSQL
+
+MOST_DEAD = 5_000
+"""Archived messages of each state that are read for the dead jobs of all queues together."""
+_SAMPLE = (
+    "SELECT count(*), count(CASE WHEN state = 'COMPLETED' THEN 1 END)\n"
+    "FROM (SELECT state FROM {archive}{hint} WHERE {of}\n"
+    "ORDER BY queue DESC, archived_at DESC LIMIT :most) AS found"
+)
+# A range of one name, ordered by it: PostgreSQL drops a column that equals a value from the order,
+# and may then walk the times of all queues in the hope of many rows of this one.
+_OF = "queue >= :queue AND queue <= :queue"
+Ended = tuple[Count, Count]
+
+
+def add_job_counts(dialect: Operations) -> None:
+    """Add the statements to `dialect`."""
+    if dialect.tables.archive is None:
+        return
+    hint = ""
+    if dialect.name in MYSQL:
+        hint = " FORCE INDEX ({archive_queue_index})".format(**dialect.names)
+    dialect.add_statement("sample_ended", _SAMPLE, hint=hint, of=_OF)
+    table = dialect.names["archive"]
+    of = "queue = :queue"
+    dialect.add_statement("estimate_ended", ESTIMATE[dialect.name], table=table, of=of)
+
+
+def job_counts(
+    connection: Connection, dialect: Operations, queues: Sequence[str]
+) -> list[JobCounts]:
+    """Those of each of `queues`."""
+    live = queue_counts(connection, dialect, queues)
+    ended = _ended(connection, dialect, queues) if dialect.has_archive else {}
+    return [_counts(queue, live[queue], ended.get(queue)) for queue in queues]
+
+
+def _counts(queue: str, live: QueueCounts, ended: Ended | None) -> JobCounts:
+    delivered, dead = (None, None) if ended is None else ended
+    return JobCounts(
+        queue=queue,
+        queued=live.ready,
+        delayed=live.delayed,
+        in_flight=live.in_flight,
+        delivered=delivered,
+        dead=dead,
+        oldest_due_age=live.oldest_due_age,
+    )
+
+
+def _ended(connection: Connection, dialect: Operations, queues: Sequence[str]) -> dict[str, Ended]:
+    """Delivered and dead jobs."""
+    found: dict[str, Ended] = {}
+    many: dict[str, tuple[int, int]] = {}
+    for queue in queues:
+        binds = {"queue": queue, "most": EXACT + 1}
+        count, good = connection.execute(dialect.sql["sample_ended"], binds).one()
+        if count <= EXACT:
+            found[queue] = (Count(good), Count(count - good))
+        else:
+            many[queue] = (count, count - good)
+    if many:
+        dead = _dead(connection, dialect, many)
+        for queue in many:
+            answer = connection.execute(dialect.sql["estimate_ended"], {"queue": queue}).one()
+            total = estimated(dialect.name, answer, many[queue][0])
+            # None of all may be delivered: an estimate can be below what was counted.
+            good = max(total.value - dead[queue].value, many[queue][0] - many[queue][1])
+            how = total.how if dead[queue].exact else "about"
+            found[queue] = (Count(good, how), dead[queue])
+    return found
+
+
+def _dead(
+    connection: Connection, dialect: Operations, many: dict[str, tuple[int, int]]
+) -> dict[str, Count]:
+    """How many jobs of each of the queues `many` have failed."""
+    counted = dict.fromkeys(many, 0)
+    complete = True
+    for state in sorted(each.name for each in UNCOMPLETED_STATES):
+        rows = connection.execute(_failed(dialect, state)).all()
+        complete = complete and sum(row[1] for row in rows) <= MOST_DEAD
+        for queue, count in rows:
+            if queue in counted:
+                counted[queue] += count
+    if complete:
+        return {queue: Count(value) for queue, value in counted.items()}
+    return {
+        queue: Count(max(value, many[queue][1]), "at least") for queue, value in counted.items()
+    }
+
+
+def _failed(dialect: Operations, state: str) -> Any:
+    archive = dialect.tables.archive
+    assert archive is not None  # noqa: S101 - the caller has looked
+    a = archive.c
+    # Literals, and the index's own condition: SQLite and generic plans need both.
+    statement = select(a.queue).where(text(f"state = '{state}' AND {UNCOMPLETED}"))
+    for database in MYSQL:
+        index = dialect.names["uncompleted_index"]
+        statement = statement.with_hint(archive, f"FORCE INDEX ({index})", database)
+    newest = statement.order_by(a.archived_at.desc(), a.id.desc()).limit(MOST_DEAD + 1).subquery()
+    return select(newest.c.queue, func.count()).group_by(newest.c.queue)

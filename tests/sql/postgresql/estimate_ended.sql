@@ -1,0 +1,1 @@
+EXPLAIN (FORMAT JSON) SELECT 1 FROM message_archive WHERE queue = :queue
