@@ -18,6 +18,7 @@ from faststream_sqlbroker.http.dashboard.bulk import Bulk
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
 from faststream_sqlbroker.http.dashboard.rendering import environment
 from faststream_sqlbroker.http.dashboard.shared import lately_of
+from faststream_sqlbroker.http.dashboard.words import FOR_ADMINS, MENU
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import told_problem
@@ -173,8 +174,9 @@ class DashboardRoutes:
         return found
 
     def _rendered(self, request: Request, template: str, values: Mapping[str, Any]) -> Response:
+        menu = MENU + (FOR_ADMINS if values.get("role") == "admin" else ())
         text = self._templates.get_template(template).render(
-            **values, root=_root(request), path=_path(request)
+            **values, root=_root(request), path=_path(request), menu=menu
         )
         # JSON in ASCII can name half of a pair of surrogates, which is no character of UTF-8.
         return HTMLResponse(text.encode(errors="backslashreplace"))

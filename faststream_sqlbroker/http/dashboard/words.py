@@ -1,7 +1,25 @@
-"""Plain words for what is stored in a shorter form."""
+"""Words of the pages: their names, and plain ones for what is stored in a shorter form."""
 
 from datetime import datetime, timezone
 
+MENU = (
+    ("/", "Overview", "o"),
+    ("/ui/queues", "Queues", "q"),
+    ("/ui/messages", "Messages", "m"),
+    ("/ui/dead-letters", "Dead letters", "d"),
+    ("/ui/schedules", "Schedules", "s"),
+    ("/ui/policies", "Policies", "p"),
+    ("/ui/locks", "Locks", "l"),
+    ("/ui/workers", "Workers", "w"),
+    ("/ui/channels", "Pull consumers", "c"),
+    ("/ui/mirror", "Lookup", "f"),
+    ("/ui/jobs", "Bulk jobs", "j"),
+    ("/ui/audit", "Audit", "a"),
+    ("/ui/verify", "Verify", "v"),
+)
+"""The pages of the menu: address, name, and the key that follows `g`."""
+FOR_ADMINS = (("/diagnosis", "Diagnosis", "i"),)
+"""Those that only administrators may see."""
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 

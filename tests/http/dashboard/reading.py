@@ -10,7 +10,8 @@ VOID = {"meta", "link", "input", "img", "br", "path", "rect", "polyline"}
 TAGS = set(
     "html head meta title link script body a header p nav ul ol li bdi span main section h1 h2 h3 "
     "div dl dt dd table thead tbody tr th td form label input select option button progress svg "
-    "polyline path rect g text defs marker code pre time strong details summary".split()
+    "polyline path rect g text defs marker code pre time strong details summary footer dialog "
+    "kbd".split()
 )
 """All that a page may have: what a name brings in would be another one, or stand where none is."""
 
@@ -37,7 +38,7 @@ class Reader(HTMLParser):
         assert not {name for name in given if name.startswith("on") or name == "style"}, given
         assert not str(given.get("href", "")).lower().startswith(("javascript:", "data:", "//"))
         if tag == "script":
-            assert str(given["src"]).endswith("/ui/static/dashboard.js")
+            assert str(given["src"]).endswith(("/ui/static/dashboard.js", "/ui/static/keys.js"))
         if tag in {"input", "select"}:
             self._inputs.append(given)
         if tag == "label":

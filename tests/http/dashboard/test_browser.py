@@ -214,9 +214,40 @@ async def test_numbers_change_while_a_page_is_open(shop: Shop, browser: Browser)
         line = row.locator("polyline")
         await eventually(lambda: line.get_attribute("points"), timeout=60)
         await picture(page, "queues")
-        await page.goto("/ui/messages")
+        assert not wrong, wrong
+
+
+async def test_keys_lead_to_pages_rows_and_help(shop: Shop, browser: Browser) -> None:
+    waiting = [await shop.broker.publish({}, "later", delay="1h") for _ in range(2)]
+    newest, older = reversed(waiting)
+    async with serving(shop.broker) as address, looking(browser, address) as (page, wrong):
+        await page.goto("/")
+        await page.keyboard.press("g")
+        await page.keyboard.press("m")
+        await page.wait_for_url("**/ui/messages")  # loaded, with its scripts
+        chosen = "document.activeElement.textContent"
+        for key, text in [("j", newest), ("j", older), ("j", older), ("k", newest)]:
+            await page.keyboard.press(key)
+            assert await page.evaluate(chosen) == str(text)
         await page.keyboard.press("/")
         assert await page.evaluate("document.activeElement.id") == "s-queue"
+        # In a field keys are text.
+        await page.keyboard.type("gj?/")
+        assert await page.get_by_label("Queue", exact=True).input_value() == "gj?/"
+        assert not await page.locator("dialog").is_visible()
+        await page.get_by_role("heading", name="Messages", exact=True).click()
+        for key in ("Control+j", "Alt+j", "Meta+j"):
+            await page.keyboard.press(key)
+            assert await page.evaluate("document.activeElement.tagName") != "A"
+        await page.keyboard.press("?")
+        await page.get_by_role("dialog").get_by_text("the next row of a table").wait_for()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Escape")
+        await page.get_by_role("dialog").wait_for(state="hidden")
+        await page.keyboard.press("k")
+        assert await page.evaluate(chosen) == str(older)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name=f"Message {older}").wait_for()
         assert not wrong, wrong
 
 

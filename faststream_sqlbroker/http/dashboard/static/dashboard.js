@@ -54,12 +54,19 @@ async function refresh() {
   } catch {
     return;
   }
-  for (const part of parts) {
-    const fresh = page.getElementById(part.id);
-    // What has the focus, or is selected, must not vanish under its reader.
-    const busy = part.contains(document.activeElement) || !document.getSelection().isCollapsed;
-    if (fresh && !busy && fresh.innerHTML !== part.innerHTML) part.replaceWith(document.importNode(fresh, true));
-  }
+  for (const part of parts) replace(part, page.getElementById(part.id));
+}
+
+// What has the focus, or is selected, must not vanish under its reader.
+function replace(part, fresh) {
+  if (!fresh || fresh.innerHTML === part.innerHTML || !document.getSelection().isCollapsed) return;
+  const focused = part.contains(document.activeElement) ? document.activeElement : null;
+  const again = focused && [...fresh.querySelectorAll("a[href]")].find((each) => each.href === focused.href);
+  if (focused && !again) return;
+  const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+  part.replaceWith(fresh);
+  fresh.querySelectorAll(".scroll").forEach((each, n) => (each.scrollLeft = scrolled[n] || 0));
+  if (again) again.focus({ preventScroll: true });
 }
 
 function begin() {
@@ -82,13 +89,4 @@ function end() {
 }
 
 document.addEventListener("visibilitychange", () => (document.hidden ? end() : begin()));
-document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, select, textarea");
-  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  const first = document.querySelector("form[role=search] input");
-  if (first) {
-    event.preventDefault();
-    first.focus();
-  }
-});
 begin();
