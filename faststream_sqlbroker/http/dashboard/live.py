@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.drawing import spark_points
-from faststream_sqlbroker.http.dashboard.rendering import count_text, length_text
+from faststream_sqlbroker.http.dashboard.rendering import count_text, length_text, status_text
 from faststream_sqlbroker.http.dashboard.shared import PERIOD, REST
 from faststream_sqlbroker.http.mounting import Receive, Scope, Send
 
@@ -154,6 +154,7 @@ def row_of(queue: QueueOverview) -> dict[str, str]:
         "in": f"{queue.in_per_minute:g}",
         "out": "–" if out is None else f"{out:g}",
         "subscribers": str(queue.live_subscribers),
+        "status": status_text(queue),
     }
 
 

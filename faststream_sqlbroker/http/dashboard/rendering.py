@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from faststream_sqlbroker.core.overview import Count
+from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.http.dashboard.drawing import spark_points
 from faststream_sqlbroker.http.dashboard.words import plain_schedule
 
@@ -32,6 +32,7 @@ def environment() -> Environment:
         "when": when,
         "length": length_text,
         "count": count_text,
+        "status": status_text,
         "body": body_text,
         "query": query_text,
         "size": len,
@@ -66,6 +67,12 @@ def count_text(count: Count | int) -> str:
     if isinstance(count, int):
         return f"{count:,}"
     return f"{count.value:,}" if count.exact else f"{count.how} {count.value:,}"
+
+
+def status_text(queue: QueueOverview) -> str:
+    """What a list of queues says of one besides numbers; empty if nothing."""
+    paused = "paused" if queue.paused is not None else ""
+    return "; ".join(text for text in (paused, queue.problem) if text)
 
 
 def body_text(body: Any) -> str:

@@ -17,7 +17,7 @@ from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Done, Settin
 from faststream_sqlbroker.http.dashboard.bulk import Bulk
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
 from faststream_sqlbroker.http.dashboard.rendering import environment
-from faststream_sqlbroker.http.dashboard.shared import lately_of
+from faststream_sqlbroker.http.dashboard.shared import Answers, lately_of
 from faststream_sqlbroker.http.dashboard.words import FOR_ADMINS, MENU
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.service import Service
@@ -27,6 +27,8 @@ from faststream_sqlbroker.http.users import Role, User, role_of
 STATIC = Path(__file__).parent / "static"
 Page = Callable[[Asked, Live], Awaitable[Shown]]
 Action = Callable[[Asked], Awaitable[Done | Shown]]
+REFRESHED = "X-Refreshed"
+"""The header of a page that is read again while it is open."""
 PAGES: Mapping[str, Page] = {
     "/": pages.overview,
     "/ui/queues": pages.queues,
@@ -61,6 +63,7 @@ class DashboardRoutes:
         self._bulk = Bulk(csrf, service.log)
         self._lately = lately_of(service.admin)
         self._live = Live(self._lately.queues.renew, pages.totals)
+        self._answers: Answers[Shown] = Answers()
 
     def routes(self) -> list[BaseRoute]:
         """All paths; without those of actions if the dashboard is read-only."""
@@ -101,9 +104,21 @@ class DashboardRoutes:
         async def answer(request: Request) -> Response:
             user = await self._gate.enter(request, Role.VIEWER)
             asked = self._asked(request, user, {})
-            return self._shown(asked, await page(asked, self._live))
+            return self._shown(asked, await self._found(asked, page))
 
         return self._guarded(answer)
+
+    async def _found(self, asked: Asked, page: Page) -> Shown:
+        """What a page shows: anew for who opens it, shared by all whose open pages refresh."""
+        if page is checks.verify:
+            return await page(asked, self._live)  # It reads only what its user asks for.
+        query = sorted(
+            each for each in asked.request.query_params.multi_items() if each[0] != "note"
+        )
+        # What a page shows may depend on the role, but on nothing else of its user.
+        question = (_path(asked.request), tuple(query), asked.user.role)
+        renew = REFRESHED not in asked.request.headers
+        return await self._answers.get(question, lambda: page(asked, self._live), renew=renew)
 
     def _action(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -113,6 +128,7 @@ class DashboardRoutes:
                 found = await action(asked)
             finally:
                 self._lately.forget()
+                self._answers.forget()
             if isinstance(found, Shown):
                 return self._shown(asked, found)
             mark = "&" if "?" in found.path else "?"

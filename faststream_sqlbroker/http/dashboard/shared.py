@@ -1,7 +1,7 @@
 """What all viewers of a process share for some seconds, so that a page does not ask again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -16,6 +16,8 @@ PERIOD = 2.0
 """Seconds between two looks at the queues."""
 REST = 9.0
 """A look that takes long is followed by a rest of so many times its length."""
+MOST_ANSWERS = 64
+"""Pages, each with its search, whose answers are kept."""
 T = TypeVar("T")
 
 
@@ -24,7 +26,7 @@ class Shared(Generic[T]):
 
     def __init__(self, read: Callable[[], Awaitable[T]]) -> None:
         """`read` asks the database."""
-        self._read = read
+        self.read = read
         self._turn = asyncio.Lock()
         self._answer: list[T] = []
         self._good_until = float("-inf")
@@ -53,13 +55,36 @@ class Shared(Generic[T]):
     async def _look(self) -> T:
         changes = self._changes
         begun = monotonic()
-        found = await self._read()
+        found = await self.read()
         ended = monotonic()
         self._answer = [found]
         # What changed while it was read may not be in it.
         if self._changes == changes:
             self._good_until = ended + max(PERIOD, REST * (ended - begun))
         return found
+
+
+class Answers(Generic[T]):
+    """The answers to many questions, of which the last that were asked are kept."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Shared[T]] = {}
+
+    async def get(
+        self, question: Hashable, read: Callable[[], Awaitable[T]], *, renew: bool = False
+    ) -> T:
+        """What `read` answers, or has answered lately unless `renew`: see `Shared`."""
+        shared = self._kept.pop(question, None) or Shared(read)
+        # What was given with an earlier request may be closed by now.
+        shared.read = read
+        self._kept[question] = shared
+        if len(self._kept) > MOST_ANSWERS:
+            del self._kept[next(iter(self._kept))]
+        return await (shared.renew() if renew else shared.get())
+
+    def forget(self) -> None:
+        """Something has changed; who waits for an answer still gets it."""
+        self._kept.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from faststream_sqlbroker import NoRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.http.dashboard import routes
 from faststream_sqlbroker.http.server import InnerServer, bound
 from tests.helpers import eventually
 from tests.http.conftest import PASSWORDS, logins, on_sqlite
@@ -72,6 +73,14 @@ CONTRASTS = """() => {
 UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), select")]
   .filter((each) => !each.labels.length || !each.labels[0].textContent.trim())
   .map((each) => each.outerHTML)"""
+HIDE = """(value) => {
+  Object.defineProperty(document, "hidden", { value, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
+"""What a browser does when a tab is hidden or shown."""
+SCRIPT = (routes.STATIC / "dashboard.js").read_text()
+HURRIED = SCRIPT.replace("REFRESH = 5000", "REFRESH = 200")
+"""The script without the pause between two readings of a page."""
 WIDER = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
 
 
@@ -118,6 +127,8 @@ async def looking(
     )
     context.set_default_timeout(60_000)
     page = await context.new_page()
+    assert HURRIED != SCRIPT
+    await page.route("**/dashboard.js", lambda route: route.fulfill(body=HURRIED))
     wrong: list[str] = []
     page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -214,6 +225,19 @@ async def test_numbers_change_while_a_page_is_open(shop: Shop, browser: Browser)
         line = row.locator("polyline")
         await eventually(lambda: line.get_attribute("points"), timeout=60)
         await picture(page, "queues")
+        # So does all else: a new queue in the list, and what another page has no numbers of.
+        await shop.broker.publish({}, "brand new")
+        await page.get_by_role("row").filter(has_text="brand new").wait_for()
+        shop.broker.publish_on_schedule("nightly", "30 3 * * 1-5", "reports", {})
+        await page.goto("/ui/schedules")
+        await page.get_by_text("No process has declared one.").wait_for()
+        await shop.broker.start()
+        await page.get_by_role("row").filter(has_text="nightly").wait_for()
+        # A hidden tab asks for nothing.
+        async with page.expect_event("requestfailed", lambda each: "/ui/live" in each.url):
+            await page.evaluate(HIDE, True)
+        async with page.expect_request("**/ui/live"):
+            await page.evaluate(HIDE, False)
         assert not wrong, wrong
 
 

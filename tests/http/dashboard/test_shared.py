@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http.dashboard import shared
-from faststream_sqlbroker.http.dashboard.shared import Shared
+from faststream_sqlbroker.http.dashboard.shared import Answers, Shared
 from tests.http.conftest import as_user, on_sqlite
-from tests.http.dashboard.conftest import fill, post
+from tests.http.dashboard.conftest import PAGES, fill, post
 
 MOST_STATEMENTS = 3
 """Of a page whose numbers are shared: what it reads besides them."""
@@ -109,6 +109,42 @@ async def test_the_second_page_sends_a_few_statements_only(
         with counted(engine) as statements:
             assert (await web.get(path, auth=as_user("ola"))).status_code == 200
         assert len(statements) <= MOST_STATEMENTS, (path, statements)
+
+
+@on_sqlite
+@pytest.mark.usefixtures("long_shared")
+async def test_open_pages_that_refresh_share_one_look(
+    broker: SqlBroker, engine: AsyncEngine, web: httpx.AsyncClient
+) -> None:
+    ids = await fill(broker, "orders")
+    await broker.stop()
+    await broker.connect()
+    again = {"X-Refreshed": "1"}
+    for path in (*PAGES, "/ui/queue?name=orders", f"/ui/messages/{ids['failed']}"):
+        if path.startswith("/ui/verify"):
+            continue
+        await web.get(path, auth=as_user("ola"))
+        with counted(engine) as statements:
+            for _ in range(3):
+                answer = await web.get(path, auth=as_user("ola"), headers=again)
+                assert answer.status_code == 200
+        assert not statements, (path, statements)
+    await post(web, "/ui/pause", as_user("ola"), queue="late")
+    found = await web.get("/ui/audit", auth=as_user("ola"), headers=again)
+    assert "late" in found.text
+
+
+async def test_the_oldest_answers_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "MOST_ANSWERS", 2)
+    monkeypatch.setattr(shared, "PERIOD", 600.0)
+    answers: Answers[int] = Answers()
+    reads = Reads()
+    reads.may_end.set()
+    assert [await answers.get(name, reads) for name in "abab"] == [1, 2, 1, 2]
+    assert [await answers.get(name, reads) for name in "cba"] == [3, 2, 4]
+    assert await answers.get("a", reads, renew=True) == 5
+    answers.forget()
+    assert await answers.get("a", reads) == 6
 
 
 @on_sqlite

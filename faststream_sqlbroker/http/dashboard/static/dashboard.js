@@ -7,6 +7,7 @@ const sign = document.getElementById("live");
 let source = null;
 let failures = 0;
 let refreshed = Date.now();
+let stale = false; // Whether the list of queues, or what is said of one, has changed.
 
 function say(text) {
   if (sign && sign.textContent !== text) sign.textContent = text;
@@ -25,31 +26,31 @@ function show(told) {
   say(told.problem ? "· not live: " + told.problem : "· live");
   for (const element of document.querySelectorAll("[data-queue]")) {
     const row = told.rows[element.dataset.queue];
-    if (row !== undefined) fill(element, row);
+    if (row === undefined) continue;
+    fill(element, row);
+    if (element.dataset.status !== undefined && element.dataset.status !== row.status) stale = true;
   }
   for (const cell of document.querySelectorAll("[data-total]")) {
     const value = told.totals[cell.dataset.total];
     if (value !== undefined) cell.textContent = value;
   }
   const table = document.querySelector("[data-queues]");
-  const note = document.getElementById("queues-note");
-  if (table && note && Number(table.dataset.queues) !== told.queues) {
-    note.textContent = "There are " + told.queues + " queues now: load the page again.";
-  }
+  if (table && Number(table.dataset.queues) !== told.queues) stale = true;
   refresh();
 }
 
 // Parts of a page that are not numbers of queues are read again, from the same address.
 async function refresh() {
-  const parts = document.querySelectorAll("[data-part]");
+  const parts = document.querySelectorAll(stale ? "[data-part]" : '[data-part=""]');
   if (!parts.length || Date.now() - refreshed < REFRESH) return;
   refreshed = Date.now();
   const url = new URL(location.href);
   url.searchParams.delete("note");
   let page;
   try {
-    const answer = await fetch(url, { headers: { Accept: "text/html" } });
+    const answer = await fetch(url, { headers: { Accept: "text/html", "X-Refreshed": "1" } });
     if (!answer.ok) return;
+    stale = false;
     page = new DOMParser().parseFromString(await answer.text(), "text/html");
   } catch {
     return;
@@ -57,9 +58,13 @@ async function refresh() {
   for (const part of parts) replace(part, page.getElementById(part.id));
 }
 
-// What has the focus, or is selected, must not vanish under its reader.
+// What has the focus, is selected or was filled in must not vanish under its reader.
 function replace(part, fresh) {
   if (!fresh || fresh.innerHTML === part.innerHTML || !document.getSelection().isCollapsed) return;
+  const filled = [...part.querySelectorAll("input")].some(
+    (each) => each.value !== each.defaultValue || each.checked !== each.defaultChecked,
+  );
+  if (filled) return;
   const focused = part.contains(document.activeElement) ? document.activeElement : null;
   const again = focused && [...fresh.querySelectorAll("a[href]")].find((each) => each.href === focused.href);
   if (focused && !again) return;
