@@ -152,6 +152,9 @@ _BINDS = {
 }
 
 
+_OF_QUEUE = "CASE WHEN m.queue = :queue THEN 1 ELSE 0 END = 1"
+"""Of rows that are found by their ids. Trap: without fresh statistics PostgreSQL would find them by
+the queue, and read all of it; no index serves a CASE."""
 _OF_KEYS = "policy_arrivals", "policy_due", "policy_live"
 """Statements that read keys."""
 
@@ -211,7 +214,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
             "{set}", shifted
         ),
         "policy_headers": f"SELECT m.id, {w.open}m.headers{w.close} AS headers\n"
-        f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
+        f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE {_OF_QUEUE}",
         "policy_give_keys": found.replace("{rows}", w.rows({"id": "int", "k": "key"})).replace(
             "{set}", given
         ),
@@ -233,7 +236,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"  {w.open}m.{{key}}{w.close}, m.policy_marks, m.deliveries_count - m.attempts_count,\n"
         # SQLite may hold text in the column; `+ 0` makes a number of it.
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.deliveries_count + 0\n"
-        f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE m.queue = :queue",
+        f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE {_OF_QUEUE}",
     }
     return texts | _choices(w, due, marked) | _waits(w) | _discards(w, archive=archive)
 

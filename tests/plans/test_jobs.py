@@ -16,9 +16,9 @@ from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent
 from tests.plans.test_mysql import reads
-from tests.plans.test_postgresql import nodes
+from tests.plans.test_postgresql import deep, nodes
 
-__all__ = ("archive",)  # a fixture
+__all__ = ("archive", "deep")  # fixtures
 
 SIZE = 50
 FAILED = MessageState.FAILED
@@ -70,6 +70,26 @@ def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
                 assert not [n for n in large if n["Relation Name"] == "message"], filters
                 used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
                 assert used <= 4 * SCANNED, (action, filters, statement, used)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_a_batch_does_not_read_a_queue_that_no_analyze_has_seen(deep: Engine) -> None:
+    dialect = PostgresqlDialect(TABLES, deep.dialect)
+    with deep.connect() as connection:
+        job = planned(connection, dialect, CANCEL, {"queue": "deep"})
+        ids, _ = job_walks.visit(connection, dialect, job, SIZE)
+        with sent(connection) as statements:
+            job_walks.visit(connection, dialect, job, SIZE)
+            job_walks.lock(connection, dialect, job, ids, ["id"])
+        assert len(ids) == SIZE
+        for statement, parameters in statements:
+            found = connection.exec_driver_sql(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
+            ).scalar_one()
+            plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+            scans = [n for n in nodes(plan) if n.get("Relation Name") == "message"]
+            assert all(n.get("Index Name") in {"message_pkey", None} for n in scans), statement
+            assert plan["Shared Hit Blocks"] <= 4 * SCANNED, (statement, plan)
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)

@@ -6,11 +6,12 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.dialects.postgresql import asyncpg
 
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import TABLES
 
 pytestmark = [
@@ -114,6 +115,47 @@ def test_a_claim_when_nothing_is_due_reads_few_buffers(crowded: Engine) -> None:
             connection, "claim", queues=["q"] * 3, priorities=[2, 1, 0], since=[None] * 3, **binds
         )
         check(plan, indexes={"message_ready"}, buffers=60)
+
+
+@pytest.fixture
+def deep(database_url: str) -> Engine:
+    """One queue of many due messages, which no ANALYZE has seen."""
+    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
+    with engine.begin() as connection:
+        create_all(connection, TABLES)
+        connection.execute(text("ALTER TABLE message SET (autovacuum_enabled = false)"))
+        rows = "SELECT 'deep', 'x' FROM generate_series(1, 20000)"
+        connection.execute(text(f"INSERT INTO message (queue, payload) {rows}"))
+    return engine
+
+
+@pytest.mark.parametrize("name", ["claim_ids", "claim_ids_apart", "swap"])
+def test_a_claim_of_one_row_does_not_read_its_queue(deep: Engine, name: str) -> None:
+    with deep.connect() as connection:
+        columns = "message_policy_state (scope, key, counter)"
+        connection.execute(text(f"INSERT INTO {columns} VALUES ('ordered', 'deep', 1)"))
+        found = connection.execute(text("SELECT max(id) FROM message")).scalar_one()
+        swapped = {"queue": "deep", "version": 1, "scopes": [], "infos": [], "expiries": []}
+        binds = {"lease": 60.0, "token": uuid4(), "limit": 1, "queues": ["deep"], **swapped}
+        plan = explain(connection, name, ids=[found], **binds, **Suspicion().binds)
+        check(plan, indexes={"message_pkey", "message_policy_state_pkey"}, buffers=60)
+        leased = "SELECT count(*) FROM message WHERE state = 'PROCESSING'"
+        assert connection.execute(text(leased)).scalar_one() == 1
+
+
+BY_IDS: dict[str, dict[str, Any]] = {
+    "ordered_heads": {"mask": 0},
+    "ordered_heads_others": {"mask": 0, **Suspicion().binds},
+    "ordered_soon": {},
+}
+
+
+@pytest.mark.parametrize("name", BY_IDS)
+def test_a_step_of_a_policy_does_not_read_its_queue(deep: Engine, name: str) -> None:
+    with deep.connect() as connection:
+        found = connection.execute(text("SELECT max(id) FROM message")).scalar_one()
+        plan = explain(connection, name, ids=[found], **BY_IDS[name])
+        check(plan, indexes={"message_pkey"}, buffers=60)
 
 
 def test_a_claim_that_begins_late_does_not_read_what_a_held_snapshot_keeps(crowded: Engine) -> None:

@@ -89,8 +89,9 @@ WITH swap AS (
   ON CONFLICT (scope, {key}) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at
 ), r AS MATERIALIZED (
   SELECT m.ctid AS c FROM {message} m
-  WHERE EXISTS (SELECT 1 FROM swap) AND m.id = ANY(:ids) AND m.queue = :queue
+  WHERE EXISTS (SELECT 1 FROM swap) AND m.id = ANY(:ids) AND CASE WHEN m.queue = :queue
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+    THEN true ELSE false END
   FOR UPDATE SKIP LOCKED
 ), u AS ({lease})
 SELECT * FROM u
@@ -99,7 +100,7 @@ SELECT {nothing} FROM swap
 """
 """The subquery locks the version before the update looks at it: one that was raised since the
 snapshot is compared again as it is now, and one that is just being raised counts as raised. Only
-then messages are locked."""
+then messages are locked, by their ids: see the trap at the claim of rows in `sql`."""
 
 LOCK_QUEUES = """
 WITH l AS MATERIALIZED (

@@ -1,4 +1,4 @@
 SELECT m.id, m.policy_key FROM message m FORCE INDEX (PRIMARY)
-WHERE m.id IN (__[POSTCOMPILE_ids]) AND m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6)
-  AND (m.policy_marks & :mask) >= :mask
+WHERE m.id IN (__[POSTCOMPILE_ids]) AND CASE WHEN m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6)
+  AND (m.policy_marks & :mask) >= :mask THEN 1 ELSE 0 END = 1
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

@@ -1,7 +1,8 @@
 WITH r AS MATERIALIZED (
   SELECT m.ctid AS c FROM message m
-  WHERE m.id = ANY(:ids) AND m.queue = ANY(:queues)
+  WHERE m.id = ANY(:ids) AND CASE WHEN m.queue = ANY(:queues)
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+    THEN true ELSE false END
   FOR UPDATE SKIP LOCKED
 )
 UPDATE message m

@@ -1,4 +1,4 @@
 SELECT m.id, m.policy_key FROM message m 
-WHERE m.id = ANY(:ids) AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
-  AND (m.policy_marks & :mask) >= :mask
+WHERE m.id = ANY(:ids) AND CASE WHEN m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+  AND (m.policy_marks & :mask) >= :mask THEN 1 ELSE 0 END = 1
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

@@ -1,6 +1,6 @@
 SELECT m.id, m.key FROM message m 
-WHERE m.id = ANY(:ids) AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+WHERE m.id = ANY(:ids) AND CASE WHEN m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
   AND (m.policy_marks & :mask) >= :mask
     AND NOT (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
+      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses) THEN 1 ELSE 0 END = 1
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

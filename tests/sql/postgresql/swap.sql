@@ -13,8 +13,9 @@ WITH swap AS (
   ON CONFLICT (scope, key) DO UPDATE SET info = excluded.info, expires_at = excluded.expires_at
 ), r AS MATERIALIZED (
   SELECT m.ctid AS c FROM message m
-  WHERE EXISTS (SELECT 1 FROM swap) AND m.id = ANY(:ids) AND m.queue = :queue
+  WHERE EXISTS (SELECT 1 FROM swap) AND m.id = ANY(:ids) AND CASE WHEN m.queue = :queue
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
+    THEN true ELSE false END
   FOR UPDATE SKIP LOCKED
 ), u AS (
 UPDATE message m
