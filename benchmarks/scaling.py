@@ -211,7 +211,8 @@ def scale(count: int, *, large: bool) -> list[Suite]:
         *_archive(archived),
         *_throughput(),
         two_processes(count),
-        serving(count),
+        # Long enough that each client takes some jobs meanwhile.
+        serving(3 * count),
         *_operating(MILLION),
     ]
 

@@ -31,8 +31,8 @@ from faststream_sqlbroker.http.server import InnerServer
 
 CHANNEL, CONSUMER, TOKEN = "bench-orders", "billing", "bench-token-0123456789"
 VIEWER = "viewer", "bench-password"
-PAGE = 100
-"""Jobs that a client sees, and takes one of."""
+PAGE = 25
+"""Jobs that a client sees, and takes one of: the server's default."""
 PAUSE = 1.0
 """Seconds after which a pull client asks for its next job."""
 EVENTS_OF_PAGE = 5
