@@ -171,7 +171,7 @@ bench-policies *args: setup
 bench-check *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks check "$@"
 
-# How fast Spark reads 2 000 000 archived messages, compared with COPY and Spark's defaults (--check: only tell the targets)
+# How fast Spark reads 2 000 000 archived messages, compared with COPY and Spark's defaults, and by one and two executors (--check: only tell the targets)
 bench-spark *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks spark "$@"
 

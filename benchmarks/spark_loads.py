@@ -1,17 +1,22 @@
-"""How fast Spark reads the archive, compared with the database's COPY and Spark's defaults."""
+"""How fast Spark reads the archive, compared with the database's COPY and Spark's defaults, and
+what a cluster gains by a second executor."""
 
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import Comparison, Suite, over
 from benchmarks.harness import ROOT, Result, Variant, database
 from benchmarks.spark_fill import fill_archive
+from tests.spark.cluster import Cluster
 from tools.private import find
 
 PLACES = ("/usr/lib/postgresql/*/bin",)
@@ -23,13 +28,20 @@ PARTITIONS = (1, 2, 4, 8)
 OTHERS = {"mariadb": 4, "sqlite": 4}
 """By how much fewer rows than PostgreSQL."""
 
+FIRST = datetime(2026, 1, 1, tzinfo=timezone.utc)
+STEP, END = timedelta(seconds=1.3), timedelta(milliseconds=20)
+"""The archive's rows (`fill_archive`): row g has ended at FIRST + g × STEP + END."""
+
+CLUSTER = "Standalone cluster"
+JOBS = ("read", "export")
+
 
 class Runner:
     """A Spark session in a process of its own."""
 
-    def __init__(self, heap: str) -> None:
+    def __init__(self, heap: str, *cluster: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.spark_runner", heap],
+            [sys.executable, "-m", "benchmarks.spark_runner", heap, *cluster],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -62,9 +74,10 @@ class Runner:
 
 
 @contextmanager
-def runner(heap: str) -> Iterator[Runner]:
-    """A Spark session; ends with the context."""
-    one = Runner(heap)
+def runner(heap: str, *cluster: str) -> Iterator[Runner]:
+    """A Spark session; on a cluster if its master and the number of executors are given. Ends with
+    the context."""
+    one = Runner(heap, *cluster)
     try:
         yield one
     finally:
@@ -119,7 +132,21 @@ def suites() -> list[Suite]:
         )
         shown.append(Suite(title, _variants([plain, ours]), [comparison], shows=("rate",)))
         assert kind in OTHERS
+    cluster = [executors(job, n) for job in JOBS for n in (1, 2)]
+    comparisons = [
+        Comparison(
+            f"Standalone cluster: {job} by 2 executors ÷ by 1",
+            over(executors(job, 2), executors(job, 1)),
+        )
+        for job in JOBS
+    ]
+    shown.append(Suite(CLUSTER, _variants(cluster), comparisons, shows=("rate",)))
     return shown
+
+
+def executors(job: str, count: int) -> str:
+    """The name of the variant: `job` by `count` executors of one core."""
+    return f"{job}, {count} executor{'s' if count > 1 else ''}"
 
 
 def _variants(names: list[str]) -> list[Variant]:
@@ -127,7 +154,7 @@ def _variants(names: list[str]) -> list[Variant]:
 
 
 def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
-    """Fill three databases, start two sessions, and take everything in turn; results by suite and
+    """Fill three databases, start the sessions, and take everything in turn; results by suite and
     variant."""
     results: dict[str, dict[str, list[Result]]] = {}
     with ExitStack() as stack:
@@ -139,20 +166,66 @@ def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
             urls[kind] = stack.enter_context(database(kind))
             fill_archive(urls[kind], kind, count)
             print(f"  filled {kind}: {count:,} rows", flush=True)
-        small = stack.enter_context(runner(HEAP))
-        large = stack.enter_context(runner(LARGE_HEAP))
-        for n in range(-1, rounds):  # the first is not counted: Java compiles what it runs often
-            for name, suite, result in _round(urls, counts, small, large, check=n < 0):
-                if n >= 0:
-                    results.setdefault(suite, {}).setdefault(name, []).append(result)
-                    print(
-                        f"  round {n + 1}: {suite}: {name}: {result['rate']:,.0f} rows/s",
-                        flush=True,
-                    )
+        with ExitStack() as local:
+            small = local.enter_context(runner(HEAP))
+            large = local.enter_context(runner(LARGE_HEAP))
+            for n in range(-1, rounds):
+                _keep(results, n, _round(urls, counts, small, large, check=n < 0))
+        for n, round_ in enumerate(_cluster_rounds(urls["postgresql"], rows, rounds), -1):
+            _keep(results, n, round_)
     results["PostgreSQL by partitions"] = {
         name: runs for name, runs in results["PostgreSQL"].items() if name.startswith("ours")
     }
     return results
+
+
+def _keep(
+    results: dict[str, dict[str, list[Result]]], n: int, taken: Iterator[tuple[str, str, Result]]
+) -> None:
+    """Round -1 is run and not counted: Java compiles what it runs often."""
+    for name, suite, result in taken:
+        if n >= 0:
+            results.setdefault(suite, {}).setdefault(name, []).append(result)
+            print(f"  round {n + 1}: {suite}: {name}: {result['rate']:,.0f} rows/s", flush=True)
+
+
+def _cluster_rounds(
+    url: str, rows: int, rounds: int
+) -> Iterator[Iterator[tuple[str, str, Result]]]:
+    """A session with one executor and one with two take turns, on a cluster of pyspark's classes.
+
+    The worker offers three cores, so that both sessions have theirs from beginning to end; only one
+    of them works at a time.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        cluster = stack.enter_context(Cluster(folder, cores=3, memory="4g"))
+        sessions = {n: stack.enter_context(runner(HEAP, cluster.master, str(n))) for n in (1, 2)}
+        for n in range(-1, rounds):
+            yield _cluster_round(url, rows, sessions, folder / f"lakes{n}", check=n < 0)
+
+
+def _cluster_round(
+    url: str, rows: int, sessions: dict[int, Runner], folder: Path, *, check: bool
+) -> Iterator[tuple[str, str, Result]]:
+    until, exported = _first_days(rows)
+    for n, session in sessions.items():
+        load = {"url": url, "partitions": 2, "check": check}
+        yield executors("read", n), CLUSTER, session.load(way="ours", count=rows, **load)
+        lake = {"lake": str(folder / str(n)), "until": until.isoformat()}
+        yield (
+            executors("export", n),
+            CLUSTER,
+            session.load(way="export", count=exported, **load, **lake),
+        )
+    shutil.rmtree(folder)
+
+
+def _first_days(rows: int) -> tuple[datetime, int]:
+    """The end of the whole days that hold about a quarter of the rows, at least one; how many rows
+    ended before it."""
+    days = max(1, round(rows * STEP / 4 / timedelta(days=1)))
+    return FIRST + timedelta(days=days), min(rows, (timedelta(days=days) - END) // STEP)
 
 
 def _round(

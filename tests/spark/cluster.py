@@ -28,11 +28,13 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A master and a worker with two cores, in processes of their own."""
+    """A master and a worker, in processes of their own."""
 
-    def __init__(self, folder: Path) -> None:
-        """Logs and the executors' folders are in `folder`."""
+    def __init__(self, folder: Path, *, cores: int = 2, memory: str = "2g") -> None:
+        """Logs and the executors' folders are in `folder`; the worker offers `cores` and `memory`,
+        however many this machine has."""
         self.folder = folder
+        self.offer = ("--cores", str(cores), "--memory", memory)
         self.master = f"spark://127.0.0.1:{free_port()}"
         self.env = os.environ | {
             "SPARK_HOME": str(SPARK_HOME),
@@ -47,7 +49,7 @@ class Cluster:
     def __enter__(self) -> Self:
         port = self.master.rpartition(":")[2]
         self._start("master.Master", "--port", port, "--webui-port", str(free_port()))
-        options = ("--cores", "2", "--memory", "2g", "--work-dir", str(self.folder / "work"))
+        options = (*self.offer, "--work-dir", str(self.folder / "work"))
         self._start("worker.Worker", *options, "--webui-port", str(free_port()), self.master)
         try:
             asyncio.run(eventually(self._registered, START, 0.1))
@@ -72,9 +74,10 @@ class Cluster:
         self, job: Path, *options: str | Path, cwd: Path, env: Mapping[str, str]
     ) -> "subprocess.CompletedProcess[str]":
         """Run `job` by spark-submit in client mode, in the folder `cwd`."""
-        ours = ("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false")
-        ours += ("--conf", "spark.log.level=ERROR", "--executor-memory", "1g")
-        command = [SPARK_HOME / "bin" / "spark-submit", "--master", self.master, *ours]
+        ours = ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false"]
+        ours += ["--conf", "spark.log.level=ERROR", "--executor-memory", "1g"]
+        submit = str(SPARK_HOME / "bin" / "spark-submit")
+        command: list[str | Path] = [submit, "--master", self.master, *ours]
         return subprocess.run(
             [*command, *options, job],
             cwd=cwd,
@@ -86,7 +89,7 @@ class Cluster:
         )
 
     def _start(self, name: str, *options: str) -> None:
-        command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}"]
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
         with (self.folder / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
                 [*command, "--host", "127.0.0.1", *options],
