@@ -1,6 +1,6 @@
 """Messages that were published with a lookup value."""
 
-from faststream_sqlbroker.admin.arguments import check_limit
+from faststream_sqlbroker.admin.arguments import check_limit, text_or_none
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.mirror import MirroredMessage, checked_info
@@ -47,6 +47,7 @@ class Mirror(Operations):
         info: str | None,
         *,
         id: int | None = None,  # noqa: A002
+        by: str | None = None,
     ) -> int:
         """Replace the info of the live messages with this lookup value, also while they run.
 
@@ -54,17 +55,21 @@ class Mirror(Operations):
             lookup: The lookup value.
             info: The new text, at most 1,000 characters; None: none.
             id: Only of the message with this id.
+            by: Who does it, as text, for the `audit`. Without it the audit has no entry: handlers
+                may set the info of each message.
 
         Returns:
             Of how many messages.
 
         Raises:
             ValueError: an argument is not valid.
+            SetupError: `by` is not text.
         """
         found = _lookup(lookup)
         if found is None:
             raise ValueError("set_info needs a lookup value, got None")
-        return await self._store.mirror.set_info(found, id, _info(info))
+        text = _info(info)
+        return await self._store.mirror.set_info(found, id, text, text_or_none("by", by))
 
 
 def _lookup(value: str | None) -> str | None:

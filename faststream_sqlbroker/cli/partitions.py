@@ -7,13 +7,16 @@ import typer
 from sqlalchemy import Connection
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.admin.arguments import operator_name
+from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.schema.partitions import (
-    add_partition,
     convert_archive,
     need_postgresql,
 )
+from faststream_sqlbroker.store.audit import note_action
+from faststream_sqlbroker.store.partitions import add_noted
 
 
 def partitions(
@@ -25,6 +28,7 @@ def partitions(
     convert: Annotated[
         bool, typer.Option("--convert", help="Turn an archive without partitions into one.")
     ] = False,
+    by: By = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -35,7 +39,7 @@ def partitions(
     """
     if convert and not yes:
         ask("partitions: the archive will be converted", as_json=as_json)
-    converted, added = run(context, lambda broker: _work(broker, every, convert=convert))
+    converted, added = run(context, lambda broker: _work(broker, every, by, convert=convert))
     if as_json:
         print_json({"converted": converted, "added": added})
         return
@@ -44,8 +48,12 @@ def partitions(
     print_line(f"{len(added)} partitions added" + "".join(f"\n{name}" for name in added))
 
 
-async def _work(broker: SqlBroker, every: str | None, *, convert: bool) -> tuple[bool, list[str]]:
-    config = broker._store.tables.config  # noqa: SLF001 - the same package
+async def _work(
+    broker: SqlBroker, every: str | None, by: str | None, *, convert: bool
+) -> tuple[bool, list[str]]:
+    who = operator_name(by)
+    store = broker._store  # noqa: SLF001 - the same package
+    config = store.tables.config
     if every is not None:
         config = replace(config, archive_partitions=every)
     need_postgresql(broker.engine.dialect.name, config)
@@ -55,10 +63,14 @@ async def _work(broker: SqlBroker, every: str | None, *, convert: bool) -> tuple
         alone = broker.engine.execution_options(isolation_level="AUTOCOMMIT")
         async with alone.connect() as connection:
             converted = await connection.run_sync(convert_archive, config)
+        if converted:
+            given = {"every": config.archive_partitions}
+            async with broker.engine.begin() as connection:
+                await connection.run_sync(note_action, store.dialect, "convert_archive", who, given)
     added: list[str] = []
 
     def add(connection: Connection) -> str | None:
-        return add_partition(connection, config)
+        return add_noted(connection, store.dialect, config, who)
 
     while True:
         async with broker.engine.begin() as connection:

@@ -6,12 +6,15 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection, inspect, select
 
-from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.admin.arguments import operator_name
+from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.shown import AsJson, Yes, print_json, print_line
 from faststream_sqlbroker.cli.target import Target, run
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.functions import render_functions
 from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions
+from faststream_sqlbroker.store.audit import note_action
 
 Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
 
@@ -65,19 +68,24 @@ def migrate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the SQL, and change nothing.")
     ] = False,
+    by: By = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring the tables to the version of this package, creating them if there are none."""
+    """Bring the tables to the version of this package, creating them if there are none.
+
+    What was done is in the audit.
+    """
     if as_json and not (yes or dry_run):
         raise SetupError("--json does not ask: give --yes, or --dry-run")
+    who = operator_name(by)
     version, pending = run(context, _pending)
     done = bool(pending) and not dry_run
     if done:
         if not yes:
             print_line(pending)
             typer.confirm(f"Run this, from version {version or 'none'} to {HEAD}?", abort=True)
-        run(context, _upgrade)
+        run(context, lambda broker: _upgrade(broker, version, who))
     if as_json:
         print_json({"from": version, "to": HEAD, "sql": pending, "done": done})
     else:
@@ -122,10 +130,13 @@ def _version(connection: Connection, broker: SqlBroker) -> str | None:
     return None
 
 
-async def _upgrade(broker: SqlBroker) -> None:
-    config: SqlBrokerSchemaConfig = broker._store.tables.config  # noqa: SLF001 - the same package
+async def _upgrade(broker: SqlBroker, version: str | None, by: str) -> None:
+    store = broker._store  # noqa: SLF001 - the same package
+    given = {"from": version, "to": HEAD}
     async with broker.engine.begin() as connection:
-        await connection.run_sync(upgrade, config)
+        await connection.run_sync(upgrade, store.tables.config)
+        # After it: the table of the audit may be new.
+        await connection.run_sync(note_action, store.dialect, "migrate", by, given)
 
 
 def _dialect(name: str) -> str:

@@ -53,7 +53,7 @@ class MirrorRoutes:
         found = await _checked(self._admin().mirrored(lookup=lookup, info=info, limit=MOST))
         return JSONResponse({"Result": [record(each) for each in found]})
 
-    async def _set_info(self, request: Request, _user: User) -> Response:
+    async def _set_info(self, request: Request, user: User) -> Response:
         """Set the info of all messages with a lookup value, or of one; of how many."""
         given = await read_object(request, self._limits)
         if not {"Lookup", "Info"} <= given.keys() <= FIELDS:
@@ -62,7 +62,9 @@ class MirrorRoutes:
         if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
             raise Problem(400, "Name is that of a record")
         one = None if name is None else int(name)
-        changed = await _checked(self._admin().set_info(given["Lookup"], given["Info"], id=one))
+        changed = await _checked(
+            self._admin().set_info(given["Lookup"], given["Info"], id=one, by=user.name)
+        )
         return JSONResponse({"Changed": changed})
 
 

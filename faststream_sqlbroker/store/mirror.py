@@ -2,9 +2,12 @@
 
 import asyncio
 
+from sqlalchemy import Connection
+
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.dialects import Dialect, mirror
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -36,8 +39,19 @@ class MirrorStore:
             lambda c: mirror.find(c, self._dialect, lookup, info, limit), self._places, write=False
         )
 
-    async def set_info(self, lookup: str, message_id: int | None, info: str | None) -> int:
-        """Replace the info of all with this lookup value, or of one; how many."""
-        return await self._operating.run(
-            lambda c: mirror.set_info(c, self._dialect, lookup, message_id, info), self._places
-        )
+    async def set_info(
+        self, lookup: str, message_id: int | None, info: str | None, by: str | None = None
+    ) -> int:
+        """Replace the info of all with this lookup value, or of one; how many.
+
+        Unless `by` is None, the audit names who did.
+        """
+
+        def work(connection: Connection) -> int:
+            count = mirror.set_info(connection, self._dialect, lookup, message_id, info)
+            if count and by is not None:
+                given = {"lookup": lookup, "message_id": message_id}
+                note_action(connection, self._dialect, "set_info", by, given, done=count)
+            return count
+
+        return await self._operating.run(work, self._places)

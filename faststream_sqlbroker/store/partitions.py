@@ -6,8 +6,10 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.schema import partitions
-from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
 
@@ -21,11 +23,12 @@ class ArchivePartitions:
     """
 
     def __init__(
-        self, transactions: Transactions, tables: Tables, places: asyncio.Semaphore
+        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
     ) -> None:
         """Each step takes one of the store's `places`."""
         self._transactions = transactions.doing()
-        self._config = tables.config
+        self._dialect = dialect
+        self._config = dialect.tables.config
         self._places = places
 
     @property
@@ -33,9 +36,11 @@ class ArchivePartitions:
         """Whether the archive has partitions."""
         return self._config.archive_partitions is not None
 
-    async def add(self) -> str | None:
-        """Make the next that is missing; its name, or None: none is missing."""
-        return await self._run(lambda c: partitions.add_partition(c, self._config))
+    async def add(self, by: str | None = None) -> str | None:
+        """Make the next that is missing, and note who did unless `by` is None; its name, or None:
+        none is missing.
+        """
+        return await self._run(lambda c: add_noted(c, self._dialect, self._config, by))
 
     async def drop(self, before: datetime, *, empty: bool) -> str | None:
         """Drop the oldest that ended by `before`, with `empty` one without rows; its name."""
@@ -46,3 +51,13 @@ class ArchivePartitions:
     async def _run(self, work: Callable[[Connection], str | None]) -> str | None:
         # Who waits for a lock on the archive holds up all that comes later: rather try again.
         return await self._transactions.run(work, self._places, patient=False)
+
+
+def add_noted(
+    connection: Connection, dialect: Dialect, config: SqlBrokerSchemaConfig, by: str | None
+) -> str | None:
+    """Make the next partition that is missing; unless `by` is None, the audit names who did."""
+    name = partitions.add_partition(connection, config)
+    if name is not None and by is not None:
+        note_action(connection, dialect, "add_partition", by, {"partition": name})
+    return name

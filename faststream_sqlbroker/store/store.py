@@ -148,7 +148,7 @@ class Store:
         self.verifier = Verifier(self._transactions, self.dialect, self._places)
         self.repairs = Repairs(self._transactions, self.dialect, self._places)
         self._inserts = Inserts(self._transactions)
-        self.partitions = ArchivePartitions(self._transactions, tables, self._places)
+        self.partitions = ArchivePartitions(self._transactions, self.dialect, self._places)
         self.retention = ArchiveRetention(
             self._transactions, self.dialect, self._places, self.partitions
         )

@@ -153,10 +153,13 @@ async def test_the_command(broker: SqlBroker, engine: AsyncEngine, database_url:
     assert result.exit_code != 0
     convert = ("partitions", "--convert", "--every", "day")
     assert "Go on?" in await shell.run(*convert, answer="n\n", code=1)
-    found = await shell.json(*convert, "--yes")
+    found = await shell.json(*convert, "--yes", "--by", "Ann")
     assert found["converted"]
     assert len(found["added"]) == AHEAD - 1
     assert "0 partitions added" in await shell.run("partitions", "--every", "day")
+    done = [(each.action, each.by, each.arguments) for each in await broker.admin.audit()]
+    added = [("add_partition", "Ann", {"partition": name}) for name in found["added"]]
+    assert done == [*reversed(added), ("convert_archive", "Ann", {"every": "day"})]
 
 
 async def test_an_archive_without_partitions_is_named(

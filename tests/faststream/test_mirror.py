@@ -152,8 +152,13 @@ async def test_filters_are_exact_and_both_apply(broker: SqlBroker) -> None:
     assert [first.info, second.info] == ["1", "2"]
     assert await broker.admin.mirrored(lookup="a", limit=1) == [first]
     assert await broker.admin.set_info("a", "3", id=second.id) == 1
+    assert await broker.admin.audit() == []
+    assert await broker.admin.set_info("none", "3", by="Ann") == 0
     assert await count(lookup="a", info="1") == await count(lookup="a", info="3") == 1
-    assert await broker.admin.set_info("a", None) == 2
+    assert await broker.admin.set_info("a", None, by="Ann") == 2
+    [action] = await broker.admin.audit()
+    assert (action.action, action.by, action.done) == ("set_info", "Ann", 2)
+    assert action.arguments == {"lookup": "a"}
     assert [each.info for each in await broker.admin.mirrored(lookup="a")] == [None, None]
 
 

@@ -34,11 +34,14 @@ async def test_tables_are_made_once(shell: Shell, engine: AsyncEngine) -> None:
     assert "Aborted" in await shell.run("migrate", answer="n\n", code=1)
     broker = SqlBroker(engine, logger=None)
     assert await broker._store.differences(), "nothing was made until now"
-    assert f"version {HEAD} now; it was none" in await shell.run("migrate", "--yes")
+    made = await shell.run("migrate", "--yes", "--by", "Ann")
+    assert f"version {HEAD} now; it was none" in made
     assert await broker._store.differences() == []
     assert f"have version {HEAD}, the newest" in await shell.run("migrate", "--yes")
     again = json.loads(await shell.run("migrate", "--json", "--yes"))
     assert again == {"from": HEAD, "to": HEAD, "sql": "", "done": False}
+    [action] = await broker.admin.audit()
+    assert (action.action, action.by, action.arguments) == ("migrate", "Ann", {"to": HEAD})
 
 
 async def test_older_tables_are_upgraded(shell: Shell, engine: AsyncEngine, database: str) -> None:
@@ -57,6 +60,8 @@ async def test_older_tables_are_upgraded(shell: Shell, engine: AsyncEngine, data
     await shell.run("migrate", "--yes")
     broker = SqlBroker(engine, logger=None)
     assert await broker._store.differences() == []
+    [action] = await broker.admin.audit()
+    assert action.arguments == {"from": "0001", "to": HEAD}
     await broker.publish("x", "q")
     assert await broker.pop("q") is not None
 
