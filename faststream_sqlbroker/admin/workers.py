@@ -17,7 +17,7 @@ class Workers(Operations):
         """The live subscribers of all processes, the latest heartbeat first.
 
         A subscriber that ended without `stop` (SIGKILL, a lost machine) is listed for up to four
-        `presence_interval`s more. At most 10 000 are read.
+        `presence_interval`s more. At most 10 000 are read, the first by name.
 
         Args:
             queue: List only subscribers of this queue.

@@ -9,7 +9,11 @@ from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import MYSQL
 
-_COUNT = "SELECT count(*) FROM (SELECT 1 FROM {message}{hint}\nWHERE {of} LIMIT :most) AS found"
+_COUNT = (
+    "SELECT count(*) FROM (SELECT 1 FROM {message}{hint}\n"
+    "WHERE {of} ORDER BY next_attempt_at LIMIT :most) AS found"
+)
+# In the order of the index: else PostgreSQL may read the table from its begin.
 
 
 def add_depths(dialect: Operations, now: str) -> None:

@@ -25,7 +25,12 @@ MOST_QUEUES = 500
 """Queues that are looked at: more would be too many series for most collections of metrics."""
 
 _NEXT = "SELECT queue FROM {message}{hint} WHERE {of}queue > :after ORDER BY queue LIMIT 1"
-_COUNT = "(SELECT count(*) FROM (SELECT 1 FROM {message}{hint} WHERE {of} LIMIT {most}) AS found)"
+_COUNT = (
+    "(SELECT count(*) FROM (SELECT 1 FROM {message}{hint} WHERE {of}\n"
+    "  ORDER BY {order} LIMIT {most}) AS found)"
+)
+# In the order of the index: else PostgreSQL may read the table from its begin, in the hope of many
+# messages of the queue, and so messages of other queues without a limit.
 
 
 def add_queue_states(dialect: Operations, now: str) -> None:
@@ -47,11 +52,14 @@ def add_queue_states(dialect: Operations, now: str) -> None:
         dialect.add_statement("next_leased_queue", _NEXT, of=f"{leased} AND ", hint="")
     pair = f"{claimable} AND queue = :queue AND priority = :priority AND next_attempt_at"
     due, later, held = (
-        _COUNT.replace("{hint}", hint).replace("{of}", of).replace("{most}", most)
-        for hint, of, most in (
-            (ready_hint, f"{pair} <= {now}", ":most_due"),
-            (ready_hint, f"{pair} > {now}", ":most_later"),
-            (leased_hint, f"queue = :queue AND {leased}", ":most"),
+        _COUNT.replace("{hint}", hint)
+        .replace("{of}", of)
+        .replace("{order}", order)
+        .replace("{most}", most)
+        for hint, of, order, most in (
+            (ready_hint, f"{pair} <= {now}", "next_attempt_at", ":most_due"),
+            (ready_hint, f"{pair} > {now}", "next_attempt_at", ":most_later"),
+            (leased_hint, f"queue = :queue AND {leased}", "lease_expires_at", ":most"),
         )
     )
     dialect.add_statement("count_waiting", f"SELECT {due},\n  {later}")

@@ -54,8 +54,14 @@ def test_a_sample_reads_no_messages_of_other_queues(crowded: Engine) -> None:
             )
         )
         connection.execute(text("VACUUM ANALYZE message"))
-        plan = explain(connection, "sample_due", queue="late", priority=0, most=201)
-        check(plan, indexes={"message_ready"}, buffers=600)
+        late = {"queue": "late", "priority": 0}
+        for name, limits in (
+            ("sample_due", {"most": 201}),
+            ("count_due", {"most": 201}),
+            ("count_waiting", {"most_due": 201, "most_later": 201}),
+        ):
+            plan = explain(connection, name, **late, **limits)
+            check(plan, indexes={"message_ready"}, buffers=600)
 
 
 @postgresql

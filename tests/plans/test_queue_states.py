@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects import sqlite
 
+from faststream_sqlbroker.dialects.live_subscribers import MOST_READ, read_subscribers
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.dialects.queue_states import live_queues
 from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
@@ -44,6 +45,27 @@ def test_counting_reads_a_range_up_to_the_limit(crowded: Engine) -> None:
         assert max(read) == MOST
         held = explain(connection, "count_leased", queue="q", most=MOST)
         check(held, indexes={"message_leased"}, buffers=10)
+
+
+@postgresql
+def test_subscribers_are_read_along_the_primary_key(crowded: Engine) -> None:
+    """Up to the limit, whatever else the policy state holds."""
+    sent: list[tuple[str, Any]] = []
+    with crowded.connect() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO message_policy_state (scope, key, lease_expires_at) SELECT "
+                "CASE WHEN n % 4 = 0 THEN 'other' ELSE 'subscriber' END, 'w' || n, "
+                f"now() + interval '1 hour' FROM generate_series(1, {2 * MOST_READ}) n"
+            )
+        )
+        connection.execute(text("ANALYZE message_policy_state"))
+        event.listen(crowded, "before_cursor_execute", lambda *given: sent.append(given[2:4]))
+        assert len(read_subscribers(connection, TABLES.policy_state)) == MOST_READ
+        [(statement, binds)] = sent
+        plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", binds).scalar_one()
+        kinds = {node["Node Type"] for node in nodes(plan[0]["Plan"])}
+        assert kinds == {"Limit", "Index Scan"}
 
 
 @mysqls

@@ -1,1 +1,2 @@
-SELECT (SELECT count(*) FROM (SELECT 1 FROM message FORCE INDEX (message_leased) WHERE queue = :queue AND lease_expires_at IS NOT NULL LIMIT :most) AS found)
+SELECT (SELECT count(*) FROM (SELECT 1 FROM message FORCE INDEX (message_leased) WHERE queue = :queue AND lease_expires_at IS NOT NULL
+  ORDER BY lease_expires_at LIMIT :most) AS found)
