@@ -211,7 +211,7 @@ def scale(count: int, *, large: bool) -> list[Suite]:
         *_archive(archived),
         *_throughput(),
         two_processes(count),
-        # Long enough that each client takes some jobs meanwhile.
+        # Long enough that each client takes some jobs.
         serving(3 * count),
         *_operating(MILLION),
     ]
