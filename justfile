@@ -28,7 +28,7 @@ dashboard *args: setup
 
 # Make the pictures of the dashboard in docs/pictures with Chromium
 screenshots: setup
-    @SQLBROKER_SCREENSHOTS=docs/pictures {{ python }} -m pytest -q tests/http/dashboard/test_browser.py
+    @SQLBROKER_SCREENSHOTS=docs/pictures {{ python }} -m pytest -q -n 0 tests/http/dashboard/test_browser.py -k every_page
 
 # Run all tests on PostgreSQL, MariaDB, MySQL and SQLite
 test *args: setup

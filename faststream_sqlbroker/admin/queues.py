@@ -28,8 +28,9 @@ class Queues(Operations):
         counted instead. What the application takes itself (`pop`, `reserve`, HTTP) is counted only
         there.
 
-        A queue with messages and no live subscriber, and one with a live subscriber that never had
-        a message, have a `problem`; `nearest` is then the name that may have been meant.
+        A queue with messages and no live subscriber, unless it is a pull consumer's, and one with
+        a live subscriber that never had a message, have a `problem`; `nearest` is then the name
+        that may have been meant.
 
         Args:
             queue: Only this queue, also if it has nothing.

@@ -66,6 +66,8 @@ class QueueOverview:
     paused: PausedQueue | None
     used: bool
     """Whether a message of the queue is live or archived."""
+    pulled: bool = False
+    """Whether a pull consumer takes its jobs over HTTP, so that it needs no subscriber."""
     nearest: str | None = None
     """With a `problem`: the name of another queue that is nearly the same."""
 
@@ -77,7 +79,8 @@ class QueueOverview:
     @property
     def problem(self) -> str | None:
         """What is wrong, as text: it has no subscriber, or never had a message; or None."""
-        if self.used and not self.live_subscribers and (self.waiting or self.in_flight.value):
+        some = self.waiting or self.in_flight.value
+        if self.used and some and not self.live_subscribers and not self.pulled:
             text = "no live subscriber"
         elif self.live_subscribers and not self.used:
             text = "it never had a message"

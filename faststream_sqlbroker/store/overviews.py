@@ -8,9 +8,10 @@ from functools import partial
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.channels import queue_of
 from faststream_sqlbroker.core.overview import JobCounts, QueueOverview
 from faststream_sqlbroker.core.status import PausedQueue
-from faststream_sqlbroker.dialects import Dialect
+from faststream_sqlbroker.dialects import Dialect, channels
 from faststream_sqlbroker.dialects.job_counts import job_counts
 from faststream_sqlbroker.dialects.live_subscribers import MOST_READ, paused, subscribed_queues
 from faststream_sqlbroker.dialects.queue_counts import (
@@ -42,6 +43,8 @@ class _Fleet:
     known: LiveQueues
     paused: dict[str, PausedQueue]
     rates: QueueRates
+    pulled: frozenset[str]
+    """The queues of pull consumers."""
 
     def out_per_minute(self, queue: str) -> float | None:
         """What the subscribers of `queue` tell, else what is archived; None without both."""
@@ -125,7 +128,9 @@ class QueueOverviews:
         known = live_queues(connection, self._dialect, walk=walk)
         stopped = {p.queue: p for p in paused(connection, self._dialect.tables.policy_state)}
         rates = queue_rates(connection, self._dialect)
-        return _Fleet(sorted({*known.names, *stopped}), known, stopped, rates)
+        found = channels.pulled(connection, self._dialect.tables.policy_state)
+        pulled = frozenset(queue_of(*each) for each in found)
+        return _Fleet(sorted({*known.names, *stopped}), known, stopped, rates, pulled)
 
     def _part(
         self, connection: Connection, fleet: _Fleet, queues: Sequence[str]
@@ -148,5 +153,6 @@ class QueueOverviews:
             out_per_minute=fleet.out_per_minute(queue),
             live_subscribers=fleet.known.live[queue],
             paused=fleet.paused.get(queue),
+            pulled=queue in fleet.pulled,
             used=some > 0 or ever_used(connection, self._dialect, queue),
         )

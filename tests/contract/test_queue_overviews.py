@@ -226,6 +226,12 @@ async def test_jobs_of_pull_consumers_are_counted_by_state(bench: Bench, databas
     many, none = await bench.store.overviews.jobs(names)
     found = tuple(str(n) for n in (many.queued, many.in_flight, many.delivered, many.dead))
     assert found == ("2", "1", "9", "2")
+    # It needs no subscriber once it is a pull consumer's.
+    put = bench.store.channels.put
+    for kind, problem in [("push", "no live subscriber"), ("pull", None)]:
+        await put("c", by="Ann")
+        await put("c", "many", by="Ann", kind=kind)
+        assert (await by_name(bench))["c/many"].problem == problem
     assert (none.queue, none.queued, none.delivered, none.dead) == ("c/none", *[Count(0)] * 3)
     if database != "sqlite":
         analyze = "ANALYZE" if database == "postgresql" else "ANALYZE TABLE"

@@ -1,10 +1,11 @@
-"""The pages that look through tables: rows that cannot be, and messages with a lookup value."""
+"""The pages that look only when they are asked: rows that cannot be, lookup values, diagnosis."""
 
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import Asked, Shown
+from faststream_sqlbroker.http.diagnosis import LIMIT
 from faststream_sqlbroker.http.users import Role
 
 if TYPE_CHECKING:
@@ -29,6 +30,20 @@ async def verify(asked: Asked, _live: "Live") -> Shown:
                 after=after, rows=MOST_ROWS, time_limit=LONGEST_LOOK, limit=MOST_LINES
             )
     return Shown("verify.html", {"found": found, "meanings": MEANINGS, "notes": NOTES})
+
+
+async def diagnosis(asked: Asked, _live: "Live") -> Shown:
+    """What is around the broker; for administrators, as it names hosts, tables and rights.
+
+    Raises:
+        Problem: the user is no administrator (403).
+    """
+    if not asked.user.may(Role.ADMIN):
+        raise Problem(403, "the diagnosis is for administrators: it names hosts, tables and rights")
+    # One at a time in a process: each takes several connections.
+    async with asked.lately.verifying:
+        found = await asked.admin.diagnosis(timeout=LIMIT)
+    return Shown("diagnosis.html", {"found": found})
 
 
 async def mirror(asked: Asked, _live: "Live") -> Shown:

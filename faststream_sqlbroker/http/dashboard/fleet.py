@@ -55,6 +55,7 @@ async def locks(asked: Asked, _live: "Live") -> Shown:
 async def workers(asked: Asked, _live: "Live") -> Shown:
     """The subscribers of all processes."""
     found = await asked.admin.subscribers(asked.given("queue"))
+    found.sort(key=lambda each: (each.queues, each.worker))
     return Shown("workers.html", {"subscribers": found[:A_PAGE], "more": len(found) > A_PAGE})
 
 

@@ -13,7 +13,12 @@ from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.drawing import spark_points
-from faststream_sqlbroker.http.dashboard.rendering import count_text, length_text, status_text
+from faststream_sqlbroker.http.dashboard.rendering import (
+    count_text,
+    length_text,
+    rate_text,
+    status_text,
+)
 from faststream_sqlbroker.http.dashboard.shared import PERIOD, REST
 from faststream_sqlbroker.http.mounting import Receive, Scope, Send
 
@@ -144,15 +149,14 @@ class Live:
 
 def row_of(queue: QueueOverview) -> dict[str, str]:
     """The cells of a queue, as pages show them."""
-    out = queue.out_per_minute
     return {
         "ready": count_text(queue.ready),
         "delayed": count_text(queue.delayed),
         "in_flight": count_text(queue.in_flight),
         "retrying": count_text(queue.retrying),
         "age": length_text(queue.oldest_due_age),
-        "in": f"{queue.in_per_minute:g}",
-        "out": "–" if out is None else f"{out:g}",
+        "in": rate_text(queue.in_per_minute),
+        "out": rate_text(queue.out_per_minute),
         "subscribers": str(queue.live_subscribers),
         "status": status_text(queue),
     }
@@ -161,7 +165,7 @@ def row_of(queue: QueueOverview) -> dict[str, str]:
 def sums_of(totals: Mapping[str, Any]) -> dict[str, str]:
     """Totals, as the overview shows them."""
     counts = {name: f"{totals[name]:,}" for name in ("ready", "in_flight", "delayed")}
-    rates = {name: f"{totals[name]:g}" for name in ("in", "out")}
+    rates = {name: rate_text(totals[name]) for name in ("in", "out")}
     return counts | rates | {"oldest": length_text(totals["oldest"])}
 
 

@@ -32,7 +32,9 @@ def environment() -> Environment:
         "when": when,
         "length": length_text,
         "count": count_text,
+        "rate": rate_text,
         "status": status_text,
+        "fact": fact_text,
         "body": body_text,
         "query": query_text,
         "size": len,
@@ -69,10 +71,26 @@ def count_text(count: Count | int) -> str:
     return f"{count.value:,}" if count.exact else f"{count.how} {count.value:,}"
 
 
+def rate_text(rate: float | None) -> str:
+    """Messages a minute; None: not known."""
+    return "–" if rate is None else f"{rate:,.10g}"
+
+
 def status_text(queue: QueueOverview) -> str:
     """What a list of queues says of one besides numbers; empty if nothing."""
     paused = "paused" if queue.paused is not None else ""
     return "; ".join(text for text in (paused, queue.problem) if text)
+
+
+def fact_text(value: Any) -> str:
+    """A fact of the diagnosis: a text, a number, a list, or a mapping of these."""
+    if value is None or value in ([], {}):
+        return "–"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {fact_text(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(fact_text(each) for each in value)
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def body_text(body: Any) -> str:

@@ -43,6 +43,7 @@ PAGES: Mapping[str, Page] = {
     "/ui/channels": fleet.channels,
     "/ui/mirror": checks.mirror,
     "/ui/verify": checks.verify,
+    "/ui/diagnosis": checks.diagnosis,
     "/ui/jobs": fleet.jobs,
     "/ui/jobs/{job}": fleet.job,
     "/ui/audit": fleet.audit,

@@ -18,7 +18,7 @@ MENU = (
     ("/ui/verify", "Verify", "v"),
 )
 """The pages of the menu: address, name, and the key that follows `g`."""
-FOR_ADMINS = (("/diagnosis", "Diagnosis", "i"),)
+FOR_ADMINS = (("/ui/diagnosis", "Diagnosis", "i"),)
 """Those that only administrators may see."""
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 

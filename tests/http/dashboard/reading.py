@@ -11,7 +11,7 @@ TAGS = set(
     "html head meta title link script body a header p nav ul ol li bdi span main section h1 h2 h3 "
     "div dl dt dd table thead tbody tr th td form label input select option button progress svg "
     "polyline path rect g text defs marker code pre time strong details summary footer dialog "
-    "kbd".split()
+    "kbd noscript".split()
 )
 """All that a page may have: what a name brings in would be another one, or stand where none is."""
 

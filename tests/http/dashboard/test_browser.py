@@ -1,6 +1,6 @@
 """The dashboard in a real browser: an incident from its first sign to the audit.
 
-`./dev screenshots` lets these tests write docs/pictures/dashboard-*.png.
+`./dev screenshots` lets the tour of all views write docs/pictures/dashboard-*.webp.
 """
 
 import asyncio
@@ -8,9 +8,9 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
@@ -21,8 +21,9 @@ from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.http.dashboard import routes
 from faststream_sqlbroker.http.server import InnerServer, bound
 from tests.helpers import eventually
-from tests.http.conftest import PASSWORDS, logins, on_sqlite
-from tests.http.dashboard.conftest import PAGES, ended
+from tests.http.conftest import PASSWORDS, as_user, logins, on_sqlite
+from tests.http.dashboard.conftest import ended
+from tests.http.dashboard.pictures import HIDE, picture
 from tools.browser import chromium
 from tools.private import CannotDownloadError, CannotStartError
 
@@ -32,12 +33,23 @@ pytestmark = [
     pytest.mark.timeout(600),
     on_sqlite,
 ]
-PICTURES = os.environ.get("SQLBROKER_SCREENSHOTS")
-"""The folder for pictures; without it none are made."""
-LARGEST_PICTURE = 150_000
-WIDE = {"width": 1100, "height": 720}
+WIDE = {"width": 1180, "height": 720}
 PHONE = {"width": 360, "height": 740}
-PATHS = (*PAGES, "/ui/queue?name=invoices", "/ui/messages/999")
+VIEWS = {
+    "overview": "/",
+    "queues": "/ui/queues",
+    "queue": "/ui/queue?name=invoices",
+    "messages": "/ui/messages",
+    "schedules": "/ui/schedules",
+    "policies": "/ui/policies",
+    "locks": "/ui/locks",
+    "workers": "/ui/workers",
+    "channels": "/ui/channels",
+    "lookup": "/ui/mirror?lookup=ada",
+    "verify": "/ui/verify?run=on",
+    "diagnosis": "/ui/diagnosis",
+}
+"""By the name of its picture, each page that can be opened at once."""
 CONTRASTS = """() => {
   const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
   const light = (colour) => {
@@ -73,11 +85,6 @@ CONTRASTS = """() => {
 UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), select")]
   .filter((each) => !each.labels.length || !each.labels[0].textContent.trim())
   .map((each) => each.outerHTML)"""
-HIDE = """(value) => {
-  Object.defineProperty(document, "hidden", { value, configurable: true });
-  document.dispatchEvent(new Event("visibilitychange"));
-}"""
-"""What a browser does when a tab is hidden or shown."""
 SCRIPT = (routes.STATIC / "dashboard.js").read_text()
 HURRIED = SCRIPT.replace("REFRESH = 5000", "REFRESH = 200")
 """The script without the pause between two readings of a page."""
@@ -136,14 +143,6 @@ async def looking(
     await context.close()
 
 
-async def picture(page: Page, name: str) -> None:
-    if PICTURES is None:
-        return
-    path = Path(PICTURES) / f"dashboard-{name}.png"
-    await page.screenshot(path=path)
-    assert path.stat().st_size <= LARGEST_PICTURE
-
-
 class Shop:
     """A broker with a bug that can be mended."""
 
@@ -169,10 +168,28 @@ class Shop:
         for _ in range(3):
             await broker.publish({"to": "ada"}, "emails")
         await broker.publish({}, "invioces")
+        await broker.publish({"id": 9}, "reports", delay="2h", lookup="ada", info="March")
         await broker.start()
         for number in failed:
             await ended(broker, number)
         return failed[0]
+
+    async def pull(self, address: str) -> None:
+        """Let a pull consumer have a job in each state."""
+        channel = "/channel/parcels"
+        jobs = f"{channel}/consumer/carrier"
+        async with httpx.AsyncClient(base_url=address, auth=as_user("ann"), timeout=60) as client:
+            tokens = {"X-Broker-Channel-Token": (await client.put(channel)).json()["Token"]}
+            made = await client.put(jobs, data={"type": "pull"})
+            tokens["X-Broker-Consumer-Token"] = made.json()["Token"]
+            for number in range(4):
+                await client.post(f"{channel}/broadcast", json={"id": number}, headers=tokens)
+            queued = (await client.get(f"{jobs}/queued-jobs", headers=tokens)).json()["Result"]
+            for job, states in zip(queued, (["DELIVERED"], ["DEAD"], []), strict=False):
+                for state in ("INFLIGHT", *states):
+                    path = f"{jobs}/job/{job['ID']}"
+                    done = await client.post(path, json={"NextState": state}, headers=tokens)
+                    assert done.status_code == 202, done.text
 
 
 @pytest.fixture
@@ -185,18 +202,14 @@ async def test_an_incident_from_the_first_sign_to_the_audit(shop: Shop, browser:
     async with serving(shop.broker) as address, looking(browser, address) as (page, wrong):
         await page.goto("/")
         await page.get_by_text("is 'invoices' meant?").wait_for()
-        await picture(page, "overview")
         await page.get_by_role("link", name="dead letters by error").click()
         await page.get_by_role("heading", name="3 messages: TimeoutError").wait_for()
-        await picture(page, "dead-letters")
         await page.goto(f"/ui/messages/{failed}")
         await page.get_by_text("FAILED").first.wait_for()
-        await picture(page, "message")
         shop.mended = True
         await page.go_back()
         await page.get_by_role("button", name="Dry run of a redrive", exact=True).click()
         await page.get_by_text("3 messages match now. Nothing was changed.").wait_for()
-        await picture(page, "plan")
         await page.get_by_role("button", name="redrive: 3 messages").click()
         await page.get_by_text("The job has begun.").wait_for()
         # The page follows the job by itself.
@@ -205,7 +218,6 @@ async def test_an_incident_from_the_first_sign_to_the_audit(shop: Shop, browser:
         await page.get_by_role("link", name="Audit").click()
         row = page.get_by_role("row").filter(has_text="redrive")
         assert "ola" in await row.inner_text()
-        await picture(page, "audit")
         await page.get_by_role("link", name="Queues").click()
         await page.get_by_role("button", name="Pause invoices").click()
         await page.get_by_text("The queue is paused.").wait_for()
@@ -224,7 +236,6 @@ async def test_numbers_change_while_a_page_is_open(shop: Shop, browser: Browser)
         await row.get_by_role("cell", name="2", exact=True).first.wait_for()
         line = row.locator("polyline")
         await eventually(lambda: line.get_attribute("points"), timeout=60)
-        await picture(page, "queues")
         # So does all else: a new queue in the list, and what another page has no numbers of.
         await shop.broker.publish({}, "brand new")
         await page.get_by_role("row").filter(has_text="brand new").wait_for()
@@ -275,26 +286,62 @@ async def test_keys_lead_to_pages_rows_and_help(shop: Shop, browser: Browser) ->
         assert not wrong, wrong
 
 
+class Tour:
+    """Opens view after view, and refuses what cannot be read by all."""
+
+    def __init__(self, page: Page, scheme: str) -> None:
+        self.page = page
+        self.scheme = scheme
+
+    async def open(self, path: str, name: str | None = None) -> None:
+        """Go there; `name` is that of its picture."""
+        await self.page.goto(path)
+        await self.look(name or path, pictured=name is not None)
+
+    async def look(self, name: str, *, pictured: bool = True) -> None:
+        """Check the page that is open, and make its picture."""
+        page = self.page
+        await page.wait_for_load_state()  # A page that a click has opened may lack its style yet.
+        assert not await page.evaluate(CONTRASTS), name
+        assert not await page.evaluate(UNLABELLED), name
+        assert await page.locator("main h1").count() == 1, name
+        if pictured and self.scheme == "light":
+            await picture(page, name)
+        if (name, self.scheme) == ("queue", "dark"):
+            await picture(page, "dark")
+        await page.set_viewport_size(PHONE)
+        assert await page.evaluate(WIDER) == 0, name
+        if (name, self.scheme) == ("overview", "light"):
+            await picture(page, "phone")
+        await page.set_viewport_size(WIDE)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page_can_be_read_by_all(shop: Shop, browser: Browser, scheme: str) -> None:
     failed = await shop.open()
     async with (
         serving(shop.broker) as address,
-        shop.broker.lock("report"),
-        looking(browser, address, color_scheme=scheme) as (page, wrong),
+        shop.broker.lock("month-end report"),
+        looking(browser, address, "ann", color_scheme=scheme) as (page, wrong),
     ):
-        for path in (*PATHS, f"/ui/messages/{failed}"):
-            await page.goto(path)
-            assert not await page.evaluate(CONTRASTS), path
-            assert not await page.evaluate(UNLABELLED), path
-            assert await page.locator("main h1").count() == 1, path
-            if path.startswith("/ui/queue?") and scheme == "dark":
-                await picture(page, "dark")
-            await page.set_viewport_size(PHONE)
-            assert await page.evaluate(WIDER) == 0, path
-            if (path, scheme) == ("/", "dark"):
-                await picture(page, "phone")
-            await page.set_viewport_size(WIDE)
+        await shop.pull(address)
+        tour = Tour(page, scheme)
+        for name, path in VIEWS.items():
+            await tour.open(path, name)
+        await tour.open(f"/ui/messages/{failed}", "message")
+        await tour.open("/ui/messages/999")
+        await tour.open("/ui/dead-letters", "dead-letters")
+        shop.mended = True
+        await page.get_by_role("button", name="Dry run of a redrive", exact=True).click()
+        await page.get_by_text("3 messages match now.").wait_for()
+        await tour.look("plan")
+        await page.get_by_role("button", name="redrive: 3 messages").click()
+        await page.get_by_text("3 of 3 done, 0 skipped").wait_for()
+        await tour.look("job")
+        await tour.open("/ui/jobs", "jobs")
+        await tour.open("/ui/audit", "audit")
+        await page.keyboard.press("?")
+        assert not await page.evaluate(CONTRASTS)
         # The first key goes to the link that skips the menu, and it is seen.
         await page.goto("/")
         await page.keyboard.press("Tab")

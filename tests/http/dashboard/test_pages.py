@@ -118,7 +118,9 @@ async def test_the_overview_tells_problems_first(
 async def test_the_list_of_jobs_says_how_far_it_looks(web: httpx.AsyncClient) -> None:
     # An old job, behind 1,000 other actions, is not in it.
     page = await read(web, "/ui/jobs")
-    assert "Looked at 1,000 actions: the audit has all of a year." in " ".join(page.text.split())
+    assert "Bulk jobs among the last 1,000 actions: the audit has all of a year." in " ".join(
+        page.text.split()
+    )
 
 
 @on_sqlite
@@ -292,7 +294,7 @@ async def test_messages_are_found_by_their_lookup_value(
 async def test_administrators_have_a_link_to_the_diagnosis(web: httpx.AsyncClient) -> None:
     for name, is_there in [("ann", True), ("ola", False), ("vic", False)]:
         answer = await web.get("/ui/queues", auth=as_user(name))
-        assert ('href="/diagnosis"' in answer.text) == is_there, name
+        assert ('href="/ui/diagnosis"' in answer.text) == is_there, name
     assert (await web.get("/diagnosis", auth=as_user("ann"))).status_code == 200
 
 
@@ -358,6 +360,8 @@ async def test_every_page_opens_with_data_on_every_database(broker: SqlBroker) -
         jobs = [await broker.publish({}, "c/billing") for _ in range(3)]
         await broker.admin.cancel(jobs[0])
         pulled = await client.get("/ui/channels", auth=as_user("vic"))
+        assert "Diagnosis: all is well" in (await read(client, "/ui/diagnosis", "ann")).text
+        assert (await client.get("/ui/diagnosis", auth=as_user("ola"))).status_code == 403
         assert 'aria-label="Queued jobs of c/billing: 2"' in pulled.text
         assert 'aria-label="Dead jobs of c/billing: 1"' in pulled.text
         assert "queue=c%2Fbilling" in pulled.text
