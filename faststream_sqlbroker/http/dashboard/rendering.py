@@ -84,12 +84,13 @@ def status_text(queue: QueueOverview) -> str:
 
 def fact_text(value: Any) -> str:
     """A fact of the diagnosis: a text, a number, a list, or a mapping of these."""
-    if value is None or value in ([], {}):
+    if value is None or value in ([], (), {}):
         return "–"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {fact_text(each)}" for name, each in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(fact_text(each) for each in value)
+        between = "; " if isinstance(value[0], Mapping) else ", "
+        return between.join(fact_text(each) for each in value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 

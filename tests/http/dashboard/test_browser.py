@@ -5,10 +5,12 @@
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -50,6 +52,14 @@ VIEWS = {
     "diagnosis": "/ui/diagnosis",
 }
 """By the name of its picture, each page that can be opened at once."""
+OTHERS = (
+    "/ui/messages/999",
+    "/ui/messages?state=FAILED&reason=max_attempts",
+    "/ui/queue?name=parcels/carrier",
+    "/ui/queue?name=unknown",
+    "/ui/dead-letters?queue=unknown",
+)
+"""More of what pages can show; the first is none."""
 CONTRASTS = """() => {
   const numbers = (colour) => colour.match(/[0-9.]+/g).map(Number);
   const light = (colour) => {
@@ -292,6 +302,7 @@ class Tour:
     def __init__(self, page: Page, scheme: str) -> None:
         self.page = page
         self.scheme = scheme
+        self.seen: set[str] = set()
 
     async def open(self, path: str, name: str | None = None) -> None:
         """Go there; `name` is that of its picture."""
@@ -301,6 +312,7 @@ class Tour:
     async def look(self, name: str, *, pictured: bool = True) -> None:
         """Check the page that is open, and make its picture."""
         page = self.page
+        self.seen.add(urlsplit(page.url).path)
         await page.wait_for_load_state()  # A page that a click has opened may lack its style yet.
         assert not await page.evaluate(CONTRASTS), name
         assert not await page.evaluate(UNLABELLED), name
@@ -329,7 +341,8 @@ async def test_every_page_can_be_read_by_all(shop: Shop, browser: Browser, schem
         for name, path in VIEWS.items():
             await tour.open(path, name)
         await tour.open(f"/ui/messages/{failed}", "message")
-        await tour.open("/ui/messages/999")
+        for path in OTHERS:
+            await tour.open(path)
         await tour.open("/ui/dead-letters", "dead-letters")
         shop.mended = True
         await page.get_by_role("button", name="Dry run of a redrive", exact=True).click()
@@ -342,6 +355,9 @@ async def test_every_page_can_be_read_by_all(shop: Shop, browser: Browser, schem
         await tour.open("/ui/audit", "audit")
         await page.keyboard.press("?")
         assert not await page.evaluate(CONTRASTS)
+        for each in routes.PAGES:
+            path = re.compile(re.sub(r"{\w+}", "[^/]+", each))
+            assert any(path.fullmatch(one) for one in tour.seen), f"{each} was not looked at"
         # The first key goes to the link that skips the menu, and it is seen.
         await page.goto("/")
         await page.keyboard.press("Tab")
