@@ -1,10 +1,10 @@
 """How many jobs of pull consumers are in which state, without a count of a whole table.
 
 What has ended is in the archive, by queue and time. Of a queue with more jobs there than are
-counted, all are estimated; those that failed are counted among the last that failed in any queue.
+counted, all are estimated; those that failed are counted if few have failed in all queues together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, func, select, text
@@ -81,22 +81,31 @@ def _ended(connection: Connection, dialect: Operations, queues: Sequence[str]) -
         else:
             many[queue] = (count, count - good)
     if many:
-        dead = _dead(connection, dialect, many)
-        for queue in many:
+        dead, complete = _dead(connection, dialect, many)
+        for queue, (count, bad) in many.items():
             answer = connection.execute(dialect.sql["estimate_ended"], {"queue": queue}).one()
-            total = estimated(dialect.name, answer, many[queue][0])
-            # None of all may be delivered: an estimate can be below what was counted.
-            good = max(total.value - dead[queue].value, many[queue][0] - many[queue][1])
-            how = total.how if dead[queue].exact else "about"
-            found[queue] = (Count(good, how), dead[queue])
+            total = estimated(dialect.name, answer, count)
+            found[queue] = _shares(total, count, bad, dead[queue], complete=complete)
     return found
 
 
+def _shares(total: Count, count: int, bad: int, counted: int, *, complete: bool) -> Ended:
+    """Of `total` jobs, `count` were read, `bad` of which are dead; `counted` dead ones were found
+    otherwise, which are all if `complete`.
+    """
+    # Those that were read last stand for all.
+    value = counted if complete else max(counted, total.share(bad, count))
+    dead = Count(value) if complete else Count(value, "about")
+    # An estimate can be below what was counted.
+    good = max(total.value - value, count - bad)
+    return Count(good, total.how if complete else "about"), dead
+
+
 def _dead(
-    connection: Connection, dialect: Operations, many: dict[str, tuple[int, int]]
-) -> dict[str, Count]:
-    """How many jobs of each of the queues `many` have failed."""
-    counted = dict.fromkeys(many, 0)
+    connection: Connection, dialect: Operations, queues: Collection[str]
+) -> tuple[dict[str, int], bool]:
+    """How many of the last failed messages are of each of `queues`; whether these are all."""
+    counted = dict.fromkeys(queues, 0)
     complete = True
     for state in sorted(each.name for each in UNCOMPLETED_STATES):
         rows = connection.execute(_failed(dialect, state)).all()
@@ -104,11 +113,7 @@ def _dead(
         for queue, count in rows:
             if queue in counted:
                 counted[queue] += count
-    if complete:
-        return {queue: Count(value) for queue, value in counted.items()}
-    return {
-        queue: Count(max(value, many[queue][1]), "at least") for queue, value in counted.items()
-    }
+    return counted, complete
 
 
 def _failed(dialect: Operations, state: str) -> Any:
