@@ -32,6 +32,11 @@ class Shared(Generic[T]):
         self._good_until = float("-inf")
         self._changes = 0
 
+    @property
+    def is_old(self) -> bool:
+        """Whether its answer is not shared any more, and nothing reads a new one."""
+        return not self._turn.locked() and monotonic() >= self._good_until
+
     async def get(self) -> T:
         """An answer of the last `PERIOD` seconds, or of the last `REST` times its own length.
 
@@ -65,7 +70,7 @@ class Shared(Generic[T]):
 
 
 class Answers(Generic[T]):
-    """The answers to many questions, of which the last that were asked are kept."""
+    """The answers to many questions; those that are not shared any more are dropped."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Shared[T]] = {}
@@ -77,6 +82,8 @@ class Answers(Generic[T]):
         shared = self._kept.pop(question, None) or Shared(read)
         # What was given with an earlier request may be closed by now.
         shared.read = read
+        # A page may hold a body of megabytes: none is kept for longer than it is shared.
+        self._kept = {name: each for name, each in self._kept.items() if not each.is_old}
         self._kept[question] = shared
         if len(self._kept) > MOST_ANSWERS:
             del self._kept[next(iter(self._kept))]

@@ -145,6 +145,13 @@ async def test_the_oldest_answers_are_dropped(monkeypatch: pytest.MonkeyPatch) -
     assert await answers.get("a", reads, renew=True) == 5
     answers.forget()
     assert await answers.get("a", reads) == 6
+    monkeypatch.setattr(shared, "PERIOD", 0.0)
+    monkeypatch.setattr(shared, "REST", 0.0)
+    answers.forget()
+    for name in "abc":
+        await answers.get(name, reads)
+    # What is old does not stay in memory.
+    assert list(answers._kept) == ["c"]
 
 
 @on_sqlite
