@@ -1,4 +1,4 @@
-"""`sqlbroker archive …`: export the archive to Parquet, compact the export, prune the archive."""
+"""`sqlbroker archive …`: export the archive to a Delta table, compact that, prune the archive."""
 
 import re
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.cli.shown import AsJson, print_json, row_of
 from faststream_sqlbroker.core.times import parse_duration
 
-_HELP = "Export the archive to Parquet, compact the export, prune the archive, replay and report."
+_HELP = "Export the archive to a Delta table, keep that, prune the archive, replay and report."
 
 app = typer.Typer(no_args_is_help=True, help=_HELP)
 
