@@ -5,7 +5,8 @@ import asyncio
 import multiprocessing
 import random
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -41,6 +42,8 @@ JOBS = 10
 """Batches of jobs for the pull clients: more than they end in one measurement."""
 PATIENCE = 60.0
 """Seconds for processes to start, and to stop."""
+LONGEST_ERROR = 1_500
+"""Characters of a process's error that are shown: the harness shows the last 2,000 of all."""
 
 
 async def _serve(url: str, hashed: str, port: Any, stop: Any) -> None:
@@ -141,6 +144,15 @@ def _clients(port: int, ended: Any, answered: Any, stop: Any) -> None:
     asyncio.run(_ask(port, ended, answered, stop))
 
 
+def _kept(target: Callable[..., None], errors: Any, *arguments: Any) -> None:
+    """Run in another process; what it raises is kept for the one that has started it."""
+    try:
+        target(*arguments)
+    except BaseException:
+        errors.put(traceback.format_exc()[-LONGEST_ERROR:])
+        raise
+
+
 class Load:
     """The processes next to the consumer: the server, and all of its clients."""
 
@@ -155,6 +167,7 @@ class Load:
         self._answered = context.Array("q", clients + viewers, lock=False)
         """1 for each client, then for each viewer, that has seen jobs or a look."""
         self._stops = [context.Event(), context.Event()]
+        self._errors = context.SimpleQueue()
         self._processes: list[BaseProcess] = []
 
     async def begin(self) -> None:
@@ -166,7 +179,12 @@ class Load:
         await self._until(lambda: all(self._answered) and (any(self.ended) or not len(self.ended)))
 
     def _start(self, target: Any, *arguments: Any) -> None:
-        process = self._context.Process(target=target, args=arguments, daemon=True)
+        process = self._context.Process(
+            target=_kept,
+            name="the server" if target is _server else "the clients",
+            args=(target, self._errors, *arguments),
+            daemon=True,
+        )
         process.start()
         self._processes.append(process)
 
@@ -180,9 +198,20 @@ class Load:
             await asyncio.sleep(0.02)
 
     def check(self) -> None:
-        """Raise RuntimeError if one of them has ended."""
-        if not all(process.is_alive() for process in self._processes):
-            raise RuntimeError("the server or its clients have failed")
+        """Raise RuntimeError with its error if one of them has ended."""
+        for process in self._processes:
+            if not process.is_alive():
+                raise self._failure(process)
+
+    def _failure(self, process: BaseProcess) -> RuntimeError:
+        told = []
+        while not self._errors.empty():
+            told.append(self._errors.get())
+        # A process that was killed, as for its memory, keeps no error: its code is all there is.
+        why = "\n".join(told) or "it has raised nothing"
+        code = process.exitcode
+        how = f"did not end in {PATIENCE:g} s" if code is None else f"ended with {code}"
+        return RuntimeError(f"{process.name} next to the consumer {how}: {why}")
 
     def end(self) -> None:
         """The clients first, as the server waits for their answers."""
@@ -190,7 +219,7 @@ class Load:
             stop.set()
             process.join(PATIENCE)
             if process.exitcode != 0:
-                raise RuntimeError(f"a process next to the consumer ended with {process.exitcode}")
+                raise self._failure(process)
 
 
 async def _prepare(broker: SqlBroker, engine: AsyncEngine, count: int) -> None:

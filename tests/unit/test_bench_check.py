@@ -1,5 +1,6 @@
 """`just bench-check`: which targets it has, what it keeps, and when it fails."""
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import counters, harness, report, scaling, targets
+from benchmarks import counters, harness, report, scaling, serving, targets
 from benchmarks.compare import Comparison, Suite, alone
 from benchmarks.harness import Result, Variant
 
@@ -139,3 +140,9 @@ def test_what_needs_no_processor_runs_while_the_others_are_measured(
 def test_each_figure_of_many_rows_has_a_title() -> None:
     shown = {name for suite in scaling.scale(1, large=False) for name in suite.shows}
     assert shown <= report.FIGURES.keys()
+
+
+def test_a_process_next_to_the_consumer_tells_why_it_failed() -> None:
+    load = serving.Load("no URL of a database", 1, 0)
+    with pytest.raises(RuntimeError, match=r"the server next .* ended with 1: (.|\n)*no URL of a"):
+        asyncio.run(load.begin())
