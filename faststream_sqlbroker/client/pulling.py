@@ -1,6 +1,7 @@
 """A client of pull consumers over HTTP."""
 
 import base64
+import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -76,15 +77,44 @@ class PullConsumer(HttpUser):
         # The link to the next page is followed with this client's own tokens.
         query: Mapping[str, str] = {"limit": str(limit)}
         while True:
-            page = await self.send("GET", "/queued-jobs", query=query)
-            if not page.is_success:
-                raise refused(page)
+            page = await self._page(query)
             for each in page.json()["Result"]:
                 yield _queued(each)
             following = page.links.get("next")
             if following is None:
                 return
             query = dict(httpx.URL(following["url"]).params)
+
+    async def take_any(self, limit: int = 25, *, longer: int | None = None) -> "TakenJob | None":
+        """Take one of the jobs of the first page, at the highest priority that is free.
+
+        Among equal priorities the order is random: all clients see the same page, and in its order
+        most would ask for a job that another one has just taken.
+
+        Args:
+            limit: Jobs of the page, up to 100: a few for each client that asks at the same time.
+            longer: As of `take`.
+
+        Returns:
+            The job; None if there is none, or others were faster with all of the page.
+
+        Raises:
+            SetupError: as `take`.
+        """
+        page = await self._page({"limit": str(limit)})
+        jobs = [_queued(each) for each in page.json()["Result"]]
+        random.shuffle(jobs)
+        jobs.sort(key=_by_priority)
+        for job in jobs:
+            if (taken := await self.take(job, longer=longer)) is not None:
+                return taken
+        return None
+
+    async def _page(self, query: Mapping[str, str]) -> httpx.Response:
+        page = await self.send("GET", "/queued-jobs", query=query)
+        if not page.is_success:
+            raise refused(page)
+        return page
 
     async def take(self, job: QueuedJob, *, longer: int | None = None) -> "TakenJob | None":
         """Take a job; None: another client has it, or it may not be taken now.
@@ -182,6 +212,10 @@ class TakenJob:
         """Deliver it, unless it has ended or an exception was raised."""
         if exc_val is None and not self._ended:
             await self.delivered()
+
+
+def _by_priority(job: QueuedJob) -> int:
+    return -job.priority
 
 
 def _queued(shown: Mapping[str, Any]) -> QueuedJob:

@@ -1,10 +1,12 @@
 """faststream_sqlbroker.client: a consumer in Python, over HTTP."""
 
+import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -68,6 +70,32 @@ async def test_jobs_are_taken_and_ended(broker: SqlBroker) -> None:
         async with taken:
             await taken.heartbeat(longer=600)
         assert await pulling.state(kept.id) == ("DELIVERED", 0)
+
+
+@on_sqlite
+async def test_any_job_of_the_highest_priority_is_taken(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulling = Pulling(broker)
+    async with consuming(pulling) as consumer:
+        assert await consumer.take_any() is None
+        for number, priority in enumerate((0, 5, 5)):
+            await pulling.broadcast(str(number).encode(), "text/plain", priority)
+        monkeypatch.setattr(random, "shuffle", list.reverse)
+        last = await consumer.take_any()
+        assert last is not None
+        assert last.job.payload == b"2"
+        await last.delivered()
+        page = await consumer.send("GET", "/queued-jobs")
+        taken = await consumer.take_any(limit=1, longer=60)
+        assert taken is not None
+        assert taken.job.payload == b"1"
+        # Its page is from before another client took one of them: the next one is free.
+        monkeypatch.setattr(consumer, "_page", AsyncMock(return_value=page))
+        free = await consumer.take_any()
+        assert free is not None
+        assert free.job.payload == b"0"
+        assert await consumer.take_any() is None
 
 
 async def test_a_type_that_ends_like_that_of_base64(broker: SqlBroker) -> None:
