@@ -4,6 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from faststream_sqlbroker.broker.http_publish import HttpPublish
 from faststream_sqlbroker.core.channels import Channels, ids_of
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
@@ -175,7 +176,7 @@ class SqlBrokerServing:
                 self._store,
                 self._wakeups,
                 self._direct_claimer,
-                self.config.producer.write,
+                HttpPublish(self),
                 queues,
                 rules=SettleRules(retry_strategy=strategy),
                 most_deliveries=most,
@@ -196,7 +197,7 @@ class SqlBrokerServing:
         def make() -> PullJobs:
             return PullJobs(
                 self._store,
-                self.config.producer.write,
+                HttpPublish(self),
                 self._wakeups,
                 channels,
                 log=self._log_of_loops,

@@ -52,7 +52,7 @@ class PullJobs:
     def __init__(
         self,
         store: "Store",
-        write: Callable[[Sequence[NewMessage]], Awaitable[list[int | None]]],
+        write: Callable[[Sequence[NewMessage], str], Awaitable[list[int | None]]],
         wakeups: Wakeups,
         options: Channels,
         *,
@@ -61,8 +61,9 @@ class PullJobs:
         subscribed: Callable[[], Mapping[str, str]],
         looks: bool = True,
     ) -> None:
-        """Publish by `write`; `subscribed` tells the queues of this process's subscribers, each
-        with its worker's name. Without `looks` there is no loop: a request finds what is over.
+        """Publish by `write`, which gets the channel with the rows; `subscribed` tells the queues
+        of this process's subscribers, each with its worker's name. Without `looks` there is no
+        loop: a request finds what is over.
 
         Raises:
             SetupError: nothing finished is kept, or a subscriber has the queue of a pull consumer.
@@ -194,7 +195,8 @@ class PullJobs:
             NewMessage(queue_of(channel, each.id), payload, told, priority, dedup_id=dedup_id)
             for each in await self.store.channels.consumers(channel)
         ]
-        ids = await self._write(rows)
+        # A channel without consumers has nothing to publish.
+        ids = await self._write(rows, channel) if rows else []
         self._metrics.published(rows, ids)
         return Broadcast(message, len(rows), len([i for i in ids if i is not None]))
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from faststream.message import gen_cor_id
 from faststream.opentelemetry import TelemetryMiddleware
 from faststream.opentelemetry.middleware import BaseTelemetryMiddleware
+from opentelemetry import context as context_api
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -96,7 +98,14 @@ class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
                 trace.get_current_span().set_attribute(MESSAGE_ID, str(result))
             return result
 
-        return await super().publish_scope(insert, msg)
+        given = _given_trace(msg.headers)
+        if given is None:
+            return await super().publish_scope(insert, msg)
+        token = context_api.attach(given)
+        try:
+            return await super().publish_scope(insert, msg)
+        finally:
+            context_api.detach(token)
 
     async def consume_scope(
         self, call_next: Callable[[Any], Awaitable[Any]], msg: "StreamMessage[Any]"
@@ -171,3 +180,10 @@ def _without_traces(headers: dict[str, Any]) -> dict[str, Any]:
 def _publish_of(headers: dict[str, Any]) -> SpanContext | None:
     span = trace.get_current_span(_PROPAGATOR.extract(headers)).get_span_context()
     return span if span.is_valid else None
+
+
+def _given_trace(headers: dict[str, Any]) -> Context | None:
+    """The trace that a publish brings in its headers; a span that runs here comes before it."""
+    if trace.get_current_span().get_span_context().is_valid or not _readable(headers):
+        return None
+    return None if _publish_of(headers) is None else _PROPAGATOR.extract(headers)

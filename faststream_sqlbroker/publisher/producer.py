@@ -154,6 +154,14 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         self._publisher.check_size(row)
         return row
 
+    async def make_rows(self, cmd: SqlBrokerPublishCommand) -> list[NewMessage]:
+        """The rows of all bodies; the caller writes them.
+
+        Raises:
+            PublishError: a value cannot be stored.
+        """
+        return await self._rows(cmd)
+
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
         """Publish in a transaction of its own, and wait for the reply; its row.

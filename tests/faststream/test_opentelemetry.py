@@ -318,6 +318,21 @@ def _two(traces: Traces) -> bool:
 
 
 @ONE_DATABASE
+async def test_a_publish_goes_on_with_the_trace_of_its_header(
+    broker: SqlBroker, look: Look, traces: Traces
+) -> None:
+    """As clients over HTTP give it, unless a span runs here already."""
+    given = f"00-{7:032x}-{5:016x}-01"
+    await broker.publish("x", "q", headers={"traceparent": given})
+    assert (trace_of(traces.one("q publish")), parent(traces.one("q create"))) == (7, 5)
+    [row] = await look.rows()
+    assert row["headers"]["traceparent"].split("-")[1] == given.split("-")[1]
+    with traces.provider.get_tracer("t").start_as_current_span("ours"):
+        await broker.publish("y", "other", headers={"traceparent": given})
+    assert trace_of(traces.one("other publish")) == trace_of(traces.one("ours"))
+
+
+@ONE_DATABASE
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
 async def test_headers_that_are_no_text_lose_no_message(

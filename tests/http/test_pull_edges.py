@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.core.clock import Clock
@@ -11,6 +12,7 @@ from faststream_sqlbroker.dialects import channels as channel_rows
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow import configured
 from faststream_sqlbroker.flow.configured import Configured
+from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from tests.faststream.conftest import Look
 from tests.http.conftest import on_sqlite
 from tests.http.pulling import CHANNEL, JOBS, QUEUE, TOKENS, Pulling
@@ -125,6 +127,23 @@ async def test_a_broadcast_is_sent_once_for_a_dedup_id(broker: SqlBroker, look: 
         third = await send("order-1")
         assert (third.status_code, third.json()["Jobs"]) == (201, 1)
         assert (await send("x" * 256)).status_code == 400
+
+
+async def test_middlewares_see_a_broadcast_as_one_batch(broker: SqlBroker) -> None:
+    registry = CollectorRegistry()
+    pulling = Pulling(broker, "other")
+    broker.add_middleware(SqlBrokerPrometheusMiddleware(registry=registry))
+    async with pulling.http:
+        message = await pulling.broadcast(b"\xff", "image/png")
+        for each in (pulling, pulling.of("other")):
+            [job] = await each.queued()
+            assert job["Message"]["MessageID"] == message
+            assert job["Message"]["ContentType"] == "image/png;base64"
+    labels = {"app_name": "faststream", "broker": "sqlbroker", "destination": CHANNEL}
+    found = registry.get_sample_value(
+        "faststream_published_messages_total", {**labels, "status": "success"}
+    )
+    assert found == 2
 
 
 @on_sqlite

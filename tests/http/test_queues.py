@@ -5,10 +5,11 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
+from faststream import BaseMiddleware
 from prometheus_client import CollectorRegistry
 from sqlalchemy import func, literal_column, select, update
 
@@ -524,6 +525,68 @@ async def test_traffic_is_counted_and_not_audited(broker: SqlBroker) -> None:
             if name in sample.name and sample.labels.get("queue") == QUEUE
         ]
         assert value in counted, name
+
+
+class Stamp(BaseMiddleware):
+    """Adds a header to each publish, and does not let all go on."""
+
+    seen: ClassVar[list[tuple[str, int]]] = []
+
+    async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+        self.seen.append((cmd.destination, len(cmd.batch_bodies)))
+        if cmd.headers.get("do") == "drop":
+            return None
+        if cmd.headers.get("do") == "encode":
+            cmd.body = {"text": cmd.body.decode()}
+        if len(cmd.batch_bodies) == MOST_OF_STAMP:
+            cmd.batch_bodies = cmd.batch_bodies[:1]
+        cmd.add_headers({"stamped": "yes"})
+        await call_next(cmd)
+        return "not an id"
+
+
+MOST_OF_STAMP = 5
+"""Bodies of a batch of which the middleware leaves one."""
+
+
+async def test_middlewares_see_what_is_published(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stamp, "seen", [])
+    web = Queueing(broker)
+    broker.add_middleware(Stamp)
+    async with web.http:
+        first = await web.publish({"id": 1}, key="ann", correlation_id="c", headers={"do": "no"})
+        second = await web.publish("é", encoding="text", headers={"do": "encode"})
+        assert await web.publish(2, headers={"do": "drop"}) is None
+        messages: list[dict[str, Any]] = [
+            {"body": 3, "delay": 3600, "headers": {"own": 1}},
+            {"body": 4, "dedup_id": "once", "priority": 7, "expires_in": 7200},
+            {"body": 4, "dedup_id": "once"},
+        ]
+        answer = await web.post("/publish-batch", {"messages": messages}, PUBLISH)
+        third, fourth, none = answer.json()["ids"]
+        assert none is None
+        rows = {row["id"]: row for row in await look.rows()}
+        assert set(rows) == {first, second, third, fourth}
+        assert all(row["headers"]["stamped"] == "yes" for row in rows.values())
+        assert rows[first]["headers"] == {
+            "content-type": "application/json",
+            "correlation_id": "c",
+            "do": "no",
+            "stamped": "yes",
+        }
+        assert (rows[first]["payload"], rows[first]["key"]) == (b'{"id":1}', "ann")
+        assert json.loads(rows[second]["payload"]) == {"text": "é"}
+        assert rows[third]["headers"]["own"] == 1
+        assert rows[third]["next_attempt_at"] > rows[first]["next_attempt_at"]
+        assert (rows[fourth]["payload"], rows[fourth]["priority"]) == (b"4", 7)
+        assert rows[fourth]["expires_at"] is not None
+        assert Stamp.seen == [(QUEUE, 1), (QUEUE, 1), (QUEUE, 1), (QUEUE, 3)]
+        # The answer has an id for each message: with fewer of them it would be of no use.
+        several = {"messages": [{"body": n} for n in range(MOST_OF_STAMP)]}
+        assert (await web.post("/publish-batch", several, PUBLISH)).status_code == 500
+        assert len(await look.rows()) == len(rows)
 
 
 @pytest.mark.parametrize(
