@@ -144,5 +144,7 @@ def test_each_figure_of_many_rows_has_a_title() -> None:
 
 def test_a_process_next_to_the_consumer_tells_why_it_failed() -> None:
     load = serving.Load("no URL of a database", 1, 0)
-    with pytest.raises(RuntimeError, match=r"the server next .* ended with 1: (.|\n)*no URL of a"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)the server next .* ended with 1: .*Could not parse"
+    ):
         asyncio.run(load.begin())
