@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, gate
-from faststream_sqlbroker.http.passwords import hash_password
+from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, gate, passwords
 from tests.faststream.conftest import broker, heard, logger, look
 from tests.http.documented import is_documented
 
@@ -19,8 +18,17 @@ on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 PASSWORDS = {"ann": "ann-password", "ola": "ola-password", "vic": "vic-password"}
 """By name; ann is the admin, ola an operator, vic a viewer."""
 ROLES = {"ann": "admin", "ola": "operator", "vic": "viewer"}
-_HASHES = {name: hash_password(password) for name, password in PASSWORDS.items()}
 BASE = "http://broker.test"
+
+
+def _cheap_hashes() -> dict[str, str]:
+    """Checked by the same code; each test logs in anew, which would take 50 ms of a processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "COST", 2**4)
+        return {name: passwords.hash_password(password) for name, password in PASSWORDS.items()}
+
+
+_HASHES = _cheap_hashes()
 
 
 def logins() -> BasicAuth:
