@@ -37,6 +37,6 @@ def read_path(
 
 def _is_ours(session: "SparkSession", path: str) -> bool:
     """Whether there is the log of a Delta table; other Parquet needs no deltalake."""
-    from faststream_sqlbroker.spark.lake.folders import Folders  # noqa: PLC0415 - as above
+    from faststream_sqlbroker.spark.lake.s3 import open_folders  # noqa: PLC0415 - as above
 
-    return bool(Folders(session, path).names("_delta_log"))
+    return bool(open_folders(session, path, None).names("_delta_log"))

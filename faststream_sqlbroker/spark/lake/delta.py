@@ -155,12 +155,12 @@ class DeltaWriter:
     def stage(self, frame: DataFrame) -> list[DataFile]:
         """Write rows to a folder of this attempt; the files are no part of the table yet."""
         folder = f"{DATA}/{uuid.uuid4().hex}"
-        frame.write.option("compression", "zstd").parquet(self.folders.path(folder))
+        written = self.folders.write(frame, folder)
         files = list[DataFile]()
         for name, one in sorted(self.folders.files(folder).items()):
-            if name.endswith(".parquet"):
+            if name in written:
                 files.append(DataFile(name, one.size, one.modified))
-            else:  # Spark's mark of success, and Hadoop's own checksums
+            else:  # Spark's mark of success, Hadoop's checksums, files of a failed task
                 self.folders.delete(name)
         return files
 

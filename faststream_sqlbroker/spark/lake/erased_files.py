@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
 from faststream_sqlbroker.spark.lake.delta import DataFile
 from faststream_sqlbroker.spark.lake.entries import Entry, Note
-from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.lake import FILE_NAME, Lake
 from faststream_sqlbroker.spark.lake.row_checksums import NOTHING, RowChecksums, compute_windows
 from faststream_sqlbroker.spark.lake.windows import ExportWindow
 
@@ -117,11 +117,9 @@ def _files_of(lake: Lake, ids: Collection[int]) -> list[DataFile]:
     """The files that have rows of these ids."""
     if not lake.files or not ids:
         return []
-    rows = lake.read_files(lake.files).select("id", F.col("_metadata.file_path").alias("path"))
-    hits = _of_ids(lake, rows, ids, "left_semi").select("path").distinct().collect()
-    # data/<attempt>/<file>
-    paths = {"/".join(row[0].rsplit("/", 3)[1:]) for row in hits}
-    return [one for one in lake.files if one.path in paths]
+    hits = _of_ids(lake, lake.read_named(lake.files), ids, "left_semi")
+    names = {row[0] for row in hits.select(FILE_NAME).distinct().collect()}
+    return [one for one in lake.files if one.path.rpartition("/")[2] in names]
 
 
 def _compare(

@@ -129,7 +129,9 @@ def export_archive(
         recheck: Windows that ended within this time before the horizon are compared again.
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
             and of all other columns; "counts" leaves the last three out, and spares the database
-            reading every row.
+            reading every row. Windows exported so have no checksums: if another program has updated
+            contents there and kept ids and times, exports name its file, but `repair_export` takes
+            it for right.
         rows_per_commit: A commit takes whole windows until it has so many rows; those are read by
             one Spark job.
         record_as: A name for the lake. Each window that is in it is recorded in the database, for
@@ -141,7 +143,8 @@ def export_archive(
         on_window: Called after each window.
         options: More of Spark's JDBC options.
         storage_options: What deltalake needs to reach an object store, by its names (such as
-            `aws_endpoint_url`); Spark's own settings do not reach it.
+            `aws_endpoint_url`), else AWS_* variables; Spark's own settings do not reach it. Where
+            the session has no hadoop-aws, they are also for the files of `s3://` paths.
 
     Returns:
         What was done; windows appear in order.

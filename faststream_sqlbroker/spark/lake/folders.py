@@ -4,13 +4,15 @@ alike.
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from faststream_sqlbroker.spark.drivers import java_of
@@ -37,6 +39,15 @@ class Found:
     modified: int
 
 
+def refuse_path(root: str) -> None:
+    """Raises SetupError if Spark or deltalake would take the path for another."""
+    if found := _REFUSED.search(root):
+        raise SetupError(
+            f"the path {root} has {found[0]!r}, which Spark or deltalake takes for something else: "
+            "give a path without [ ] { } * ? # \\ and %XX"
+        )
+
+
 class Folders:
     """Files and folders below one path."""
 
@@ -58,11 +69,7 @@ class Folders:
         # Hadoop's .crc files would turn an altered file into an error of Java.
         self._system: Any = system.getRawFileSystem() if local else system
         self.root = str(self._root.toString())
-        if found := _REFUSED.search(self.root):
-            raise SetupError(
-                f"the path {self.root} has {found[0]!r}, which Spark or deltalake takes for "
-                "something else: give a path without [ ] { } * ? # \\ and %XX"
-            )
+        refuse_path(self.root)
 
     @property
     def address(self) -> str:
@@ -154,6 +161,18 @@ class Folders:
         finally:
             with suppress(Py4JJavaError):
                 self._system.delete(probe, False)
+
+    def write(self, frame: DataFrame, folder: str) -> set[str]:
+        """Write rows as Parquet to a folder; returns the places of the files."""
+        frame.write.option("compression", "zstd").parquet(self.path(folder))
+        return {one for one in self.files(folder) if one.endswith(".parquet")}
+
+    def read(
+        self, session: SparkSession, schema: StructType, places: Sequence[str], name: str = ""
+    ) -> DataFrame:
+        """The rows of files; with `name` a column of it has the name of the file."""
+        frame = session.read.schema(schema).parquet(*(self.path(one) for one in places))
+        return frame.select("*", F.col("_metadata.file_name").alias(name)) if name else frame
 
     def _at(self, place: str) -> Any:
         return self._path(self._root, place) if place else self._root

@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.lake.delta import DATA, LOG, DataFile, DeltaWriter, with_figures
 from faststream_sqlbroker.spark.lake.entries import Entry, Note, State, state_of
-from faststream_sqlbroker.spark.lake.folders import Folders, Found
+from faststream_sqlbroker.spark.lake.folders import Found
 from faststream_sqlbroker.spark.lake.row_checksums import (
     NOTHING,
     RowChecksums,
@@ -26,6 +26,7 @@ from faststream_sqlbroker.spark.lake.row_checksums import (
     figure_columns,
     window_start,
 )
+from faststream_sqlbroker.spark.lake.s3 import open_folders
 from faststream_sqlbroker.spark.lake.windows import ExportWindow, parse_window
 from faststream_sqlbroker.spark.load.origin import refuse_other_rows
 from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
@@ -33,6 +34,9 @@ from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
 LEFT_AFTER = 24 * 3_600_000
 """Milliseconds after which what an attempt has staged counts as left by a dead process: an attempt
 takes an hour at most, as PostgreSQL's snapshot does."""
+
+FILE_NAME = "file_name"
+"""The column in which `Lake.read_named` gives the name of a row's file."""
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -76,7 +80,7 @@ class Lake:
         Raises:
             SetupError: it is a table that no export has made, or its notes are damaged.
         """
-        self.folders = Folders(spark, path)
+        self.folders = open_folders(spark, path, storage)
         self.session: SparkSession = spark.newSession()
         for name, value in _SETTINGS.items():
             self.session.conf.set(name, value)
@@ -185,12 +189,17 @@ class Lake:
 
     def read_files(self, files: Iterable[DataFile]) -> DataFrame:
         """The rows of files, without `date` and `hour`."""
-        paths = [self.folders.path(one.path) for one in files]
-        if not paths:
+        places = [one.path for one in files]
+        if not places:
             # createDataFrame would make this session the active one of the caller.
             nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in ARCHIVE_SCHEMA]
             return self.session.range(0).select(*nothing)
-        return self.session.read.schema(ARCHIVE_SCHEMA).parquet(*paths)
+        return self.folders.read(self.session, ARCHIVE_SCHEMA, places)
+
+    def read_named(self, files: Sequence[DataFile]) -> DataFrame:
+        """The rows of one file at least, with `FILE_NAME`; names of files are unique."""
+        places = [one.path for one in files]
+        return self.folders.read(self.session, ARCHIVE_SCHEMA, places, FILE_NAME)
 
     def stage(
         self, frame: DataFrame, *, checksums: bool
@@ -221,7 +230,9 @@ class Lake:
         by_name = {one.path.rpartition("/")[2]: one for one in files}
         time = F.unix_micros("archived_at")
         ends = F.min("id"), F.max("id"), F.min(time), F.max(time)
-        grouped = self.read_files(files).groupBy("_metadata.file_name", window_start(self.size))
+        if not files:
+            return known, figures
+        grouped = self.read_named(files).groupBy(FILE_NAME, window_start(self.size))
         for row in grouped.agg(*ends, *figure_columns(checksums=checksums)).collect():
             name, start, low, high, first, last, *values = row
             found = RowChecksums(*map(int, values))

@@ -39,10 +39,10 @@ def read_export(
     if has_delta(spark):
         return spark.read.format("delta").load(lake.folders.root)
     schema = lake.table.schema()
-    paths = [lake.folders.path(one.path) for one in lake.files]
-    if not paths:
+    places = [one.path for one in lake.files]
+    if not places:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*paths)
+    return lake.folders.read(spark, schema, places)
 
 
 def has_delta(spark: SparkSession) -> bool:

@@ -1,0 +1,30 @@
+"""One of two processes that commit to a table in S3 at the same moment; see test_s3.py."""
+
+import sys
+
+from faststream_sqlbroker.exceptions import ConcurrentLoadError
+from faststream_sqlbroker.spark.lake.delta import DeltaWriter
+from faststream_sqlbroker.spark.lake.s3 import S3Folders
+
+
+def say(line: str) -> None:
+    """To the test."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+writer = DeltaWriter(S3Folders(sys.argv[1], None), None)
+for _ in range(int(sys.argv[2])):
+    say("ready")
+    sys.stdin.readline()
+    tries = 1
+    while True:
+        try:
+            writer.commit({"by": sys.argv[3]}, ())
+            break
+        except ConcurrentLoadError:
+            tries += 1
+            writer.load()
+    say(str(tries))
+    sys.stdin.readline()
+    writer.load()

@@ -1,0 +1,195 @@
+"""A lake in S3, by a session without hadoop-aws; the store is moto's server."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
+
+from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.spark import (
+    compact_export,
+    erase_messages,
+    export_archive,
+    read_export,
+    repair_export,
+    verify_export,
+)
+from faststream_sqlbroker.spark.lake import lake as lakes
+from faststream_sqlbroker.spark.lake.delta import DeltaWriter
+from faststream_sqlbroker.spark.lake.lake import Lake, lake_schema
+from faststream_sqlbroker.spark.lake.s3 import S3Folders, s3_settings
+from tests.spark.conftest import START, Archive
+from tests.spark.test_export import of_lake, of_table
+from tests.spark.test_repair import run
+
+pytestmark = pytest.mark.capability("Spark: a lake in S3, of sessions without hadoop-aws")
+
+SPAN: dict[str, Any] = {"since": "2026-03-01", "until": "2026-03-03"}
+ROUNDS = 3
+
+
+@pytest.fixture
+def database() -> str:
+    """What is tested is the store."""
+    return "sqlite"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """A server of S3 with a bucket named `lakes`."""
+    # A process of its own: deltalake holds the interpreter's lock while it waits for an answer.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 60
+        while not listening(port):
+            assert server.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        url = f"http://127.0.0.1:{port}"
+        settings = s3_settings(options_of(url))
+        fs.S3FileSystem(**settings, allow_bucket_creation=True).create_dir("lakes")
+        yield url
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def listening(port: int) -> bool:
+    """Whether a server answers."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def options_of(endpoint: str) -> dict[str, str]:
+    """By deltalake's names."""
+    return {
+        "aws_endpoint_url": endpoint,
+        "aws_access_key_id": "someone",
+        "aws_secret_access_key": "anything",
+        "aws_region": "us-east-1",
+        "aws_allow_http": "true",
+    }
+
+
+@pytest.fixture
+def by_environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same settings as variables AWS_*, which child processes have, too."""
+    for name, value in options_of(endpoint).items():
+        monkeypatch.setenv(name.upper(), value)
+
+
+def test_from_the_first_export_to_an_erasure(
+    spark: SparkSession, archive: Archive, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what a task that was tried twice, and an attempt that was killed, have left."""
+    path = "s3a://lakes/whole"
+    options: Any = {"storage_options": options_of(endpoint)}
+    store = fs.S3FileSystem(**s3_settings(options_of(endpoint)))
+    write = S3Folders.write
+
+    def twice(folders: S3Folders, frame: DataFrame, folder: str) -> set[str]:
+        written = write(folders, frame, folder)
+        for one in written:
+            store.copy_file(folders._at(one), folders._at(f"{folder}/twice.parquet"))
+        return written
+
+    archive.add_days(2)
+    with monkeypatch.context() as patched:
+        patched.setattr(S3Folders, "write", twice)
+        export_archive(spark, archive.url, path, rows_per_commit=5, **SPAN, **options)
+    with store.open_output_stream("lakes/whole/data/killed/part.parquet") as stream:
+        stream.write(b"half")
+    archive.add({"id": 99, "archived_at": START})
+    with monkeypatch.context() as patched:
+        patched.setattr(lakes, "LEFT_AFTER", -60_000)
+        export_archive(spark, archive.url, path, **SPAN, **options)
+    rows = of_table(archive, START + timedelta(days=2))
+    assert len(rows) == 11
+    lake = Lake(spark, path, options_of(endpoint))
+    assert set(lake.folders.files("data")) == {one.path for one in lake.files}
+    assert of_lake(read_export(spark, path, **options)) == rows
+    place = f"lakes/whole/{lake.files[0].path}"
+    with store.open_input_stream(place) as stream:
+        content = stream.read()
+    with store.open_output_stream(place) as stream:
+        stream.write(content[::-1])
+    assert list(verify_export(spark, path, **options).damaged) == [lake.files[0].path]
+    assert repair_export(spark, archive.url, path, **options).left == {}
+    assert compact_export(spark, path, **options)
+    assert len(Lake(spark, path, options_of(endpoint)).files) < len(lake.files)
+    assert verify_export(spark, path, **options).intact
+    erased = erase_messages(spark, archive.url, path, ids=[2, 13], dry_run=False, **options)
+    assert (erased.archived, erased.lake) == (2, 2)
+    left = [row for row in rows if row[0] not in {2, 13}]
+    assert of_lake(read_export(spark, path, **options)) == left
+    lake = Lake(spark, path, options_of(endpoint))
+    assert set(lake.folders.files("data")) == {one.path for one in lake.files}
+
+
+@pytest.mark.usefixtures("by_environment")
+def test_of_two_commits_at_once_one_is_planned_again(spark: SparkSession) -> None:
+    """The store takes each version of the log once (If-None-Match)."""
+    path = "s3://lakes/two"
+    writer = DeltaWriter(S3Folders(path, None), None)
+    writer.create(lake_schema("day"), {"window": "day"})
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.s3_writer", path, str(ROUNDS), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    tries = []
+    for _ in range(ROUNDS):
+        assert [say(one) for one in processes] == ["ready", "ready"]
+        answer(processes)
+        tries.append(sorted(int(say(one)) for one in processes))
+        answer(processes)
+    assert [one.wait(60) for one in processes] == [0, 0]
+    assert tries == [[1, 2]] * ROUNDS
+    writer.load()
+    assert sorted(one["by"] for one in writer.notes()) == ["one"] * ROUNDS + ["two"] * ROUNDS
+
+
+def say(process: Any) -> str:
+    """The next line of a process."""
+    return str(process.stdout.readline()).strip()
+
+
+def answer(processes: list[Any]) -> None:
+    """Let all go on at the same moment."""
+    for one in processes:
+        one.stdin.write("\n")
+        one.stdin.flush()
+
+
+@pytest.mark.usefixtures("by_environment")
+def test_the_command_and_what_is_refused(
+    spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings come from AWS_* variables."""
+    archive.add_days(1)
+    path = "s3://lakes/command"
+    export_archive(spark, archive.url, path, until="2026-03-02")
+    result = run("verify", path)
+    assert result.exit_code == 0, result.output
+    with pytest.raises(SetupError, match="takes for something else"):
+        export_archive(spark, archive.url, "s3://lakes/a b?")
+    with pytest.raises(StoreError):
+        export_archive(spark, archive.url, "s3://missing/lake")
