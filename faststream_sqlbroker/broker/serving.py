@@ -91,7 +91,8 @@ class SqlBrokerServing:
                 text like "10s".
             max_failures: Failed logins a minute of one address with one name, and ten times as many
                 of one address; and wrong tokens a minute of one address. After them it is refused
-                (429) until the minute is over, but for tokens that were right before.
+                (429) until the minute is over, but for right tokens that are random (43 characters
+                or more) or were right before.
             proxies: Addresses and networks of proxies whose X-Forwarded-For tells the address of a
                 client, by which failures are counted.
             csrf_secret: 16 characters or more that CSRF tokens are made of, the same for all

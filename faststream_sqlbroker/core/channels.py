@@ -24,6 +24,8 @@ TYPES = ("push", "pull")
 """Of consumers. A push consumer is a FastStream subscriber of its queue."""
 SHORTEST_TOKEN = 16
 """Characters of a token in a configuration."""
+RANDOM_TOKEN = 43
+"""Characters of a token that is made here: 256 random bits."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,99}", re.ASCII)
 """An id stands in paths; two of them and a slash fit into the name of a queue."""
 

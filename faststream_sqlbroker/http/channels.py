@@ -30,7 +30,8 @@ from faststream_sqlbroker.http.answers import (
 )
 from faststream_sqlbroker.http.channel_models import LONGEST_TIMEOUT
 from faststream_sqlbroker.http.gate import Gate
-from faststream_sqlbroker.http.parameters import UNKNOWN_HASH, Guard, flag, row_id, whole
+from faststream_sqlbroker.http.lockout import Look
+from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id, whole
 from faststream_sqlbroker.http.users import Role, User
 from faststream_sqlbroker.store.channels import Changed
 
@@ -139,9 +140,14 @@ class ChannelRoutes:
         """Publish to all consumers of a channel."""
         await self._begin()
         channel = request.path_params["channel"]
-        self._check(request, channel, CHANNEL_TOKEN)
+
+        async def look() -> list[str]:
+            return [hash_of(await self._jobs.find(channel))]
+
+        name = f"channel {channel}"
+        await self._check(request, name, look, CHANNEL_TOKEN)
         found = await self._jobs.find(channel)
-        self._verify(request, channel, [(found, CHANNEL_TOKEN)])
+        self._verify(request, name, [(found, CHANNEL_TOKEN)])
         priority = whole(request.headers.get(PRIORITY, "0"), PRIORITY)
         if not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
             raise Problem(400, f"{PRIORITY} must be -100 to 100")
@@ -224,17 +230,22 @@ class ChannelRoutes:
         await self._begin()
         channel, consumer = _ids(request)
         queue = queue_of(channel, consumer)
-        self._check(request, queue, CHANNEL_TOKEN, CONSUMER_TOKEN)
+
+        async def look() -> list[str]:
+            return [hash_of(each) for each in await self._jobs.both(channel, consumer)]
+
+        name = f"consumer {queue}"
+        await self._check(request, name, look, CHANNEL_TOKEN, CONSUMER_TOKEN)
         of_channel, of_consumer = await self._jobs.both(channel, consumer)
-        self._verify(request, queue, [(of_channel, CHANNEL_TOKEN), (of_consumer, CONSUMER_TOKEN)])
+        self._verify(request, name, [(of_channel, CHANNEL_TOKEN), (of_consumer, CONSUMER_TOKEN)])
         assert of_consumer is not None  # noqa: S101 - its token was right
         if of_consumer.type != "pull":
             raise Problem(400, f"the consumer is a push one: subscribe to the queue {queue!r}")
         return queue
 
-    def _check(self, request: Request, name: str, *headers: str) -> None:
+    async def _check(self, request: Request, name: str, look: Look, *headers: str) -> None:
         tokens = [request.headers.get(header, "") for header in headers]
-        self._gate.check_tokens(request, name, tokens)
+        await self._gate.check_tokens(request, name, tokens, look)
 
     def _verify(
         self, request: Request, name: str, needed: list[tuple[Registered | None, str]]
@@ -242,7 +253,7 @@ class ChannelRoutes:
         """Compare all tokens, also of what does not exist: the answer does not tell which."""
         tokens = [request.headers.get(header, "") for _, header in needed]
         fits = [
-            token_fits(token, found.token_hash if found else UNKNOWN_HASH)
+            token_fits(token, hash_of(found))
             for token, (found, _) in zip(tokens, needed, strict=True)
         ]
         self._gate.tokens_compared(request, name, tokens, right=all(fits))

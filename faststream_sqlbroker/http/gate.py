@@ -14,6 +14,7 @@ from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.failures import Failures, RightTokens
+from faststream_sqlbroker.http.lockout import LockedOut, Look
 from faststream_sqlbroker.http.proxies import Network, is_of, parsed_address, peer
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.users import Authentication, Role, User
@@ -51,6 +52,7 @@ class Gate:
         self._of_addresses = Failures(max_failures * NAMES_OF_ADDRESS, monotonic)
         self._of_tokens = Failures(max_failures, monotonic)
         self._right_tokens = RightTokens()
+        self._locked_out = LockedOut(monotonic)
 
     async def enter(self, request: Request, role: Role) -> User:
         """The user, who has `role` at least.
@@ -98,17 +100,26 @@ class Gate:
             self.log(f"HTTP: a user cannot be authenticated: {error}")
             raise Problem(500, "an error of the server: see its log") from None
 
-    def check_tokens(self, connection: HTTPConnection, name: str, tokens: Sequence[str]) -> None:
+    async def check_tokens(
+        self, connection: HTTPConnection, name: str, tokens: Sequence[str], look: Look
+    ) -> None:
         """Refuse an address that has sent too many wrong tokens, whatever queues they were for.
 
-        Tokens that were right for `name` before pass: their client may share the address with one
-        that guesses. They are compared again all the same.
+        Right tokens pass: their client may share the address with one that guesses. They are those
+        that were right for `name` before, and random ones that fit the hashes which `look` gets.
+        All are compared again by the caller.
 
         Raises:
             Problem: it has (429).
+            StoreError: the database could not be asked.
         """
-        if not self._right_tokens.has(name, tokens):
+        if self._right_tokens.has(name, tokens):
+            return
+        try:
             self._of_tokens.check((self._address(connection),))
+        except Problem:
+            if not await self._locked_out.fits(name, tokens, look):
+                raise
 
     def tokens_compared(
         self, connection: HTTPConnection, name: str, tokens: Sequence[str], *, right: bool

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
+from faststream_sqlbroker.core.channels import Registered
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.users import Role, User
 
@@ -17,6 +18,11 @@ Guard = Callable[
     Callable[[Request], Awaitable[Response]],
 ]
 """Makes an endpoint that only users with the role reach."""
+
+
+def hash_of(found: Registered | None) -> str:
+    """The hash that a token is compared with, also that of what does not exist."""
+    return UNKNOWN_HASH if found is None else found.token_hash
 
 
 def row_id(request: Request, name: str) -> int:

@@ -29,7 +29,7 @@ from faststream_sqlbroker.flow.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.gate import Gate
-from faststream_sqlbroker.http.parameters import UNKNOWN_HASH, Guard, flag, row_id
+from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id
 from faststream_sqlbroker.http.users import Role, User
 from faststream_sqlbroker.parser import CONTENT_TYPE, REPLY_TO
 from faststream_sqlbroker.publisher.rows import make_row
@@ -195,13 +195,19 @@ class QueueRoutes:
         queue = _queue(request)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
-        self._gate.check_tokens(request, queue, [token])
+
+        async def look() -> list[str]:
+            return [hash_of(await self._jobs.find_token(queue, role))]
+
+        # A queue has two tokens: what is held of one must not stand for the other.
+        name = f"{role} {queue}"
+        await self._gate.check_tokens(request, name, [token], look)
         if scheme.lower() != _BEARER or not token:
             raise Problem(401, "send the token of the queue: Authorization: Bearer", _CHALLENGE)
         found: Registered | None = await self._jobs.find_token(queue, role)
         # Compared also for a queue without tokens: the answer does not tell which there are.
-        fits = token_fits(token, found.token_hash if found else UNKNOWN_HASH)
-        self._gate.tokens_compared(request, queue, [token], right=fits)
+        fits = token_fits(token, hash_of(found))
+        self._gate.tokens_compared(request, name, [token], right=fits)
         if not fits:
             raise Problem(403, f"the token does not allow to {role} here")
         return queue
