@@ -90,7 +90,7 @@ def _single(row: NewMessage) -> SqlBrokerPublishCommand:
 
 
 def _batch(rows: Sequence[NewMessage], destination: str) -> SqlBrokerPublishCommand:
-    bodies = []
+    bodies: list[SqlBrokerResponse] = []
     for row in rows:
         headers, correlation_id = _headers(row)
         bodies.append(
