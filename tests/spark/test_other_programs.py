@@ -107,6 +107,25 @@ def test_rows_that_are_appended_again_are_taken_out(
     held_in(archive, path, spark)
 
 
+def test_rows_without_a_time_are_taken_out(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """They are in no window, so that no figures show them."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    rows = DeltaTable(str(path)).to_pyarrow_table().slice(0, 2)
+    time = rows.column_names.index("archived_at")
+    field = rows.schema.field(time)
+    append(path, rows.set_column(time, field, [[None, rows["archived_at"][1].as_py()]]))
+    (strange,) = [one for one in Lake(spark, str(path)).files if "/" not in one.path]
+    found = export_archive(spark, archive.url, str(path), **SPAN)
+    assert strange.path in found.damaged
+    problem = "it has 1 rows without id or archived_at, which no export writes"
+    assert verify_export(spark, str(path)).damaged == {strange.path: problem}
+    assert repair_export(spark, archive.url, str(path)).files == (strange.path,)
+    held_in(archive, path, spark)
+
+
 def test_rows_that_were_updated_are_read_again(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:

@@ -131,6 +131,32 @@ def test_what_only_the_lake_has_stays(
 
 
 @OF_SQLITE
+def test_rows_that_came_late_are_no_loss(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Neighbours by time, and neighbours by id; a window that also lacks a row stays damaged."""
+    path = tmp_path / "lake"
+    lake = made(spark, archive, path)
+    hour = timedelta(hours=1)
+    by_time = [{"id": 80 + n * 7, "archived_at": START + hour * 2} for n in range(2)]
+    by_id = [{"id": 90 + n, "archived_at": START + DAY + hour * 9 * n} for n in range(3)]
+    archive.add(*by_time, *by_id, {"id": 99, "archived_at": START + DAY * 2})
+    archive.execute("DELETE FROM message_archive WHERE id = 22")
+    archive.add({"id": 98, "archived_at": START + DAY * 2})
+    for one in lake.files:
+        reversed_bytes(path / one.path)
+    done = repair_export(spark, archive.url, str(path))
+    assert done.windows == {"2026-03-01": 7, "2026-03-02": 8}
+    assert list(done.left) == ["2026-03-03"]
+    done = repair_export(spark, archive.url, str(path), accept_loss=True)
+    assert done.windows == {"2026-03-03": 6}
+    assert verify_export(spark, str(path)).intact
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+    again = export_archive(spark, archive.url, str(path), since="2026-03-01", until="2026-03-04")
+    assert {one.action for one in again.windows} == {"unchanged"}
+
+
+@OF_SQLITE
 def test_a_file_whose_sha256_is_unknown_is_recorded_if_the_figures_agree(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.lake.delta import DataFile
 from faststream_sqlbroker.spark.lake.entries import Entry, Note
 from faststream_sqlbroker.spark.lake.lake import Lake
+from faststream_sqlbroker.spark.lake.late_rows import find_late
 from faststream_sqlbroker.spark.lake.prune import selection_of
 from faststream_sqlbroker.spark.lake.row_checksums import (
     NOTHING,
@@ -73,7 +74,9 @@ def repair_export(
 ) -> RepairResult:
     """Read windows whose files are damaged again, from the database and from the other files.
 
-    A window is repaired only if its figures are then exactly what its export has recorded. One
+    A window is repaired only if its figures are then exactly what its export has recorded, or if
+    the database has rows beyond that which follow each other by time or by id, as those of one late
+    transaction do: the others then have the recorded figures, and the late rows come too. One
     commit takes the damaged files out of the table and adds the rows anew; a damaged file stays in
     the table while one of its windows cannot be repaired. Files of other programs, which have no
     SHA-256 in the log, are given one if all windows agree with the log. If windows in them do not,
@@ -177,15 +180,26 @@ def _plan(lake: Lake, way: Way, rows: DataFrame, out: DataFrame) -> _Plan:
         one: findings.found.get(one, NOTHING) + added.get(one, NOTHING)
         for one in findings.differing
     }
+    late = _late(lake, way, rows, unions)
     if way.out:
         more = compute_windows(out, lake.size, checksums=True)
         fit = that_fit(lake, unions, more)
         rows = rows.unionByName(_of(out, lake.size, fit))
         added |= {one: added.get(one, NOTHING) + more[one] for one in fit}
         unions |= {one: unions[one] + more[one] for one in fit}
-    agree = {one for one in unions if way.lossy or unions[one].matches(lake.figures_of(one))}
+    agree = {one for one in unions if way.lossy or unions[one].matches(lake.figures_of(one))} | late
     windows, gone = _repairable(findings, agree)
     return _Plan(windows, gone, rows, added, unions)
+
+
+def _late(
+    lake: Lake, way: Way, rows: DataFrame, unions: Mapping[ExportWindow, RowChecksums]
+) -> set[ExportWindow]:
+    """Windows that lack nothing, and that the database has late rows of."""
+    if way.lossy:
+        return set()
+    more = {one: sums - lake.figures_of(one) for one, sums in unions.items() if lake.entry(one)}
+    return find_late(rows, lake.size, more)
 
 
 def _reason(recorded: RowChecksums, there: RowChecksums) -> str:
@@ -265,7 +279,8 @@ def _commit(lake: Lake, way: Way, plan: _Plan, full: Mapping[ExportWindow, RowCh
     entries = {
         one.name: Entry(plan.unions[one], full.get(one, NOTHING).counts) for one in plan.windows
     }
-    same = not (way.lossy or way.out)
+    agree = all(plan.unions[one].matches(lake.figures_of(one)) for one in plan.windows)
+    same = agree and not (way.lossy or way.out)
     try:
         lake.commit(Note("repair", entries), staged, plan.gone, same_rows=same)
     except ConcurrentLoadError:

@@ -171,8 +171,9 @@ def compute_figures(frame: DataFrame, *, checksums: bool) -> RowChecksums:
 def compute_windows(
     frame: DataFrame, size: str, *, checksums: bool
 ) -> dict[ExportWindow, RowChecksums]:
-    """The same for each window that has rows, by one action."""
-    grouped = frame.groupBy(window_start(size).alias("w"))
+    """The same for each window that has rows, by one action; rows without a time are in none."""
+    timed = frame.where(F.col("archived_at").isNotNull())  # other programs may write others
+    grouped = timed.groupBy(window_start(size).alias("w"))
     rows = grouped.agg(*figure_columns(checksums=checksums)).collect()
     return {
         ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))

@@ -22,7 +22,8 @@ class VerifyResult:
         files: How many were read.
         windows: How many were compared.
         rows: In the files that are as they were committed.
-        damaged: Files that were altered or are missing, by path, with what differs.
+        damaged: Files that were altered or are missing, or in which another program has written
+            rows without `id` or `archived_at`, by path, with what differs.
         unrecorded: Files without a SHA-256 in the log, as other programs write them.
         differing: Windows whose rows in the good files are not what the log says, with both
             figures.
@@ -123,6 +124,10 @@ def examine(lake: Lake, first: datetime | None = None, end: datetime | None = No
         ]
     damaged = lake.altered_of(files)
     unrecorded = tuple(lake.unrecorded_of(files))
+    # No window has these rows, so no figures would show them.
+    damaged |= lake.nameless_of(
+        one for one in files if one.path in unrecorded and one.path not in damaged
+    )
     good = [one for one in files if one.path not in damaged]
     computed = compute_windows(lake.read_files(good), lake.size, checksums=True)
     found = {one: figures for one, figures in computed.items() if _between(one, first, end)}
