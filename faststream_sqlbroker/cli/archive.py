@@ -86,7 +86,11 @@ def export(
         str, typer.Option(help="Name of the live table, with --record-as.")
     ] = "message",
     verify: Annotated[
-        Verification, typer.Option(help="What of a window is compared with the database.")
+        Verification,
+        typer.Option(
+            help="What of a window is compared with the database. After counts, no repair can tell "
+            "whether another program has changed contents."
+        ),
     ] = Verification.checksums,
     rows_per_commit: Annotated[
         int, typer.Option(help="A commit takes whole windows until it has so many rows.")

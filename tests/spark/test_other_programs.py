@@ -141,6 +141,26 @@ def test_rows_that_were_updated_are_read_again(
     assert verify_export(spark, str(path)).intact
 
 
+def test_contents_of_windows_that_were_only_counted_are_not_taken_for_verified(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """An update changes no count, so that a repair would record its file."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path, verify="counts")
+    version = DeltaTable(str(path)).version()
+    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
+    found = export_archive(spark, archive.url, str(path), verify="counts", **SPAN)
+    assert [one.action for one in found.windows] == ["damaged", "unchanged", "unchanged"]
+    left = repair_export(spark, archive.url, str(path))
+    assert (list(left.left), left.recorded) == (["2026-03-01"], ())
+    assert "compared counts only" in left.left["2026-03-01"]
+    DeltaTable(str(path)).restore(version)
+    held_in(archive, path, spark)
+    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
+    assert len(repair_export(spark, archive.url, str(path), accept_loss=True).recorded) == 1
+    assert verify_export(spark, str(path)).intact
+
+
 def test_of_two_files_the_one_with_strange_rows_is_taken_out(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:

@@ -129,9 +129,8 @@ def export_archive(
         recheck: Windows that ended within this time before the horizon are compared again.
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
             and of all other columns; "counts" leaves the last three out, and spares the database
-            reading every row. Windows exported so have no checksums: if another program has updated
-            contents there and kept ids and times, exports name its file, but `repair_export` takes
-            it for right.
+            reading every row. Whether another program has changed contents can then not be computed
+            from the rows: its files are named, and `repair_export` leaves them.
         rows_per_commit: A commit takes whole windows until it has so many rows; those are read by
             one Spark job.
         record_as: A name for the lake. Each window that is in it is recorded in the database, for

@@ -38,17 +38,12 @@ def find_late(
     if not wanted:
         return set()
     starts = [to_microseconds(one.start) for one in wanted]
-    found = list[Column]()
     there = rows.where(window_start(size).isin(starts))
+    condition = F.lit(False)
     for window, pairs in _by_window(there, size).items():
         run = _neighbours(pairs, wanted[window])
         if run is not None:
-            found.append(_is_among(window, size, run))
-    if not found:
-        return set()
-    condition = found[0]
-    for one in found[1:]:
-        condition |= one
+            condition |= _is_among(window, size, run)
     # Sums of ids and times may agree by chance; those of contents do not.
     figures = compute_windows(there.where(condition), size, checksums=True)
     return {one for one, sums in figures.items() if sums.matches(wanted[one])}
@@ -68,15 +63,17 @@ def _neighbours(pairs: Iterable[_Row], figures: RowChecksums) -> Sequence[_Row] 
     """
     by_time = sorted(pairs)
     by_id = sorted(by_time, key=lambda one: one[1])
-    number = figures.rows
-    for ordered in (by_time, by_id):
-        times = list(accumulate((one[0] for one in ordered), initial=0))
-        ids = list(accumulate((one[1] for one in ordered), initial=0))
-        for first in range(len(ordered) - number + 1):
-            last = first + number
-            sums = ids[last] - ids[first], times[last] - times[first]
-            if sums == (figures.ids, figures.times):
-                return ordered[first:last]
+    return _run(by_time, figures) or _run(by_id, figures)
+
+
+def _run(ordered: Sequence[_Row], figures: RowChecksums) -> Sequence[_Row] | None:
+    times = list(accumulate((one[0] for one in ordered), initial=0))
+    ids = list(accumulate((one[1] for one in ordered), initial=0))
+    for first in range(len(ordered) - figures.rows + 1):
+        last = first + figures.rows
+        sums = ids[last] - ids[first], times[last] - times[first]
+        if sums == (figures.ids, figures.times):
+            return ordered[first:last]
     return None
 
 

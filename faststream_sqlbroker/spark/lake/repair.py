@@ -31,6 +31,12 @@ from faststream_sqlbroker.spark.lake.windows import ExportWindow
 from faststream_sqlbroker.spark.load.read import scan
 from faststream_sqlbroker.spark.load.snapshot import Snapshot
 
+_UNPROVEN = (
+    "another program has written a file of it, and its export compared counts only "
+    '(verify="counts"): restore the table to the version before that, or accept the file as it is '
+    "with --accept-loss"
+)
+
 
 @dataclass(frozen=True)
 class RepairResult:
@@ -79,7 +85,8 @@ def repair_export(
     transaction do: the others then have the recorded figures, and the late rows come too. One
     commit takes the damaged files out of the table and adds the rows anew; a damaged file stays in
     the table while one of its windows cannot be repaired. Files of other programs, which have no
-    SHA-256 in the log, are given one if all windows agree with the log. If windows in them do not,
+    SHA-256 in the log, are given one if all windows agree with the log, which needs figures of
+    contents: a file with windows exported by `verify="counts"` is left. If windows in them do not,
     they are taken out where the database and the other files have what the log says; files with
     rows of a window without a record stay.
 
@@ -90,7 +97,8 @@ def repair_export(
         source: The name that the export was given for the database, see `export_archive`.
         accept_loss: Repair windows also if rows are lost for ever: they then hold what the database
             and the other files have, and their figures are recorded anew. Rows of other programs'
-            files count once each, and not in a window that would have more than was recorded.
+            files count once each, and not in a window that would have more than was recorded. Files
+            with windows that were exported by `verify="counts"` are recorded as they are.
         options: More of Spark's JDBC options.
         storage_options: See `export_archive`.
 
@@ -124,9 +132,8 @@ def _step(
     lake = job.lake
     findings = examine(lake)
     if not findings.differing and not findings.damaged:
-        if findings.unrecorded:
-            lake.record(findings.unrecorded)
-        return replace(done, left={}, recorded=findings.unrecorded), False
+        unproven = {} if accept_loss else _unproven(lake, findings.unrecorded)
+        return _record(lake, findings, unproven, done), False
     left = dict[str, str]()
     for way in ways_of(lake, findings, accept_loss=accept_loss):
         plan = _attempt(job, connection, way)
@@ -139,6 +146,30 @@ def _step(
                 left or findings.unrecorded
             )
     return replace(done, left=left), False
+
+
+def _unproven(lake: Lake, paths: Collection[str]) -> dict[str, list[ExportWindow]]:
+    """Files with windows of which the log has no figures of contents: an update would not show."""
+    found = dict[str, list[ExportWindow]]()
+    for path in paths:
+        counted = [one for one in lake.windows_of([path]) if lake.figures_of(one).columns is None]
+        if counted:
+            found[path] = counted
+    return found
+
+
+def _record(
+    lake: Lake,
+    findings: Findings,
+    unproven: Mapping[str, list[ExportWindow]],
+    done: RepairResult,
+) -> RepairResult:
+    """Commit the SHA-256 of other programs' files whose windows agree with the log."""
+    proven = tuple(one for one in findings.unrecorded if one not in unproven)
+    if proven:
+        lake.record(proven)
+    stay = sorted({one.name for windows in unproven.values() for one in windows})
+    return replace(done, left=dict.fromkeys(stay, _UNPROVEN), recorded=proven)
 
 
 def _attempt(job: Job, connection: Connection, way: Way) -> _Plan:
