@@ -376,17 +376,17 @@ class Lake:
         problem = "another program has written it: the log has no SHA-256 of it"
         return {one.path: problem for one in files if one.path not in self.state.digests}
 
-    def nameless_of(self, files: Iterable[DataFile]) -> dict[str, str]:
+    def nameless_of(self, files: Sequence[DataFile]) -> dict[str, str]:
         """Files with rows that lack `id` or `archived_at`; no export writes such rows."""
-        by_name = {one.path.rpartition("/")[2]: one for one in files}
-        if not by_name:
+        if not files:
             return {}
-        rows = self.read_files(by_name.values())
+        by_name = {one.path.rpartition("/")[2]: one.path for one in files}
+        rows = self.read_named(files)
         rows = rows.where(F.col("id").isNull() | F.col("archived_at").isNull())
         problem = "it has {} rows without id or archived_at, which no export writes"
         return {
-            by_name[name].path: problem.format(number)
-            for name, number in rows.groupBy("_metadata.file_name").count().collect()
+            by_name[name]: problem.format(number)
+            for name, number in rows.groupBy(FILE_NAME).count().collect()
         }
 
     def windows_of(self, paths: Iterable[str]) -> list[ExportWindow]:

@@ -125,9 +125,8 @@ def examine(lake: Lake, first: datetime | None = None, end: datetime | None = No
     damaged = lake.altered_of(files)
     unrecorded = tuple(lake.unrecorded_of(files))
     # No window has these rows, so no figures would show them.
-    damaged |= lake.nameless_of(
-        one for one in files if one.path in unrecorded and one.path not in damaged
-    )
+    strange = [one for one in files if one.path in unrecorded and one.path not in damaged]
+    damaged |= lake.nameless_of(strange)
     good = [one for one in files if one.path not in damaged]
     computed = compute_windows(lake.read_files(good), lake.size, checksums=True)
     found = {one: figures for one, figures in computed.items() if _between(one, first, end)}
