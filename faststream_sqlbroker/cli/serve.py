@@ -1,6 +1,7 @@
 """`sqlbroker serve`: the broker over HTTP, in a process of its own; and passwords for it."""
 
 import asyncio
+import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,7 +90,8 @@ def serve(
         await _serve(served, host, port, tls)
 
     try:
-        run(context, work)
+        # Without a handler warnings go to standard error: answers refer to "the server's log".
+        run(context, work, logger=logging.getLogger("faststream_sqlbroker"))
     except KeyboardInterrupt:
         print_line("stopped")
 

@@ -1,6 +1,7 @@
 """Which broker a command works on, and how it is reached."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -34,8 +35,8 @@ class Target:
             schema=self.schema,
         )
 
-    def broker(self) -> SqlBroker:
-        """The application's broker, or one of its own for the URL.
+    def broker(self, logger: logging.Logger | None = None) -> SqlBroker:
+        """The application's broker, or one of its own for the URL, which logs to `logger`.
 
         Raises:
             SetupError: neither is given, or it cannot be made.
@@ -48,7 +49,7 @@ class Target:
                 "the variable SQLBROKER_URL"
             )
         try:
-            return SqlBroker(self.url, schema=self.tables, logger=None)
+            return SqlBroker(self.url, schema=self.tables, logger=logger)
         except ModuleNotFoundError as error:
             raise SetupError(
                 f"the URL needs {error.name!r}, which is not installed: pip install "
@@ -56,7 +57,12 @@ class Target:
             ) from None
 
 
-def run(context: typer.Context, work: Callable[[SqlBroker], Awaitable[T]]) -> T:
+def run(
+    context: typer.Context,
+    work: Callable[[SqlBroker], Awaitable[T]],
+    *,
+    logger: logging.Logger | None = None,
+) -> T:
     """Do `work` with the command's broker, which is not started, and close its connections.
 
     Errors of the database are errors of this package, without the URL.
@@ -64,7 +70,7 @@ def run(context: typer.Context, work: Callable[[SqlBroker], Awaitable[T]]) -> T:
     target = context.find_object(Target) or Target()
 
     async def working() -> T:
-        broker = target.broker()
+        broker = target.broker(logger)
         try:
             return await work(broker)
         finally:

@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.channels import (
     token_fits,
 )
 from faststream_sqlbroker.core.stored import NotACursorError
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.pull_jobs import PullJobs
 from faststream_sqlbroker.http.answers import (
@@ -120,7 +121,8 @@ class ChannelRoutes:
             rotate=flag(fields, "rotate"),
         )
         if found is None:
-            raise Problem(404, "there is no such channel")
+            text = f"there is no channel {short(channel)}: make it with PUT /channel/ID"
+            raise Problem(404, text)
         queue = queue_of(channel, found.id)
         return _registered(found, {"ID": found.id, "Type": found.type, "Queue": queue})
 
@@ -150,7 +152,7 @@ class ChannelRoutes:
         self._verify(request, name, [(found, CHANNEL_TOKEN)])
         priority = whole(request.headers.get(PRIORITY, "0"), PRIORITY)
         if not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
-            raise Problem(400, f"{PRIORITY} must be -100 to 100")
+            raise Problem(400, f"{PRIORITY} must be -100 to 100, got {priority}")
         payload = await read_body(request, self._limits)
         kind = request.headers.get("content-type")
         if kind is not None and not _CONTENT_TYPE.fullmatch(kind):
@@ -160,7 +162,11 @@ class ChannelRoutes:
             raise Problem(400, f"{DEDUP_ID} has 1 to 255 printable ASCII characters")
         sent = await self._jobs.broadcast(channel, payload, kind, priority, dedup_id)
         if not sent.consumers:
-            raise Problem(409, "the channel has no consumer: nothing was published")
+            text = (
+                "the channel has no consumer, so nothing was published: make one with "
+                "PUT /channel/ID/consumer/ID"
+            )
+            raise Problem(409, text)
         shown = {"MessageID": sent.message_id if sent.jobs else None, "Jobs": sent.jobs}
         return JSONResponse(shown, 201 if sent.jobs else 200)
 
@@ -171,13 +177,15 @@ class ChannelRoutes:
         queue = await self._pull_queue(request)
         limit = whole(request.query_params.get("limit") or str(DEFAULT_LIMIT), "limit")
         if limit < 1:
-            raise Problem(400, "limit must be 1 or more")
+            raise Problem(400, f"limit must be 1 or more, got {limit}")
         limit = min(limit, HIGHEST_LIMIT)
         after = request.query_params.get("after")
         try:
             jobs, following = await self._jobs.queued(queue, after, limit)
         except NotACursorError:
-            raise Problem(400, "after must be that of the link to this page") from None
+            raise Problem(
+                400, "after must be that of a page's Link header: begin without it"
+            ) from None
         headers = {}
         if following is not None:
             query = urlencode({"limit": limit, "after": following})
@@ -200,7 +208,8 @@ class ChannelRoutes:
         body = await read_object(request, self._limits)
         wanted = body.get("NextState")
         if not isinstance(wanted, str) or wanted not in WANTED:
-            raise Problem(400, f"NextState must be one of {', '.join(WANTED)}")
+            given = short(wanted) if "NextState" in body else "no NextState"
+            raise Problem(400, f"NextState must be one of {', '.join(WANTED)}, got {given}")
         longer = _timeout(body, "IncrementalTimeout")
         changed = await self._jobs.change(
             queue, job_id, JobState(wanted), longer=longer, token=_lease(request)
@@ -213,7 +222,7 @@ class ChannelRoutes:
         job_id = row_id(request, "job")
         token = _lease(request)
         if token is None:
-            raise Problem(400, f"{LEASE} must be what the claim has answered")
+            raise Problem(400, f"send {LEASE}, as the claim has answered it")
         body = await read_object(request, self._limits)
         longer = _timeout(body, "IncrementalTimeout") or 0
         held = await self._jobs.extend(queue, job_id, token, longer=longer)
@@ -260,7 +269,11 @@ class ChannelRoutes:
         if all(fits):
             return
         names = " and ".join(header for _, header in needed)
-        raise Problem(403, f"{names} must be right")
+        raise Problem(
+            403,
+            f"{names} must be right: send what PUT has answered when it was made, or let an "
+            "administrator make another with rotate=true",
+        )
 
 
 def _answer(changed: Changed, wanted: str) -> Response:
@@ -314,7 +327,8 @@ def _timeout(body: Mapping[str, Any], name: str) -> int | None:
         return None
     value = body[name]
     if type(value) is not int or not 0 <= value <= LONGEST_TIMEOUT:
-        raise Problem(400, f"{name} must be a whole number of seconds, 0 or more")
+        allowed = f"a whole number of seconds, 0 to {LONGEST_TIMEOUT}"
+        raise Problem(400, f"{name} must be {allowed}, got {short(value)}")
     return value
 
 

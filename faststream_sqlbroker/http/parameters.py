@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from faststream_sqlbroker.core.channels import Registered
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.users import Role, User
 
@@ -48,7 +49,7 @@ def whole(text: str, name: str) -> int:
     """
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdecimal():
-        raise Problem(400, f"{name} must be a whole number")
+        raise Problem(400, f"{name} must be a whole number, got {short(text)}")
     if len(digits) > len(str(LARGEST_ID)):
         raise Problem(400, f"{name} must be a whole number of up to {len(str(LARGEST_ID))} digits")
     return int(text)
@@ -62,5 +63,5 @@ def flag(fields: Mapping[str, str], name: str) -> bool:
     """
     value = fields.get(name, "false")
     if value not in {"true", "false"}:
-        raise Problem(400, f"{name} must be true or false")
+        raise Problem(400, f"{name} must be true or false, got {short(value)}")
     return value == "true"

@@ -21,7 +21,7 @@ from faststream_sqlbroker.core.queue_api import QUEUE_ROLES, QueueRole
 from faststream_sqlbroker.core.reasons import REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.rows import NewMessage as Row
-from faststream_sqlbroker.core.text import clean_text
+from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import delay_seconds
 from faststream_sqlbroker.dialects.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import SetupError
@@ -83,7 +83,7 @@ class QueueRoutes:
         queue = _queue(request)
         role = request.path_params["role"]
         if role not in QUEUE_ROLES:
-            raise Problem(404, "a token is for publish or consume")
+            raise Problem(404, f"a token is for publish or consume, got {short(role)}")
         fields = await read_form(request, self._limits)
         if fields.keys() - {"rotate"}:
             raise Problem(400, "there is the field rotate only: tokens are made here")
@@ -203,13 +203,19 @@ class QueueRoutes:
         name = f"{role} {queue}"
         await self._gate.check_tokens(request, name, [token], look)
         if scheme.lower() != _BEARER or not token:
-            raise Problem(401, "send the token of the queue: Authorization: Bearer", _CHALLENGE)
+            raise Problem(
+                401, "send the token of the queue: Authorization: Bearer TOKEN", _CHALLENGE
+            )
         found: Registered | None = await self._jobs.find_token(queue, role)
         # Compared also for a queue without tokens: the answer does not tell which there are.
         fits = token_fits(token, hash_of(found))
         self._gate.tokens_compared(request, name, [token], right=fits)
         if not fits:
-            raise Problem(403, f"the token does not allow to {role} here")
+            raise Problem(
+                403,
+                f"the token does not allow to {role} here: an administrator makes one with "
+                f"PUT /v1/queues/QUEUE/tokens/{role}",
+            )
         return queue
 
 

@@ -174,6 +174,23 @@ async def test_a_limit_of_many_digits(broker: SqlBroker) -> None:
 
 
 @on_sqlite
+async def test_errors_say_what_was_given_and_what_is_allowed(broker: SqlBroker) -> None:
+    pulling = Pulling(broker)
+    states = "NextState must be one of INFLIGHT, DELIVERED, DEAD, got "
+    seconds = "IncrementalTimeout must be a whole number of seconds, 0 to "
+    async with pulling.http:
+        for answer, text in [
+            (await pulling.page("?limit=0"), "limit must be 1 or more, got 0"),
+            (await pulling.page("?limit=few"), "limit must be a whole number, got 'few'"),
+            (await pulling.post("1", "DONE"), f"{states}'DONE'"),
+            (await pulling.http.post(f"{pulling.jobs}/job/1", json={}, headers=TOKENS), states),
+            (await pulling.post("1", "INFLIGHT", IncrementalTimeout=-1), seconds),
+        ]:
+            assert answer.status_code == 400
+            assert answer.json()["error"].startswith(text)
+
+
+@on_sqlite
 async def test_the_loop_starts_with_the_broker_and_the_application(
     broker: SqlBroker, look: Look
 ) -> None:

@@ -53,6 +53,20 @@ async def test_it_serves_users_of_a_file(
 
 
 @on_sqlite
+async def test_the_log_tells_what_an_answer_does_not(broker: SqlBroker, tmp_path: Path) -> None:
+    """Here the tables were not made."""
+    url, log = f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}", tmp_path / "log"
+    async with (
+        serving(url, log, "--insecure", "--channels") as address,
+        httpx.AsyncClient(base_url=address) as client,
+    ):
+        refused = await client.put("/channel/orders")
+        assert refused.json() == {"error": "the database refused: see the server's log"}
+        assert "HTTP: PUT /channel/orders: OperationalError: no such table" in log.read_text()
+        assert "run the migrations" in log.read_text()
+
+
+@on_sqlite
 async def test_without_authentication_only_this_machine_is_served(
     broker: SqlBroker, database_url: str, tmp_path: Path
 ) -> None:
