@@ -48,6 +48,8 @@ VIEWS: dict[str, Sequence[str]] = {
     "edit": ("edit", "4741", "--priority", "5"),
     "pause": ("pause", "orders"),
     "resume": ("resume", "orders"),
+    "drain": ("drain", "shop-7d9f:17:5f1c90ab77d2e403"),
+    "undrain": ("undrain", "shop-7d9f:17:5f1c90ab77d2e403"),
     "release": ("release", "shop-7d9f:17:5f1c90ab77d2e403"),
     "release-lock": ("release-lock", "stock-count"),
     "run-schedule": ("run-schedule", "nightly report"),

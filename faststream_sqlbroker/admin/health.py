@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 
+MOST_DRAINED = 20
+"""Drained subscribers that are named."""
+
+
 class HealthReport(Operations):
     """One look at everything that may be wrong."""
 
@@ -47,6 +51,7 @@ class HealthReport(Operations):
             lacks=tuple(str(lack) for lack in access.lacks),
             schema=schema,
             differing_windows=() if schema else await self._differing(),
+            drained=() if schema else await self._drained(),
             old_transaction=oldest,
         )
 
@@ -57,6 +62,12 @@ class HealthReport(Operations):
         except AccessError:
             return ()  # A producer needs no right on the records.
         return tuple(f"window {window} of lake {lake!r}" for lake, window in found)
+
+    async def _drained(self) -> tuple[str, ...]:
+        try:
+            return tuple(await self._store.live_subscribers.drained(MOST_DRAINED))
+        except AccessError:
+            return ()  # A producer needs no right on the registrations.
 
 
 async def compare_clocks(store: "Store") -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.overview import nearest_name
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
@@ -25,6 +26,71 @@ class Workers(Operations):
         found = await self._store.live_subscribers.subscribers()
         return [s for s in found if queue is None or queue in s.queues]
 
+    async def drain(self, worker: str, *, by: str | None = None) -> list[str]:
+        """Let a worker claim nothing more; others take its queues, and its process lives on.
+
+        What it runs goes on, and the outcomes are written. Messages that it has claimed and not
+        started are given back; no delivery is counted. Its signs of life go on. It sees the drain
+        with the next of them: within its `presence_interval` (5 seconds by default), on PostgreSQL
+        mostly at once. It stays drained until `undrain`, or until it stops: a worker that starts
+        again has another name, and claims. `subscribers` shows which are drained.
+
+        Args:
+            worker: The name of one subscriber, as listed by `subscribers`, or its beginning, the
+                host and the process id: then all live subscribers of that process.
+            by: Who drains, as text, for the `audit`; default the host and the process id.
+
+        Returns:
+            The names of the subscribers that are drained now and were not, sorted.
+
+        Raises:
+            SetupError: no live subscriber or process has this name, or `by` is no text.
+        """
+        return await self._drain(worker, by, drained=True)
+
+    async def undrain(self, worker: str, *, by: str | None = None) -> list[str]:
+        """End the drain of a worker; it sees that as soon as it would see a drain.
+
+        Args:
+            worker: As of `drain`.
+            by: Who does it, as text, for the `audit`; default the host and the process id.
+
+        Returns:
+            The names of the subscribers that were drained and are no longer, sorted.
+
+        Raises:
+            SetupError: As `drain`.
+        """
+        return await self._drain(worker, by, drained=False)
+
+    async def _drain(self, worker: str, by: str | None, *, drained: bool) -> list[str]:
+        who = operator_name(by)
+        names = await self._living(worker)
+        async with self._turn:
+            changed, paused = await self._store.live_subscribers.drain(
+                names, worker, self._channel, who, drained=drained
+            )
+            self._heard(paused)
+        return sorted(changed)
+
+    async def _living(self, worker: str) -> list[str]:
+        """The live subscribers that `worker` names: one, or those of a process."""
+        _check_name(worker)
+        known = await self._store.live_subscribers.subscriber(worker)
+        if known is not None and known[1]:
+            return [worker]
+        living = await self._store.live_subscribers.subscribers()
+        if found := [each.worker for each in living if each.process == worker]:
+            return found
+        names = sorted({name for each in living for name in (each.worker, each.process)})
+        near = nearest_name(worker, names)
+        meant = "" if near is None else f", is {near!r} meant?"
+        msg = (
+            f"no live subscriber or process is named {short(worker)}{meant}: "
+            "broker.admin.subscribers() lists the live ones with their names"
+        )
+        raise SetupError(msg)
+
     async def release(self, worker: str, *, force: bool = False, by: str | None = None) -> int:
         """Release the messages that a worker has leased now, instead of when its leases run out.
 
@@ -46,8 +112,7 @@ class Workers(Operations):
             SetupError: `worker` is not known, or it is alive and `force` is not set, or `by` is no
                 text.
         """
-        if not isinstance(worker, str):
-            raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")
+        _check_name(worker)
         known = await self._store.live_subscribers.subscriber(worker)
         if known is None:
             msg = (
@@ -69,3 +134,8 @@ class Workers(Operations):
         while count := await release(subscriber, RELEASED_AT_ONCE, who):
             total += count
         return total
+
+
+def _check_name(worker: str) -> None:
+    if not isinstance(worker, str):
+        raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")

@@ -28,6 +28,7 @@ from faststream_sqlbroker.cli.listing import locks, schedules, unknown
 from faststream_sqlbroker.cli.look import explain, messages, queues, show, subscribers
 from faststream_sqlbroker.cli.mend import (
     cancel,
+    drain,
     edit,
     move,
     pause,
@@ -36,6 +37,7 @@ from faststream_sqlbroker.cli.mend import (
     release,
     resume,
     retry,
+    undrain,
 )
 from faststream_sqlbroker.cli.partitions import partitions
 from faststream_sqlbroker.cli.prune import prune
@@ -80,7 +82,20 @@ LOOK = (
     tail,
 )
 BULK = (redrive, replay_here)
-MEND = (pause, resume, cancel, retry, postpone, edit, move, release, publish, prune)
+MEND = (
+    pause,
+    resume,
+    drain,
+    undrain,
+    cancel,
+    retry,
+    postpone,
+    edit,
+    move,
+    release,
+    publish,
+    prune,
+)
 SCHEDULES = (run_schedule, pause_schedule, resume_schedule)
 FORGET = (release_lock, forget_schedule, forget_unknown)
 TABLES = (sql, migrate, partitions)

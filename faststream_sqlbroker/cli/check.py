@@ -50,6 +50,9 @@ async def _findings(broker: SqlBroker, longest: float, oldest: float) -> list[Fi
     if health.schema or health.lacks:
         # What follows reads the tables, and would fail with one of these problems.
         return found
+    if health.drained:
+        # No problem by itself, as a pause is none; a queue that waits for them is one.
+        found.append(("drained", True, ", ".join(health.drained)))
     for queue in await broker.admin.queues():
         found += _queue(queue, longest)
     unknown = await broker.admin.unknown(limit=1_000)

@@ -230,4 +230,6 @@ def subscribers(
 def _mode(subscriber: Any) -> str:
     if subscriber.stopping:
         return "stopping"
+    if subscriber.drained:
+        return "drained"
     return "paused" if subscriber.paused else "claims"

@@ -206,6 +206,49 @@ def release(
         print_line(f"released {count} messages of {worker}")
 
 
+WorkerName = Annotated[
+    str,
+    typer.Argument(
+        help="Its name, as subscribers lists it; host:pid means all of that process.",
+    ),
+]
+
+
+def drain(
+    context: typer.Context,
+    worker: WorkerName,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a worker claim nothing more: it ends what it runs, and stays alive."""
+    if not yes:
+        ask(f"{worker} claims nothing more until it is undrained", as_json=as_json)
+    names = run(context, lambda broker: broker.admin.drain(worker, by=by))
+    if as_json:
+        print_json({"worker": worker, "drained": names})
+        return
+    for name in names:
+        print_line(f"{name} is drained")
+    if not names:
+        print_line(f"{worker} was drained already")
+
+
+def undrain(
+    context: typer.Context, worker: WorkerName, by: By = None, as_json: AsJson = False
+) -> None:
+    """End the drain of a worker: it claims again."""
+    # It does not ask: what was drained by a slip can be mended at once.
+    names = run(context, lambda broker: broker.admin.undrain(worker, by=by))
+    if as_json:
+        print_json({"worker": worker, "undrained": names})
+        return
+    for name in names:
+        print_line(f"{name} claims again")
+    if not names:
+        print_line(f"{worker} was not drained")
+
+
 def publish(
     context: typer.Context,
     queue: QueueName,

@@ -132,6 +132,9 @@ class Health:
     differing_windows: tuple[str, ...] = ()
     """Windows of lakes, 20 at most, that are not pruned, as the archive has other rows in them than
     exports have recorded; none if this user may not read the records."""
+    drained: tuple[str, ...] = ()
+    """Live subscribers of all processes, 20 at most, that an operator has drained. That is no
+    problem by itself: `queues` tells of a queue without one that claims."""
     old_transaction: float = field(default=OLD_TRANSACTION)
     """The age from which a transaction is a problem."""
 

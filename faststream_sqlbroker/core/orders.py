@@ -1,4 +1,4 @@
-"""What operators have asked of the whole fleet; each process reads it with its signs of life."""
+"""What operators have asked of the fleet; each process reads it with its signs of life."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -17,8 +17,10 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What is paused, and what is to be cancelled."""
+    """What is paused, what is to be cancelled, and which subscribers are drained."""
 
     paused: frozenset[str] = frozenset()
     """Names of queues."""
     cancels: tuple[CancelRequest, ...] = ()
+    drained: frozenset[str] | None = frozenset()
+    """Names of subscribers of this process that claim nothing; None: not asked."""

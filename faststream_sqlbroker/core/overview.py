@@ -68,6 +68,8 @@ class QueueOverview:
     """Whether a message of the queue is live or archived."""
     pulled: bool = False
     """Whether a pull consumer takes its jobs over HTTP, so that it needs no subscriber."""
+    drained_subscribers: int = 0
+    """How many of the live subscribers an operator has drained."""
     nearest: str | None = None
     """With a `problem`: the name of another queue that is nearly the same."""
 
@@ -77,8 +79,18 @@ class QueueOverview:
         return self.ready.value + self.delayed.value
 
     @property
+    def _all_drained(self) -> bool:
+        """Whether messages are due, and every live subscriber is drained."""
+        drained = self.drained_subscribers
+        return bool(self.ready.value and drained and drained == self.live_subscribers)
+
+    @property
     def problem(self) -> str | None:
-        """What is wrong, as text: it has no subscriber, or never had a message; or None."""
+        """What is wrong, as text: it has no subscriber, all are drained while messages wait, or it
+        never had a message; or None.
+        """
+        if self._all_drained:
+            return "every live subscriber is drained"
         some = self.waiting or self.in_flight.value
         if self.used and some and not self.live_subscribers and not self.pulled:
             text = "no live subscriber"

@@ -47,18 +47,25 @@ class LiveSubscriber:
     paused: bool
     """Whether `subscriber.pause()` was called in its process."""
     stopping: bool
-    """Whether it drains: it does not claim any more."""
+    """Whether it is about to stop: it does not claim any more."""
     policies: tuple[str, ...]
     transactional: bool = False
     """Whether its handlers run in a transaction that holds their messages."""
     ended_per_minute: Mapping[str, float] | None = field(default=None, compare=False)
     """Messages that it has ended in the minute before its last heartbeat, by queue; None: its
     heartbeats are too rare to tell, or it runs an older version."""
+    drained: bool = False
+    """Whether an operator has drained it: it lives, but claims nothing."""
 
     @property
     def claims(self) -> bool:
-        """Whether it takes messages, as far as its own process is concerned."""
-        return not self.paused and not self.stopping
+        """Whether it takes messages from its queues that are not paused."""
+        return not self.paused and not self.stopping and not self.drained
+
+    @property
+    def process(self) -> str:
+        """Host and process id of its process."""
+        return self.worker.rpartition(":")[0]
 
     @property
     def way(self) -> str:
@@ -74,7 +81,7 @@ class LiveSubscriber:
 
 
 def by_way(queue: str, subscribers: Iterable[LiveSubscriber]) -> dict[str, list[LiveSubscriber]]:
-    """The subscribers of `queue` that do not drain, grouped by `way`.
+    """The subscribers of `queue` that are not about to stop, grouped by `way`.
 
     With more than one way, none of them is guaranteed.
     """
@@ -125,7 +132,12 @@ def describe(
 
 
 def subscriber_of(
-    worker: str, info: Mapping[str, Any], since: datetime, lease_expires_at: datetime
+    worker: str,
+    info: Mapping[str, Any],
+    since: datetime,
+    lease_expires_at: datetime,
+    *,
+    drained: bool = False,
 ) -> LiveSubscriber:
     """A subscriber from its description; what an older version left out gets its default."""
     return LiveSubscriber(
@@ -140,6 +152,7 @@ def subscriber_of(
         _texts(info.get("policies")),
         bool(info.get("transactional")),
         rates_of(info.get("ended")),
+        drained,
     )
 
 

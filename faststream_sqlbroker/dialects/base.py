@@ -120,7 +120,7 @@ class Dialect(Operations):
                 state = self.tables.policy_state
                 changed = set(sign.changed)
                 live_subscribers.announce(connection, state, sign.known, changed, sign.lease)
-                orders = live_subscribers.orders(connection, state)
+                orders = live_subscribers.orders(connection, state, sorted(sign.known))
             pairs = self.ready_pairs(connection, queues)
             return Around(pairs, self.lease_ends_in(connection, leased), orders)
 

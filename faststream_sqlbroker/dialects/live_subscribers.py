@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, delete, func, null, or_, select
+from sqlalchemy import Connection, Table, and_, bindparam, delete, func, null, or_, select, update
 
 from faststream_sqlbroker.core.orders import CancelRequest, Orders
 from faststream_sqlbroker.core.status import LiveSubscriber, PausedQueue, subscriber_of
@@ -20,8 +20,8 @@ SUBSCRIBER = "subscriber"
 PAUSED = "paused"
 """Scope of pauses; the key is the queue."""
 STATE_CHANGED = " "
-"""Sent to listeners when a queue is paused or resumed, a running message is to be cancelled, or a
-schedule is redefined. No queue can have this name."""
+"""Sent to listeners when a queue is paused or resumed, a subscriber is drained or undrained, a
+running message is to be cancelled, or a schedule is redefined. No queue can have this name."""
 
 KEPT_SECONDS = 3600
 """How long the registration of a crashed subscriber is kept after its lease has run out, so that
@@ -80,13 +80,12 @@ def read_subscribers(
     connection: Connection, table: Table, *, ended: bool = False
 ) -> list[LiveSubscriber]:
     """The live subscribers, with `ended` also crashed ones; the latest heartbeat first."""
-    statement = select(table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at)
-    statement = statement.where(table.c.scope == SUBSCRIBER)
+    statement = select(*_shown(table)).where(table.c.scope == SUBSCRIBER)
     if not ended:
         statement = statement.where(table.c.lease_expires_at > clock())
     # Along the primary key: leases have no index, so an order by them would read and sort all.
     rows = connection.execute(statement.order_by(table.c.key).limit(MOST_READ))
-    found = [subscriber_of(r.key, r.info or {}, r.created_at, r.lease_expires_at) for r in rows]
+    found = [_subscriber(row) for row in rows]
     return sorted(found, key=lambda each: each.lease_expires_at, reverse=True)
 
 
@@ -110,16 +109,44 @@ def read_subscriber(
 ) -> tuple[LiveSubscriber, bool] | None:
     """The subscriber of this name, and whether it is alive; None if it is not known."""
     lives = (table.c.lease_expires_at > clock()).label("lives")
-    statement = select(
-        table.c.key, table.c.info, table.c.created_at, table.c.lease_expires_at, lives
-    )
+    statement = select(*_shown(table), lives)
     row = connection.execute(
         statement.where(table.c.scope == SUBSCRIBER, table.c.key == name)
     ).first()
-    if row is None:
-        return None
-    return subscriber_of(row.key, row.info or {}, row.created_at, row.lease_expires_at), bool(
-        row.lives
+    return None if row is None else (_subscriber(row), bool(row.lives))
+
+
+def drain(connection: Connection, table: Table, names: Sequence[str], *, drained: bool) -> set[str]:
+    """Drain these live subscribers, or end that; the names of those that changed."""
+    c = table.c
+    changed = set[str]()
+    # One by one in one order, as signs of life lock the same rows.
+    for name in sorted(names):
+        one = (c.scope == SUBSCRIBER, c.key == name, c.lease_expires_at > clock())
+        statement = update(table).where(*one, c.counter == int(not drained))
+        if connection.execute(statement.values(counter=int(drained))).rowcount:
+            changed.add(name)
+    return changed
+
+
+def drained_names(connection: Connection, table: Table, limit: int) -> list[str]:
+    """The names of the first `limit` live subscribers that are drained."""
+    c = table.c
+    drained = select(c.key).where(c.scope == SUBSCRIBER, c.counter > 0)
+    living = drained.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
+    return list(connection.execute(living).scalars())
+
+
+def _shown(table: Table) -> tuple[Any, ...]:
+    # The counter of a registration says whether an operator has drained it: signs of life leave it
+    # as it is, and it goes with the row.
+    c = table.c
+    return c.key, c.info, c.created_at, c.lease_expires_at, c.counter
+
+
+def _subscriber(row: Any) -> LiveSubscriber:
+    return subscriber_of(
+        row.key, row.info or {}, row.created_at, row.lease_expires_at, drained=row.counter > 0
     )
 
 
@@ -173,18 +200,22 @@ def paused(connection: Connection, table: Table, queue: str | None = None) -> li
     return [PausedQueue(r.key, r.created_at, r.expires_at, *_words(r.info or {})) for r in rows]
 
 
-def orders(connection: Connection, table: Table) -> Orders:
-    """What operators have asked of the fleet."""
+def orders(connection: Connection, table: Table, ours: Sequence[str] = ()) -> Orders:
+    """What operators have asked of the fleet, and of the subscribers `ours` of this process."""
     c = table.c
-    either = or_(and_(c.scope == PAUSED, _lasting(table)), c.scope == cancels.CANCEL)
-    paused = set[str]()
+    either = or_(
+        and_(c.scope == PAUSED, _lasting(table)),
+        c.scope == cancels.CANCEL,
+        and_(c.scope == SUBSCRIBER, c.key.in_(sorted(ours)), c.counter > 0),
+    )
+    names: dict[str, set[str]] = {PAUSED: set(), SUBSCRIBER: set()}
     requests: list[CancelRequest] = []
     for row in connection.execute(select(c.scope, c.key, c.info).where(either)):
-        if row.scope == PAUSED:
-            paused.add(row.key)
-        else:
+        if row.scope == cancels.CANCEL:
             requests.append(cancels.request_of(row.key, row.info))
-    return Orders(frozenset(paused), tuple(requests))
+        else:
+            names[row.scope].add(row.key)
+    return Orders(frozenset(names[PAUSED]), tuple(requests), frozenset(names[SUBSCRIBER]))
 
 
 def paused_names(connection: Connection, table: Table) -> frozenset[str]:
@@ -194,8 +225,8 @@ def paused_names(connection: Connection, table: Table) -> frozenset[str]:
 
 
 def notify_state_changed(connection: Connection, channel: str) -> None:
-    """Tell listeners, when the transaction is committed, that pauses or schedules have changed
-    (PostgreSQL).
+    """Tell listeners, when the transaction is committed, that pauses, drains or schedules have
+    changed (PostgreSQL).
     """
     connection.execute(select(func.pg_notify(channel, STATE_CHANGED)))
 

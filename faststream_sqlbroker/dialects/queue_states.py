@@ -75,6 +75,8 @@ class LiveQueues(NamedTuple):
     ended: dict[str, float]
     """Messages that ended in each a minute, as its live subscribers tell; without the queues of
     which one does not tell."""
+    drained: Counter[str]
+    """How many of the live subscribers an operator has drained."""
 
 
 def live_queues(connection: Connection, dialect: Operations, *, walk: bool = True) -> LiveQueues:
@@ -86,7 +88,8 @@ def live_queues(connection: Connection, dialect: Operations, *, walk: bool = Tru
     live = Counter(queue for each in living for queue in each.queues)
     names = set(live) | (queues_with_messages(connection, dialect) if walk else set())
     ended = summed((each.queues, each.ended_per_minute) for each in living)
-    return LiveQueues(sorted(names)[:MOST_QUEUES], live, ended)
+    drained = Counter(queue for each in living if each.drained for queue in each.queues)
+    return LiveQueues(sorted(names)[:MOST_QUEUES], live, ended, drained)
 
 
 def queues_with_messages(connection: Connection, dialect: Operations, after: str = "") -> set[str]:

@@ -97,6 +97,7 @@ class LiveMessage:
         found = [
             *self._expired(),
             *self._paused(),
+            *self._drained(),
             *self._not_due(),
             *self._no_subscriber(),
             *self._suspect(),
@@ -202,11 +203,23 @@ class LiveMessage:
             why = "" if p.reason is None else f" ({p.reason})"
             words = f"{p.by} has paused the queue since {self._at(p.since)}, until {end}{why}"
             found.append(Reason("paused", words, until=p.until))
-        if self._alive and not self._claiming and any(s.paused for s in self._alive):
-            names = _some([s.worker for s in self._alive if s.paused])
-            words = f"every live subscriber of the queue is paused in its own process: {names}"
+        if not self._claiming and (own := [s.worker for s in self._alive if s.paused]):
+            # Those that an operator has drained are a reason of their own.
+            few = any(s.drained for s in self._alive)
+            who = "a" if few else "every"
+            words = f"{who} live subscriber of the queue is paused in its own process: {_some(own)}"
             found.append(Reason("paused", words))
         return found
+
+    def _drained(self) -> list[Reason]:
+        drained = [s.worker for s in self._alive if s.drained]
+        if not drained or self._claiming:
+            return []
+        words = (
+            f"no live subscriber of the queue claims, as an operator has drained {_some(drained)}; "
+            "`sqlbroker undrain` ends that"
+        )
+        return [Reason("drained", words, worker=drained[0])]
 
     def _mixed(self) -> list[Reason]:
         """Subscribers of its queue differ, so that what one promises may not hold."""

@@ -1,8 +1,8 @@
-"""Signs of life of this process's subscribers, and what the fleet has paused: one transaction an
-interval.
+"""Signs of life of this process's subscribers, and what operators have paused or drained: one
+transaction an interval.
 
-It tells operators who lives, and it carries pauses; no message depends on it. When it fails,
-everything goes on as it was last known.
+It tells operators who lives, and it carries pauses and drains; no message depends on it. When it
+fails, everything goes on as it was last known.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ class Heartbeat:
         if not any(registration.keeps_closed for registration in registrations):
             return None
         paused = await self._store.live_subscribers.paused()
-        self._tell(registrations, Orders(frozenset(one.queue for one in paused)))
+        self._tell(registrations, Orders(frozenset(one.queue for one in paused), drained=None))
         return min((one.until for one in paused if one.until is not None), default=None)
 
     def forget(self, registration: Registration) -> None:
@@ -171,10 +171,10 @@ class Heartbeat:
             self._log(logging.INFO, text)
 
     def heard(self, paused: frozenset[str]) -> None:
-        """This process itself has paused or resumed: these queues are paused then."""
+        """This process itself has paused, resumed or drained: these queues are paused then."""
         self._heard_count += 1
-        self._tell(list(self._registrations.values()), Orders(paused))
-        self.wake()  # another process may have paused or resumed since
+        self._tell(list(self._registrations.values()), Orders(paused, drained=None))
+        self.wake()  # another process may have changed something since, or ours are drained
 
     def asked(self, request: CancelRequest) -> None:
         """This process itself asks to cancel a message, which it may have."""
@@ -304,6 +304,8 @@ class Heartbeat:
                     self._log(logging.WARNING, text)
 
     def _tell(self, registrations: list[Registration], orders: Orders) -> None:
+        drained = orders.drained
         for registration in registrations:
-            registration.told(orders.paused)
+            ours = None if drained is None else registration.name in drained
+            registration.told(orders.paused, ours)
             registration.asked(orders.cancels)

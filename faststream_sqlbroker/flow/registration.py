@@ -18,8 +18,8 @@ hinder for good."""
 
 
 class Registration:
-    """Knows which of its queues are open: neither paused for the fleet, nor the subscriber itself,
-    nor held.
+    """Knows which of its queues are open: not paused for the fleet, while the subscriber itself is
+    neither paused, nor drained, nor held.
 
     Between `begin` and the first `told` none is; after `FIRST_WAIT` seconds without it, all are.
     """
@@ -43,6 +43,7 @@ class Registration:
         self._holder = os.urandom(HOLDER_BYTES)
         self.paused = paused
         self.stopping = False
+        self._drained = False
         self._holds: set[str] = set()
         self._closed: frozenset[str] | None = frozenset()
         self._timer: Timer | None = None
@@ -77,6 +78,7 @@ class Registration:
         self.stopping = False
         self.ended = EndedCounts(self._settings.queues, self._clock.monotonic())
         self._closed = frozenset() if known else None
+        self._drained = False
         self._holds.clear()
         if not known:
             # The heartbeat may fail for as long as the database does. A pause that is noticed late
@@ -84,10 +86,14 @@ class Registration:
             self._timer = self._clock.call_later(FIRST_WAIT, self.told, frozenset())
         self._tell_queues()
 
-    def told(self, paused: frozenset[str]) -> None:
-        """These queues are paused, for everybody, and no others."""
+    def told(self, paused: frozenset[str], drained: bool | None = None) -> None:
+        """These queues are paused, for everybody, and no others; `drained`: an operator has drained
+        the subscriber, None: as it was.
+        """
         self._forget_timer()
         self._closed = paused
+        if drained is not None:
+            self._drained = drained
         self._tell_queues()
 
     def asked(self, requests: Sequence[CancelRequest]) -> None:
@@ -129,8 +135,8 @@ class Registration:
 
     @property
     def keeps_closed(self) -> bool:
-        """Whether a queue is paused for everybody."""
-        return bool(self._closed)
+        """Whether a queue is paused for everybody, or the subscriber is drained."""
+        return self._drained or bool(self._closed)
 
     def _forget_timer(self) -> None:
         if self._timer is not None:
@@ -142,7 +148,7 @@ class Registration:
         queues = self._settings.queues
         return (
             ()
-            if self.paused or self.held or closed is None
+            if self.paused or self._drained or self.held or closed is None
             else tuple(q for q in queues if q not in closed)
         )
 

@@ -74,7 +74,7 @@ class LiveSubscribers:
                 rows.clean(connection, self._table)
                 replies.clean(self._dialect, connection)
             database_id = ids.database_id or make_database_id(connection, self._table)
-            orders = rows.orders(connection, self._table)
+            orders = rows.orders(connection, self._table, sorted(known))
             if clean:
                 cancels.clean(connection, self._dialect, orders.cancels)
             return orders, database_id
@@ -116,6 +116,29 @@ class LiveSubscribers:
             return was, self._told(connection, channel)
 
         return await self._operating.run(work, self._places)
+
+    async def drain(
+        self, names: Sequence[str], worker: str, channel: str, by: str, *, drained: bool
+    ) -> tuple[set[str], frozenset[str]]:
+        """Drain the live subscribers `names`, or end that, as `worker` means them; those that
+        changed, and the queues that are paused.
+        """
+        action = "drain" if drained else "undrain"
+
+        def work(connection: Connection) -> tuple[set[str], frozenset[str]]:
+            changed = rows.drain(connection, self._table, names, drained=drained)
+            if changed:
+                given = {"worker": worker}
+                note_action(connection, self._dialect, action, by, given, done=len(changed))
+            return changed, self._told(connection, channel)
+
+        return await self._operating.run(work, self._places)
+
+    async def drained(self, limit: int) -> list[str]:
+        """The names of the first `limit` live subscribers that are drained."""
+        return await self._operating.run(
+            lambda c: rows.drained_names(c, self._table, limit), self._places, write=False
+        )
 
     def _told(self, connection: Connection, channel: str) -> frozenset[str]:
         if self._dialect.can_listen:

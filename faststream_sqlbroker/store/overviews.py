@@ -152,6 +152,7 @@ class QueueOverviews:
             in_per_minute=fleet.rates.came.get(queue, 0.0),
             out_per_minute=fleet.out_per_minute(queue),
             live_subscribers=fleet.known.live[queue],
+            drained_subscribers=fleet.known.drained[queue],
             paused=fleet.paused.get(queue),
             pulled=queue in fleet.pulled,
             used=some > 0 or ever_used(connection, self._dialect, queue),

@@ -65,6 +65,25 @@ async def test_a_look_carries_a_sign_of_life_and_tells_what_is_paused(bench: Ben
     assert await paused(bench) == {"a"}
 
 
+async def test_a_sign_tells_which_of_its_subscribers_are_drained(bench: Bench) -> None:
+    subscribers = bench.store.live_subscribers
+    both = sign("h:1:00", "h:2:00")
+    await bench.store.look_around(["a"], ["a"], both)
+    names = ["h:1:00", "h:2:00", "h:3:00"]
+    changed, _ = await subscribers.drain(names[1:], "h:2", CHANNEL, "Ann", drained=True)
+    assert changed == {"h:2:00"}
+    for _ in range(2):
+        found = await bench.store.look_around(["a"], ["a"], both)
+        assert found.orders == Orders(drained=frozenset({"h:2:00"}))
+    assert await subscribers.drained(9) == ["h:2:00"]
+    other = await bench.store.look_around(["a"], ["a"], sign("h:1:00"))
+    assert other.orders == Orders()
+    orders = await subscribers.announce(both.known, set(both.known), 60.0, clean=True)
+    assert orders == Orders(drained=frozenset({"h:2:00"}))
+    changed, _ = await subscribers.drain(names, "h", CHANNEL, "Ann", drained=False)
+    assert changed == {"h:2:00"}
+
+
 async def test_a_sign_lengthens_the_lease_and_tells_only_what_has_changed(bench: Bench) -> None:
     subscribers = bench.store.live_subscribers
     await bench.store.look_around(["a"], ["a"], sign("h:1:00", lease=10.0))

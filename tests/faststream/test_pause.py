@@ -408,7 +408,7 @@ async def test_a_pause_that_arrives_during_a_heartbeat_holds(
     monkeypatch.setattr(
         subscriber.consumer.registration,
         "told",
-        lambda paused: (opened.append(paused), told(paused)),
+        lambda paused, drained: (opened.append(paused), told(paused, drained)),
     )
     may_answer.set()
     await eventually(lambda: len(opened) >= 2)

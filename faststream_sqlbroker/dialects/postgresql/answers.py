@@ -66,9 +66,9 @@ def read_around(rows: Iterable[Sequence[Any]]) -> Around:
     _, lease_ends_in, *asked = found[0][5:]
     if not asked:
         return Around(pairs, lease_ends_in)
-    paused, cancels = asked
+    paused, cancels, drained = asked
     requests = tuple(request_of(key, info) for key, info in json.loads(cancels))
-    return Around(pairs, lease_ends_in, Orders(frozenset(paused), requests))
+    return Around(pairs, lease_ends_in, Orders(frozenset(paused), requests, frozenset(drained)))
 
 
 def settled_of(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:

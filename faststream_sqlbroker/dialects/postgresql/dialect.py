@@ -150,8 +150,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
 
     def _prepare_looks_around(self) -> None:
-        parts = (sql.LEASES, sql.PAUSED, sql.CANCELS, sql.SIGN_OF_LIFE)
-        leases, paused, cancels, sign = (part.format(**self.names) for part in parts)
+        parts = (sql.LEASES, sql.PAUSED, sql.CANCELS, sql.DRAINED, sql.SIGN_OF_LIFE)
+        leases, paused, cancels, drained, sign = (part.format(**self.names) for part in parts)
         binds = _array("queues", String), _array("leased", String)
         self.add_statement(
             "look_around", sql.PAIRS, *binds, which_queues="", sign="", columns=leases
@@ -165,7 +165,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             *(*binds, known, changed, _array("infos", Text), *lengths),
             which_queues="",
             sign=sign,
-            columns=leases + paused + cancels,
+            columns=leases + paused + cancels + drained,
         )
 
     def _prepare_inserts(self) -> None:

@@ -121,6 +121,9 @@ PAUSED = """,
 CANCELS = """,
   (SELECT coalesce(json_agg(json_build_array(s.key, s.info)), '[]')::text
     FROM {policy_state} s WHERE s.scope = 'cancel')"""
+DRAINED = """,
+  (SELECT coalesce(array_agg(s.key), ARRAY[]::varchar[]) FROM {policy_state} s
+    WHERE s.scope = 'subscriber' AND s.key = ANY(:names) AND s.counter > 0)"""
 SIGN_OF_LIFE = """sign AS (
   INSERT INTO {policy_state} AS s (scope, key, info, created_at, lease_expires_at, expires_at)
   SELECT 'subscriber', m.name, m.info::jsonb, statement_timestamp(),

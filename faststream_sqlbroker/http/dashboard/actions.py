@@ -72,6 +72,18 @@ async def release(asked: Asked) -> Done:
     return Done("/ui/workers", "released" if count else "nothing_released")
 
 
+async def drain(asked: Asked) -> Done:
+    """Let a worker claim nothing more."""
+    changed = await asked.admin.drain(asked.needed("worker"), by=asked.user.name)
+    return Done("/ui/workers", "drained" if changed else "drain_unchanged")
+
+
+async def undrain(asked: Asked) -> Done:
+    """Let a worker claim again."""
+    changed = await asked.admin.undrain(asked.needed("worker"), by=asked.user.name)
+    return Done("/ui/workers", "undrained" if changed else "drain_unchanged")
+
+
 async def release_lock(asked: Asked) -> Done:
     """Take a lock from its holder."""
     # A key is an argument like any other, so `admin` raises ValueError: here it is the user's.

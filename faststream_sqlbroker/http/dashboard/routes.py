@@ -88,6 +88,8 @@ class DashboardRoutes:
             (f"{message}/retry", actions.retry),
             (f"{message}/move", actions.move),
             (f"{message}/edit", actions.edit),
+            ("/ui/drain", actions.drain),
+            ("/ui/undrain", actions.undrain),
             ("/ui/release", actions.release),
             ("/ui/release-lock", actions.release_lock),
             ("/ui/run-schedule", actions.run_schedule),

@@ -25,6 +25,8 @@ ACTIONS = (
     "/ui/messages/1/retry",
     "/ui/messages/1/move",
     "/ui/messages/1/edit",
+    "/ui/drain",
+    "/ui/undrain",
     "/ui/release",
     "/ui/release-lock",
     "/ui/run-schedule",
@@ -270,6 +272,8 @@ async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClie
         ("/ui/jobs/none/resume", {}),
         ("/ui/jobs/none/undo", {}),
         ("/ui/release", {"worker": "one-that-is-gone"}),
+        ("/ui/drain", {"worker": "one-that-is-gone"}),
+        ("/ui/undrain", {}),
         ("/ui/release-lock", {}),
         ("/ui/release-lock", {"key": "x" * 256}),
         ("/ui/forget-schedule", {}),
@@ -286,7 +290,7 @@ async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClie
         assert "text/html" in answer.headers["content-type"]
 
 
-async def test_a_worker_is_released(broker: SqlBroker, web: httpx.AsyncClient) -> None:
+async def test_a_worker_is_drained_and_released(broker: SqlBroker, web: httpx.AsyncClient) -> None:
     started = asyncio.Event()
 
     @broker.subscriber("slow")
@@ -298,6 +302,16 @@ async def test_a_worker_is_released(broker: SqlBroker, web: httpx.AsyncClient) -
     await broker.start()
     await asyncio.wait_for(started.wait(), 60)
     [worker] = await broker.admin.subscribers()
+    for action, note, button in (
+        ("drain", "drained", "Undrain"),
+        ("drain", "drain_unchanged", "Undrain"),
+        ("undrain", "undrained", "Drain"),
+    ):
+        done = await post(web, f"/ui/{action}", OLA, worker=worker.worker)
+        assert done.headers["location"] == f"/ui/workers?note={note}"
+        page = await web.get(done.headers["location"], auth=OLA)
+        assert f'aria-label="{button}: {worker.worker}"' in page.text
+    assert ((await audited(broker)).action, (await audited(broker)).by) == ("undrain", "ola")
     refused = await post(web, "/ui/release", OLA, worker=worker.worker)
     assert refused.status_code == 400
     assert "is alive until" in refused.text

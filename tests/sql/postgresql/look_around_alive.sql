@@ -38,6 +38,8 @@ SELECT f.queue, f.priority, extract(epoch FROM f.due - statement_timestamp())::f
   (SELECT coalesce(array_agg(s.key), ARRAY[]::varchar[]) FROM message_policy_state s
     WHERE s.scope = 'paused' AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp())),
   (SELECT coalesce(json_agg(json_build_array(s.key, s.info)), '[]')::text
-    FROM message_policy_state s WHERE s.scope = 'cancel')
+    FROM message_policy_state s WHERE s.scope = 'cancel'),
+  (SELECT coalesce(array_agg(s.key), ARRAY[]::varchar[]) FROM message_policy_state s
+    WHERE s.scope = 'subscriber' AND s.key = ANY(:names) AND s.counter > 0)
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true
 ORDER BY f.ord, f.priority DESC
