@@ -107,7 +107,9 @@ def test_nothing_of_a_person_is_left(spark: SparkSession, archive: Archive, tmp_
     dry = erase(spark, archive, path, dry_run=True)
     assert (dry.live, dry.archived, dry.lake, dry.leased) == (1, 2, 2, (202,))
     assert archive.count() == 17
+    spark.createDataFrame([], "id INT")  # makes it the active one
     done = erase(spark, archive, path, by="the data officer")
+    assert SparkSession.getActiveSession() is spark
     assert (done.live, done.archived, done.lake, done.leased) == (1, 2, 2, (202,))
     assert (holds(path, ADA), holds(path, "Lovelace")) == (False, False)
     assert len(list((path / "data").rglob("*.parquet"))) == len(Lake(spark, str(path)).files)

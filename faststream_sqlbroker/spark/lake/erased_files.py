@@ -6,8 +6,9 @@ literal in Spark's plans.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
@@ -36,7 +37,7 @@ def ids_of_keys(lake: Lake, keys: Collection[str]) -> frozenset[int]:
     """Ids of the lake's rows that have one of the keys."""
     if not keys or not lake.files:
         return frozenset()
-    wanted = F.broadcast(lake.session.createDataFrame([(one,) for one in keys], "wanted string"))
+    wanted = F.broadcast(_column(lake, keys, "wanted string"))
     rows = lake.read_files(lake.files).select("id", "key", "policy_key")
     same = (rows["key"] == wanted["wanted"]) | (rows["policy_key"] == wanted["wanted"])
     found = rows.join(wanted, same, "left_semi").select("id").distinct()
@@ -109,8 +110,17 @@ def erase_rows(
 
 
 def _of_ids(lake: Lake, rows: DataFrame, ids: Iterable[int], how: str) -> DataFrame:
-    wanted = lake.session.createDataFrame([(one,) for one in sorted(ids)], "id long")
-    return rows.join(F.broadcast(wanted), "id", how)
+    return rows.join(F.broadcast(_column(lake, sorted(ids), "id long")), "id", how)
+
+
+def _column(lake: Lake, values: Iterable[Any], schema: str) -> DataFrame:
+    active = SparkSession.getActiveSession()
+    made = lake.session.createDataFrame([(one,) for one in values], schema)
+    if active is not None:
+        # Trap: the lake's session is the active one now. This is the public way to put back the
+        # caller's.
+        active.createDataFrame([], schema)
+    return made
 
 
 def _files_of(lake: Lake, ids: Collection[int]) -> list[DataFile]:
