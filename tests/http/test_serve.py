@@ -1,6 +1,7 @@
 """sqlbroker serve: a process of its own, with users or for this machine only."""
 
 import asyncio
+import socket
 import ssl
 import subprocess
 from collections import Counter
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.http.passwords import hash_password, stored_password
+from faststream_sqlbroker.http.server import bound
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
@@ -173,6 +175,22 @@ def test_it_refuses_to_start(
     result = CliRunner(env=env).invoke(app, ["serve", *options])
     assert result.exit_code != 0
     assert told in str(result.exception)
+
+
+async def test_answers_are_not_held_back_for_more() -> None:
+    """Nagle's algorithm and a client's late acknowledgements cost 40 ms an answer."""
+    listener = bound("127.0.0.1", 0, "port")
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_side = writer.get_extra_info("socket")
+        accepted.set_result(server_side.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(look, sock=listener):
+        _, writer = await asyncio.open_connection(*listener.getsockname())
+        assert await asyncio.wait_for(accepted, 60)
+        writer.close()
 
 
 def test_a_password_is_asked_for_twice() -> None:
