@@ -3,7 +3,6 @@ next_to_http '{"url": ..., "count": ..., "clients": ..., "viewers": ...}'."""
 
 import asyncio
 import multiprocessing
-import random
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from benchmarks.measure import answer, body, clock
 from benchmarks.ours import BATCH, DEADLINE, QUEUE, engine_of, subscriber_of
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.listening import listening
-from faststream_sqlbroker.client import PullConsumer, QueuedJob
+from faststream_sqlbroker.client import PullConsumer
 from faststream_sqlbroker.core.channels import MESSAGE_ID, queue_of
 from faststream_sqlbroker.http import (
     BasicAuth,
@@ -32,8 +31,6 @@ from faststream_sqlbroker.http.server import InnerServer
 
 CHANNEL, CONSUMER, TOKEN = "bench-orders", "billing", "bench-token-0123456789"
 VIEWER = "viewer", "bench-password"
-PAGE = 25
-"""Jobs that a client sees, and takes one of: the server's default."""
 PAUSE = 1.0
 """Seconds after which a pull client asks for its next job."""
 EVENTS_OF_PAGE = 5
@@ -82,23 +79,14 @@ async def _pull(http: httpx.AsyncClient, url: str, ended: Any, answered: Any, nu
         consumer_token=TOKEN,
         http=http,
     )
-    chosen = random.Random(number)
     # As clients come that do not know of each other.
     await asyncio.sleep(PAUSE * number / len(ended))
     while True:
-        page: list[QueuedJob] = []
-        async for job in consumer.jobs(limit=PAGE):
-            page.append(job)
-            if len(page) == PAGE:
-                break
+        taken = await consumer.take_any()
         answered[number] = 1
-        # All clients see the same page: in its order most would ask for what another has taken.
-        chosen.shuffle(page)
-        for job in page:
-            if (taken := await consumer.take(job)) is not None:
-                await taken.delivered()
-                ended[number] += 1
-                break
+        if taken is not None:
+            await taken.delivered()
+            ended[number] += 1
         await asyncio.sleep(PAUSE)
 
 

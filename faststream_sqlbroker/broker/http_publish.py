@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,16 +11,8 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.parser import CORRELATION_ID
 from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResponse
 
-OPTIONS = (
-    "priority",
-    "key",
-    "dedup_id",
-    "delay",
-    "next_attempt_at",
-    "expires_in",
-    "lookup",
-    "info",
-)
+_ENCODED = {"queue", "payload", "headers"}
+OPTIONS = tuple(one.name for one in fields(NewMessage) if one.name not in _ENCODED)
 """Of a row, by the names that a publish has for them, too."""
 
 
@@ -79,30 +72,23 @@ class HttpPublish:
 
 
 def _single(row: NewMessage) -> SqlBrokerPublishCommand:
-    headers, correlation_id = _headers(row)
-    return SqlBrokerPublishCommand(
-        row.payload,
-        queue=row.queue,
-        headers=headers,
-        correlation_id=correlation_id,
-        **_options(row),
-    )
+    return SqlBrokerPublishCommand(row.payload, **_given(row))
 
 
 def _batch(rows: Sequence[NewMessage], destination: str) -> SqlBrokerPublishCommand:
-    bodies: list[SqlBrokerResponse] = []
-    for row in rows:
-        headers, correlation_id = _headers(row)
-        bodies.append(
-            SqlBrokerResponse(
-                row.payload,
-                queue=row.queue,
-                headers=headers,
-                correlation_id=correlation_id,
-                **_options(row),
-            )
-        )
+    bodies = [SqlBrokerResponse(row.payload, **_given(row)) for row in rows]
     return SqlBrokerPublishCommand(*bodies, queue=destination)
+
+
+def _given(row: NewMessage) -> dict[str, Any]:
+    headers, correlation_id = _headers(row)
+    options = {name: getattr(row, name) for name in OPTIONS}
+    return {
+        "queue": row.queue,
+        "headers": headers,
+        "correlation_id": correlation_id,
+        **options,
+    }
 
 
 def _headers(row: NewMessage) -> tuple[dict[str, Any], str | None]:
@@ -113,7 +99,3 @@ def _headers(row: NewMessage) -> tuple[dict[str, Any], str | None]:
         headers[CORRELATION_ID] = found
         return headers, None
     return headers, found
-
-
-def _options(row: NewMessage) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in OPTIONS}
