@@ -447,7 +447,7 @@ class SqlBroker(
     async def _check_schema(self) -> None:
         problems = await self._store.differences()
         if problems:
-            msg = advice(problems)
+            msg = f"{advice(problems)}\nvalidate_schema_on_start=False starts all the same"
             # `faststream run` prints a long traceback before the text; the log shows it at once.
             self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
             raise SchemaError(msg)

@@ -1,11 +1,13 @@
-"""The server of `sqlbroker serve`: its address, its limits and TLS."""
+"""The server of `sqlbroker serve`: its address, its limits and TLS, and what it needs."""
 
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.shown import print_line
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import SchemaError, SetupError, StoreError
+from faststream_sqlbroker.schema.validate import advice, are_missing
 
 if TYPE_CHECKING:
     import uvicorn
@@ -16,19 +18,22 @@ MOST_CONNECTIONS = 500
 """Connections at a time; more are refused with 503."""
 LAST_ANSWERS = 5
 """Seconds for which a stop waits for answers that are under way."""
+MISSING = (
+    "the broker's tables are missing in this database: create them by `sqlbroker migrate`, with "
+    "the same URL and names of tables (it needs the extra 'migrations'), or by your own Alembic"
+)
 
 
 def listening(
     app: Any, host: str, port: int, tls: dict[str, Any]
 ) -> "tuple[uvicorn.Config, socket.socket]":
-    """Uvicorn's configuration, and a socket that listens; its address is printed.
+    """Uvicorn's configuration, and a socket that listens.
 
     Raises:
         SetupError: the port cannot be taken.
     """
     import uvicorn  # noqa: PLC0415 - an extra
 
-    from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
     from faststream_sqlbroker.http.protocol import LimitedProtocol  # noqa: PLC0415 - an extra
     from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
 
@@ -47,12 +52,38 @@ def listening(
         timeout_graceful_shutdown=LAST_ANSWERS,
         **tls,
     )
+    return config, listener
+
+
+def tell_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> None:
+    """Print where it is served."""
+    from faststream_sqlbroker.http.local import is_loopback  # noqa: PLC0415 - an extra
+
     kind = "https" if tls else "http"
     shown = f"[{host}]" if ":" in host else host
     print_line(f"serving {kind}://{shown}:{listener.getsockname()[1]}")
     if not tls and not is_loopback(host):
         print_line("warning: without TLS, passwords can be read on their way: give a certificate")
-    return config, listener
+
+
+async def refuse_without_tables(broker: SqlBroker) -> None:
+    """Serve nothing that would fail at each request. Later the database may be away for a while.
+
+    Raises:
+        StoreError: the database cannot be reached, or refuses.
+        SchemaError: its tables are missing, or are not those that this version needs.
+    """
+    try:
+        problems = await broker._store.differences()  # noqa: SLF001 - the same package
+    except StoreError as error:
+        raise StoreError(
+            f"nothing is served, as the database cannot be read: {error}. See whether its server "
+            "runs, and whether the URL names its host, port, user and database"
+        ) from None
+    if problems and broker._validate_schema:  # noqa: SLF001 - as above
+        raise SchemaError(
+            f"nothing is served: {MISSING if are_missing(problems) else advice(problems)}"
+        )
 
 
 def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:

@@ -9,7 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.listening import listening, tls_options
+from faststream_sqlbroker.cli.listening import (
+    listening,
+    refuse_without_tables,
+    tell_address,
+    tls_options,
+)
 from faststream_sqlbroker.cli.service import STOPPED_BY, refuse_more_options, run_service
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.cli.shown import print_line
@@ -86,6 +91,7 @@ def serve(
             Queues() if queues else None,
             proxies=proxies or (),
         )
+        await refuse_without_tables(broker)
         await broker.connect()
         await _serve(served, host, port, tls)
 
@@ -173,6 +179,7 @@ async def _serve(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     config, listener = listening(app, host, port, tls)
+    tell_address(host, listener, tls)
     server = InnerServer(config)
     loop = asyncio.get_running_loop()
     for number in STOPPED_BY:

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.listening import listening, tls_options
+from faststream_sqlbroker.cli.listening import (
+    listening,
+    refuse_without_tables,
+    tell_address,
+    tls_options,
+)
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.cli.shown import print_line
 from faststream_sqlbroker.exceptions import SetupError
@@ -63,6 +68,7 @@ async def _run(service: "Service") -> None:
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, _stop_once, loop, stop)
     try:
+        await refuse_without_tables(broker)
         http = service.config.http
         if http is None:
             await broker.start()
@@ -99,6 +105,7 @@ async def _serve(
     stopping = asyncio.create_task(stop.wait())
     try:
         await broker.start()
+        tell_address(http.host, listener, tls)
         print_line(f"handling {len(service.config.queues)} queues")
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -89,11 +89,11 @@ def advice(problems: Sequence[str]) -> str:
     them.
     """
     upgrade = (
-        "faststream_sqlbroker.schema.migrate.upgrade(connection), "
-        "which needs the extra 'migrations'"
+        "`sqlbroker migrate` or faststream_sqlbroker.schema.migrate.upgrade(connection), "
+        "which need the extra 'migrations'"
     )
     own = "your own Alembic with include_tables(metadata)"
-    if all(problem.startswith("table ") and _MISSING_TABLE in problem for problem in problems):
+    if are_missing(problems):
         head = (
             "the broker's tables are missing: while developing, create them by FastStream(broker, "
             f"on_startup=[broker.create_tables]); in production, by {upgrade}, or by {own}"
@@ -104,7 +104,12 @@ def advice(problems: Sequence[str]) -> str:
             f"{own}, or by the statements named here"
         )
     listed = "\n".join(f"  - {problem}" for problem in problems)
-    return f"{head}\n{listed}\nvalidate_schema_on_start=False starts all the same"
+    return f"{head}\n{listed}"
+
+
+def are_missing(problems: Sequence[str]) -> bool:
+    """Whether all of the `problems` are tables that do not exist."""
+    return all(problem.startswith("table ") and _MISSING_TABLE in problem for problem in problems)
 
 
 def _may_see(inspector: Any, table: Table) -> bool:

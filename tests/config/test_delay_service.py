@@ -179,16 +179,38 @@ http:
             assert job["Message"]["Payload"] == '{"id":1}'
 
 
-@on_sqlite
-def test_without_tables_it_does_not_start(database_url: str, write: Write, tmp_path: Path) -> None:
+HTTP = """
+http:
+  port: 0
+  proxy_auth: {header: X-User, proxies: [127.0.0.1], roles: {ann: admin}}
+"""
+
+
+@pytest.mark.parametrize("more", ["", HTTP], ids=["", "http"])
+def test_without_tables_it_does_not_start(database_url: str, write: Write, more: str) -> None:
+    done = refused(write(delays() + more), database_url)
+    assert "error: nothing is served: the broker's tables are missing" in done.stderr
+    assert "create them by `sqlbroker migrate`" in done.stderr
+
+
+def test_without_its_database_it_does_not_start(write: Write) -> None:
+    url = "postgresql+asyncpg://ann:s3cret@127.0.0.1:1/shop"
+    done = refused(write(delays() + HTTP), url)
+    assert "error: nothing is served, as the database cannot be read: " in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def refused(path: Path, url: str) -> subprocess.CompletedProcess[str]:
+    """What a service says that does not start."""
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "serve", "--config", str(write(delays()))],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SQLBROKER_URL": database_url},
+        [sys.executable, "-c", COMMAND, "serve", "--config", str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SQLBROKER_URL": url},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert done.returncode == 2, done.stdout
-    assert "error: " in done.stderr
+    assert "serving" not in done.stdout
     assert "Traceback" not in done.stderr
+    return done

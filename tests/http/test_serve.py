@@ -1,6 +1,7 @@
 """sqlbroker serve: a process of its own, with users or for this machine only."""
 
 import asyncio
+import re
 import socket
 import ssl
 import subprocess
@@ -15,12 +16,14 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.exceptions import SchemaError, SetupError, StoreError
 from faststream_sqlbroker.http.passwords import hash_password, stored_password
 from faststream_sqlbroker.http.server import bound
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
 from tests.http.running import running
+from tests.proxy import proxied
 
 pytestmark = pytest.mark.capability("`sqlbroker serve`")
 PATH = "/v1/queues/shop/orders"
@@ -55,17 +58,96 @@ async def test_it_serves_users_of_a_file(
 
 
 @on_sqlite
-async def test_the_log_tells_what_an_answer_does_not(broker: SqlBroker, tmp_path: Path) -> None:
-    """Here the tables were not made."""
-    url, log = f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}", tmp_path / "log"
+async def test_the_log_tells_what_an_answer_does_not(
+    broker: SqlBroker, look: Look, database_url: str, tmp_path: Path
+) -> None:
+    """Here the tables are dropped while it serves."""
+    log = tmp_path / "log"
     async with (
-        serving(url, log, "--insecure", "--channels") as address,
+        serving(database_url, log, "--insecure", "--channels") as address,
         httpx.AsyncClient(base_url=address) as client,
     ):
+        async with look.engine.begin() as connection:
+            await connection.run_sync(look.tables.metadata.drop_all)
         refused = await client.put("/channel/orders")
         assert refused.json() == {"error": "the database refused: see the server's log"}
         assert "HTTP: PUT /channel/orders: OperationalError: no such table" in log.read_text()
         assert "run the migrations" in log.read_text()
+
+
+def test_without_tables_it_names_the_command_that_makes_them(database_url: str) -> None:
+    """The command, run as it says, makes them: then it starts, and finds its port taken."""
+    made = CliRunner(env={"SQLBROKER_URL": database_url})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        serve = ["serve", "--insecure", "--port", str(taken.getsockname()[1])]
+        refused = made.invoke(app, serve)
+        assert isinstance(refused.exception, SchemaError)
+        assert "nothing is served: the broker's tables are missing" in str(refused.exception)
+        [command] = re.findall(r"`sqlbroker (\w+)`", str(refused.exception))
+        done = made.invoke(app, [command, "--yes"])
+        assert done.exit_code == 0, done.output
+        again = made.invoke(app, serve)
+        assert isinstance(again.exception, SetupError)
+        assert "cannot listen" in str(again.exception)
+    assert "serving" not in refused.output + again.output
+
+
+async def test_other_tables_are_told_as_the_broker_tells_them(
+    broker: SqlBroker, look: Look, database_url: str
+) -> None:
+    async with look.engine.begin() as connection:
+        await connection.run_sync(look.tables.archive.drop)
+    serve = ["serve", "--insecure", "--port", "0"]
+    made = CliRunner(env={"SQLBROKER_URL": database_url})
+    refused = await asyncio.to_thread(made.invoke, app, serve)
+    assert isinstance(refused.exception, SchemaError)
+    assert "`sqlbroker migrate`" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+asyncpg://ann:s3cret@127.0.0.1:1/shop",
+        "mysql+aiomysql://ann:s3cret@127.0.0.1:1/shop",
+        "sqlite+aiosqlite:////nowhere/at/all.db",
+    ],
+)
+def test_without_its_database_it_does_not_start(url: str) -> None:
+    serve = ["serve", "--insecure", "--port", "0"]
+    refused = CliRunner(env={"SQLBROKER_URL": url}).invoke(app, serve)
+    assert isinstance(refused.exception, StoreError)
+    said = str(refused.exception)
+    assert said.startswith("nothing is served, as the database cannot be read: ")
+    assert "whether its server runs, and whether the URL names its host" in said
+    assert "s3cret" not in said
+    assert "serving" not in refused.output
+
+
+async def test_it_goes_on_after_an_outage_of_the_database(
+    broker: SqlBroker, database_url: str, tmp_path: Path
+) -> None:
+    if broker.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no server")
+    async with (
+        proxied(database_url) as (proxy, url),
+        serving(
+            url.render_as_string(hide_password=False), tmp_path / "log", "--insecure"
+        ) as address,
+        httpx.AsyncClient(base_url=address, timeout=60) as client,
+    ):
+
+        async def status(path: str) -> int:
+            return (await client.get(path)).status_code
+
+        async def is_ready() -> bool:
+            return await status("/health/ready") == await status("/v1/count") == 200
+
+        await eventually(is_ready)
+        await proxy.stop()
+        assert await status("/v1/count") == 503
+        assert await status("/health/live") == 200
+        await proxy.start()
+        await eventually(is_ready)
 
 
 @on_sqlite
