@@ -1,12 +1,15 @@
 """Channels and consumers: rows of the policy state, which nothing removes but their owner."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, func, or_, select, update
+from sqlalchemy import Connection, String, Table, and_, bindparam, func, or_, select, update
 
 from faststream_sqlbroker.core.channels import Registered, hashed_token, new_token
+from faststream_sqlbroker.core.text import load_headers
+from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.policy_state import insert_new
+from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import SetupError
 
 CHANNEL = "channel"
@@ -17,15 +20,32 @@ MOST_CONSUMERS = 1_000
 """Consumers of a channel."""
 READ_AT_ONCE = 1_000
 """Consumers of all channels that one statement reads."""
+READ = """
+SELECT s.scope, s.{key}, s.info FROM {policy_state} s WHERE s.scope = :scope AND s.{key} = :key
+"""
 
 
-def find(connection: Connection, table: Table, *places: tuple[str, str]) -> list[Registered | None]:
-    """The channels or consumers with these scopes and keys, in this order."""
-    c = table.c
-    here = [and_(c.scope == scope, c.key == key) for scope, key in places]
-    rows = connection.execute(select(c.scope, c.key, c.info).where(or_(*here)))
-    found = {(row.scope, row.key): _registered(row.key, row.info) for row in rows}
-    return [found.get(place) for place in places]
+def add_registered(dialect: Operations) -> None:
+    """Add the statements that read channels and consumers to `dialect`."""
+    places = [[bindparam(f"{name}{n}", type_=String) for name in ("scope", "key")] for n in (1, 2)]
+    one, other = (READ.replace(":scope", f":scope{n}").replace(":key", f":key{n}") for n in (1, 2))
+    dialect.add_statement("registered", one, *places[0])
+    dialect.add_statement("both_registered", f"{one}UNION ALL\n{other}", *places[0], *places[1])
+
+
+def finding(dialect: Operations, *places: tuple[str, str]) -> Query[list[Registered | None]]:
+    """The channels or consumers with these one or two scopes and keys, in this order."""
+
+    def read(rows: Iterable[Sequence[Any]]) -> list[Registered | None]:
+        found = {(scope, key): _registered(key, info) for scope, key, info in rows}
+        return [found.get(place) for place in places]
+
+    binds = {}
+    for number, (scope, key) in enumerate(places, 1):
+        binds[f"scope{number}"] = scope
+        binds[f"key{number}"] = key
+    name = "registered" if len(places) == 1 else "both_registered"
+    return Query(dialect.sql[name], binds, read)
 
 
 def put(
@@ -118,5 +138,6 @@ def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
 
 
 def _registered(key: str, info: Any) -> Registered:
-    fields = info if isinstance(info, Mapping) else {}
+    # The driver may give the JSON as its text.
+    fields = load_headers(info)
     return Registered(key, str(fields.get("token", "")), str(fields.get("type", "")))

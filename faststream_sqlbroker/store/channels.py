@@ -105,9 +105,8 @@ class ChannelStore:
         return tuple(await self._find(_place(channel, None), _place(channel, consumer)))
 
     async def _find(self, *places: tuple[str, str]) -> list[Registered | None]:
-        return await self._operating.run(
-            lambda c: channels.find(c, self._table, *places), self._places, write=False
-        )
+        query = channels.finding(self._dialect, *places)
+        return await self._operating.run(query, self._places, write=False)
 
     async def put(
         self,
@@ -129,7 +128,7 @@ class ChannelStore:
         def work(connection: Connection) -> Registered | None:
             if consumer is not None:
                 # A consumer of no channel could never be reached.
-                [of_channel] = channels.find(connection, self._table, _place(channel, None))
+                [of_channel] = channels.finding(self._dialect, _place(channel, None))(connection)
                 if of_channel is None:
                     return None
             found = channels.put(

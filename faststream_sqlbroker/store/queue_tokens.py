@@ -33,11 +33,8 @@ class QueueTokenStore:
 
     async def find(self, queue: str, role: QueueRole) -> Registered | None:
         """The token of the queue that allows `role`."""
-        [found] = await self._transactions.run(
-            lambda c: channels.find(c, self._table, (SCOPE + role, queue)),
-            self._places,
-            write=False,
-        )
+        query = channels.finding(self._dialect, (SCOPE + role, queue))
+        [found] = await self._transactions.run(query, self._places, write=False)
         return found
 
     async def put(

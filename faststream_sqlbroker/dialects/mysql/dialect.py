@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.dialects.channels import add_registered
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.multi_statement import (
@@ -84,6 +85,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         due = {"of": "queue = :queue AND priority = :priority", "index": self.names["ready_index"]}
         these = {"of": "id IN :ids AND queue IN :queues", "index": "PRIMARY"}
         self.prepare_claims(CLAIM, columns, due, these)
+        add_registered(self)
         add_replies(
             self,
             columns,

@@ -38,6 +38,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
+from faststream_sqlbroker.dialects.channels import add_registered
 from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
@@ -196,6 +197,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         for name in ("created_at", "next_attempt_at", "acquired_at"):
             columns = columns.replace(f"m.{name}", f"timestamptz_send(m.{name})")
         read_at = columns.replace("m.acquired_at", "statement_timestamp()")
+        add_registered(self)
         add_replies(
             self,
             read_at,

@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyP
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.text import load_text, short
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.dialects.channels import add_registered
 from faststream_sqlbroker.dialects.claimed_rows import NEEDED_TIMES
 from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.multi_statement import (
@@ -85,6 +86,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             {k: v.format(**self.names) for k, v in words.items()} for words in (DUE, THESE)
         )
         self.prepare_claims(CLAIM, columns, due, these, of="m.", apart=CLAIM_APART)
+        add_registered(self)
         add_replies(
             self,
             columns.replace("acquired_at", f"{NOW} AS acquired_at"),
