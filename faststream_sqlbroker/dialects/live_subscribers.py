@@ -184,7 +184,7 @@ def resume(connection: Connection, table: Table, queue: str) -> bool:
     of = _pause_of(table, queue)
     # Locked, so that of two operators who resume at once only one is told that there was a pause.
     was = connection.execute(
-        select(table.c.key).where(of, _lasting(table)).with_for_update()
+        select(table.c.key).where(of, is_lasting(table)).with_for_update()
     ).first()
     connection.execute(delete(table).where(of))
     return was is not None
@@ -193,7 +193,7 @@ def resume(connection: Connection, table: Table, queue: str) -> bool:
 def paused(connection: Connection, table: Table, queue: str | None = None) -> list[PausedQueue]:
     """The queues that are paused now, or this one if it is; by name."""
     statement = select(table.c.key, table.c.created_at, table.c.expires_at, table.c.info)
-    statement = statement.where(table.c.scope == PAUSED, _lasting(table))
+    statement = statement.where(table.c.scope == PAUSED, is_lasting(table))
     if queue is not None:
         statement = statement.where(table.c.key == queue)
     rows = connection.execute(statement.order_by(table.c.key))
@@ -204,7 +204,7 @@ def orders(connection: Connection, table: Table, ours: Sequence[str] = ()) -> Or
     """What operators have asked of the fleet, and of the subscribers `ours` of this process."""
     c = table.c
     either = or_(
-        and_(c.scope == PAUSED, _lasting(table)),
+        and_(c.scope == PAUSED, is_lasting(table)),
         c.scope == cancels.CANCEL,
         and_(c.scope == SUBSCRIBER, c.key.in_(sorted(ours)), c.counter > 0),
     )
@@ -220,7 +220,7 @@ def orders(connection: Connection, table: Table, ours: Sequence[str] = ()) -> Or
 
 def paused_names(connection: Connection, table: Table) -> frozenset[str]:
     """The names of the queues that are paused now."""
-    statement = select(table.c.key).where(table.c.scope == PAUSED, _lasting(table))
+    statement = select(table.c.key).where(table.c.scope == PAUSED, is_lasting(table))
     return frozenset(connection.execute(statement).scalars())
 
 
@@ -235,7 +235,8 @@ def _pause_of(table: Table, queue: str) -> Any:
     return and_(table.c.scope == PAUSED, table.c.key == queue)
 
 
-def _lasting(table: Table) -> Any:
+def is_lasting(table: Table) -> Any:
+    """Whether a row is not over yet."""
     return or_(table.c.expires_at.is_(None), table.c.expires_at > clock())
 
 

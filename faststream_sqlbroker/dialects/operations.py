@@ -6,10 +6,10 @@ commits; `store` does.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
@@ -39,6 +39,9 @@ OR s.expires_at > {now}))"""
 UNRESTORED = "sqlbroker_unrestored"
 """Key in the `info` of a connection whose session settings the broker has changed; `restore`
 changes them back and removes the key."""
+
+
+T = TypeVar("T")
 
 
 class Operations(ClaimedRows, ABC):
@@ -85,6 +88,7 @@ class Operations(ClaimedRows, ABC):
             uncompleted = preparer.quote(f"{tables.archive.name}_uncompleted")
             self.names["uncompleted_index"] = uncompleted
         self.sql: dict[str, TextClause] = {}
+        self._built: dict[str, Any] = {}
         self.warn = lambda _text: None
         self.time_limit = 30.0
         """Seconds that a transaction of the broker may take; set by the store."""
@@ -94,6 +98,16 @@ class Operations(ClaimedRows, ABC):
         clause = text(sql.format(**{**self.names, **extra}).strip())
         self.sql[name] = clause.bindparams(*binds) if binds else clause
         return self.sql[name]
+
+    def built(self, name: str, build: Callable[[], T]) -> T:
+        """A statement of SQLAlchemy's constructs, built when it is first needed.
+
+        To build one costs about as much CPU as to send it.
+        """
+        if name not in self._built:
+            self._built[name] = build()
+        found: T = self._built[name]
+        return found
 
     def add_looks(self, pairs: str, now: str, *binds: Any) -> None:
         """Add the scan for ready `pairs`, once for all queues and once without paused ones.

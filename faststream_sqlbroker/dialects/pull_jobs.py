@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Table, and_, case, func, literal, select, text, update
+from sqlalchemy import (
+    Connection,
+    Table,
+    case,
+    literal,
+    select,
+    text,
+    update,
+)
 
 from faststream_sqlbroker.core.channels import JobState, PullJob
 from faststream_sqlbroker.core.reasons import MAX_DELIVERIES, REJECTED
@@ -20,13 +28,13 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.dialects import pull_statements as statements
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.brought_back import lock_records
 from faststream_sqlbroker.dialects.cancels import discarded, of_leases, requests
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.job_changes import bring_back
-from faststream_sqlbroker.dialects.live_subscribers import paused
-from faststream_sqlbroker.dialects.message_walks import Walk, shown_columns
+from faststream_sqlbroker.dialects.message_walks import Walk
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -44,14 +52,12 @@ _STATES = {
     MessageState.FAILED: JobState.DEAD,
     MessageState.DISCARDED: JobState.DEAD,
 }
-_CLAIMABLE = "state IN ('PENDING', 'RETRYABLE')"
 _LEASED = "state = 'PROCESSING'"
 _WITHOUT_LEASE: dict[str, Any] = {
     "acquired_at": None,
     "lease_token": None,
     "lease_expires_at": None,
 }
-_COLUMNS = ("id", "priority", "deliveries_count", "headers", "payload")
 
 
 @dataclass(slots=True)
@@ -106,10 +112,8 @@ def _positions(
 
 def _with_bodies(connection: Connection, dialect: Dialect, ids: Sequence[int]) -> list[PullJob]:
     """The jobs in this order; one that was taken since is left out."""
-    table = dialect.tables.message
-    columns = shown_columns(table, _COLUMNS, dialect.name)
-    statement = select(*columns).where(table.c.id.in_(ids), text(_CLAIMABLE))
-    rows = {row.id: row for row in connection.execute(statement)}
+    found = connection.execute(statements.bodies(dialect), {"ids": list(ids)})
+    rows = {row.id: row for row in found}
     return [_job(rows[i], JobState.QUEUED) for i in ids if i in rows]
 
 
@@ -122,17 +126,11 @@ def _due(
     limit: int,
 ) -> Sequence[Any]:
     """Position and size of jobs of one priority, in the order of their due times."""
-    table = dialect.tables.message
-    c = table.c
-    claimable = text("claimable = 1" if dialect.name in MYSQL else _CLAIMABLE)
-    where = (claimable, c.queue == queue, c.priority == priority, c.next_attempt_at <= clock())
-    walk = Walk("ready", table, "ready_index", where, (c.next_attempt_at, c.id))
-    names = ("priority", "next_attempt_at", "id")
-    columns = [*shown_columns(table, names, dialect.name), func.length(c.payload).label("size")]
-    statement = walk.select(dialect, columns).where(func.coalesce(c.expires_at > clock(), True))
+    statement = statements.due(dialect)
     if beyond is not None:
-        statement = statement.where(walk.beyond(beyond))
-    return connection.execute(statement.limit(limit)).all()
+        statement = statement.where(statements.due_walk(dialect).beyond(beyond))
+    binds = {"queue": queue, "priority": priority, "limit": limit}
+    return connection.execute(statement, binds).all()
 
 
 def _of_size(rows: Sequence[Any]) -> Sequence[Any]:
@@ -165,20 +163,13 @@ def _position(cursor: str) -> tuple[int, Any, int]:
 
 def one(connection: Connection, dialect: Dialect, queue: str, job_id: int) -> PullJob | None:
     """The job, live or archived."""
-    tables = dialect.tables
-    for table in (tables.message, tables.archive):
-        assert table is not None  # noqa: S101 - without an archive there are no channels
-        columns = shown_columns(table, (*_COLUMNS, "state"), dialect.name)
-        if table is tables.message:
-            columns += shown_columns(table, ("lease_expires_at",), dialect.name)
-            over = case((table.c.lease_expires_at <= clock(), 1), else_=0).label("over")
-            columns += [_is_due(table).label("is_due"), over]
-        of_queue = and_(table.c.id == job_id, table.c.queue == queue)
-        row = connection.execute(select(*columns).where(of_queue)).first()
+    for is_live in (True, False):
+        statement = statements.showing(dialect, is_live=is_live)
+        row = connection.execute(statement, {"job": job_id, "queue": queue}).first()
         if row is None:
             continue
         job = _job(row, _STATES[MessageState[row.state]])
-        if table is tables.archive:
+        if not is_live:
             return job
         return replace(
             job,
@@ -187,11 +178,6 @@ def one(connection: Connection, dialect: Dialect, queue: str, job_id: int) -> Pu
             over=bool(row.over),
         )
     return None
-
-
-def _is_due(table: Any) -> Any:
-    lives = func.coalesce(table.c.expires_at > clock(), True)
-    return case((and_(table.c.next_attempt_at <= clock(), lives), 1), else_=0)
 
 
 def _job(row: Any, state: JobState) -> PullJob:
@@ -215,19 +201,10 @@ def hold(
 
     None: there is no such job in the queue.
     """
-    tables = dialect.tables
     # Twice the live ones: a job may come back from the archive between the first two looks.
-    for table in (tables.message, tables.archive, tables.message):
-        assert table is not None  # noqa: S101 - as above
-        c = table.c
-        is_live = table is tables.message
-        columns: list[Any] = [c.id, c.queue, c.state, c.deliveries_count]
-        columns += [c.attempts_count, c.acquired_at]
-        if is_live:
-            over = case((c.lease_expires_at <= clock(), 1), else_=0).label("over")
-            columns += [c.lease_token, over, _is_due(table).label("is_due")]
-        of_queue = and_(c.id == job_id, c.queue == queue)
-        row = connection.execute(select(*columns).where(of_queue).with_for_update()).first()
+    for is_live in (True, False, True):
+        statement = statements.holding(dialect, is_live=is_live)
+        row = connection.execute(statement, {"job": job_id, "queue": queue}).first()
         if row is not None and is_live:
             return _live(connection, dialect, row, max_retries)
         if row is not None:
@@ -240,7 +217,7 @@ def _live(connection: Connection, dialect: Dialect, row: Any, max_retries: int) 
     if state is JobState.QUEUED:
         return Held(row.id, row.queue, state, due=bool(row.is_due))
     if not row.over:
-        age = (dialect.now(connection) - row.acquired_at).total_seconds()
+        age = (row.now - row.acquired_at).total_seconds()
         return Held(row.id, row.queue, state, row.lease_token, max(0.0, age))
     died = _cancelled(connection, dialect, [row]).get(row.id)
     if died is None and row.deliveries_count > max_retries:
@@ -312,7 +289,8 @@ def has_expired(connection: Connection, dialect: Dialect, held: Held) -> bool:
 
 def is_paused(connection: Connection, dialect: Dialect, queue: str) -> bool:
     """Whether an operator has paused the queue."""
-    return bool(paused(connection, dialect.tables.policy_state, queue))
+    found = connection.execute(statements.pause(dialect), {"queue": queue})
+    return found.first() is not None
 
 
 def delivered(held: Held) -> Settlement:
