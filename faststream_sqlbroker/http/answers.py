@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -10,6 +11,10 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.http.mistakes import kind_of
+
+FORM = "application/x-www-form-urlencoded"
 MOST_FIELDS = 20
 """Fields of a form; no request has more."""
 
@@ -50,10 +55,9 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
     Raises:
         Problem: it is too large (413), takes too long (408), or its client has gone (400).
     """
-    too_large = Problem(413, f"a body has at most {limits.most} bytes", {"Connection": "close"})
     told = request.headers.get("content-length", "0")
     if not told.isascii() or not told.isdecimal() or int(told[:20]) > limits.most:
-        raise too_large
+        raise _too_large(f"Content-Length {short(told)}", limits)
     parts: list[bytes] = []
     size = 0
     try:
@@ -61,29 +65,47 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > limits.most:
-                    raise too_large
+                    raise _too_large(f"{size} bytes or more", limits)
                 parts.append(part)
     except TimeoutError:
-        text = f"the body took longer than {limits.timeout:g} s"
+        text = (
+            f"{size} bytes of the body came in {limits.timeout:g} s, and it must be whole by then: "
+            "send less, or faster"
+        )
         raise Problem(408, text, {"Connection": "close"}) from None
     except ClientDisconnect:
         raise Problem(400, "the client has gone") from None
     return b"".join(parts)
 
 
-async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
-    """The body, a JSON object.
+def _too_large(given: str, limits: BodyLimits) -> Problem:
+    text = f"a body has at most {limits.most} bytes (max_body), got {given}: send less at a time"
+    return Problem(413, text, {"Connection": "close"})
+
+
+async def read_object(
+    request: Request, limits: BodyLimits, fields: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The body, a JSON object; `fields` are those that it may have, for the text of an error.
 
     Raises:
         Problem: as `read_body`; or it is something else (400).
     """
     body = await read_body(request, limits)
+    wanted = "the body must be a JSON object" + (f" with {', '.join(fields)}" if fields else "")
+    if not body:
+        raise Problem(400, f"{wanted}, got none")
     try:
         found = json.loads(body)
-    except (ValueError, RecursionError):
-        raise Problem(400, "the body must be JSON") from None
+    except RecursionError:
+        raise Problem(400, f"{wanted}, got one that is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        # Its text has the place of the mistake, and nothing of the body.
+        raise Problem(400, f"{wanted}, and is no JSON: {error}") from None
+    except ValueError:
+        raise Problem(400, f"{wanted}, and is no JSON of UTF-8") from None
     if not isinstance(found, dict):
-        raise Problem(400, "the body must be a JSON object")
+        raise Problem(400, f"{wanted}, got {kind_of(found)}")
     return found
 
 
@@ -97,15 +119,21 @@ async def read_form(request: Request, limits: BodyLimits) -> dict[str, str]:
     if not body:
         return {}
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise Problem(415, "the body must be of the type application/x-www-form-urlencoded")
+    if kind != FORM:
+        given = short(kind) if kind else "no Content-Type"
+        raise Problem(415, f"the body must be a form of the type {FORM}, got {given}")
     try:
         pairs = parse_qsl(
             body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=MOST_FIELDS
         )
     except ValueError:
-        raise Problem(400, "the body must be a form of few fields") from None
+        text = (
+            f"the body must be a form of up to {MOST_FIELDS} fields such as rotate=true, joined by "
+            f"&, in UTF-8; got {len(body)} bytes that are none"
+        )
+        raise Problem(400, text) from None
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise Problem(400, "a field may be there once")
+        twice = next(name for name, times in Counter(n for n, _ in pairs).items() if times > 1)
+        raise Problem(400, f"a field may be there once, got {short(twice)} twice: leave one out")
     return fields

@@ -114,7 +114,8 @@ class BasicAuth:
 
     async def _hashed(self, stored: StoredPassword, password: str) -> bool:
         if self._waiting >= WAITING:
-            raise Problem(503, "too many passwords are being checked", {"Retry-After": "1"})
+            text = f"{WAITING} passwords are being checked by now: ask again in a second"
+            raise Problem(503, text, {"Retry-After": "1"})
         self._waiting += 1
         try:
             async with self._places:

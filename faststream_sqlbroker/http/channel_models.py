@@ -18,7 +18,9 @@ _TOKEN = "u3Jx0yK1mQ8b6TqVnZ2w5Rr7cFdLhA9eGsPiXoYtM4E"  # noqa: S105 - an exampl
 class Failure(Told):
     """What is wrong, for its reader."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"error": "there is no such job"}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"error": "limit must be 1 or more, got 0"}]}
+    )
 
     error: str
 

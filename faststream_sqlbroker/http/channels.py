@@ -12,10 +12,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from faststream_sqlbroker.core.channels import (
+    TRANSITIONS,
     JobState,
     PullJob,
     Registered,
     queue_of,
+    step_to,
     token_fits,
 )
 from faststream_sqlbroker.core.stored import NotACursorError
@@ -51,6 +53,7 @@ HIGHEST_PRIORITY = 100
 """Of a message; the lowest is as much below 0."""
 WANTED = ("INFLIGHT", "DELIVERED", "DEAD")
 """The states that a request may name."""
+LOST = "the lease is lost, as another consumer may have the job: leave it, and take another"
 _CONTENT_TYPE = re.compile(r"[ -~]{1,200}")
 _DEDUP_ID = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")
 _FIELDS = frozenset({"type", "rotate"})
@@ -102,7 +105,8 @@ class ChannelRoutes:
         await self._begin()
         fields = await self._fields(request)
         if "type" in fields:
-            raise Problem(400, "a channel has no type")
+            text = "a channel has no type: give it to PUT /channel/ID/consumer/ID"
+            raise Problem(400, text)
         rotate = flag(fields, "rotate")
         channel = request.path_params["channel"]
         found = await self._jobs.put_channel(channel, by=user.name, rotate=rotate)
@@ -156,10 +160,12 @@ class ChannelRoutes:
         payload = await read_body(request, self._limits)
         kind = request.headers.get("content-type")
         if kind is not None and not _CONTENT_TYPE.fullmatch(kind):
-            raise Problem(400, "Content-Type has up to 200 printable ASCII characters")
+            text = f"Content-Type must be up to 200 printable ASCII characters, got {short(kind)}"
+            raise Problem(400, text)
         dedup_id = request.headers.get(DEDUP_ID)
         if dedup_id is not None and not _DEDUP_ID.fullmatch(dedup_id):
-            raise Problem(400, f"{DEDUP_ID} has 1 to 255 printable ASCII characters")
+            text = f"{DEDUP_ID} must be 1 to 255 printable ASCII characters, got {short(dedup_id)}"
+            raise Problem(400, text)
         sent = await self._jobs.broadcast(channel, payload, kind, priority, dedup_id)
         if not sent.consumers:
             text = (
@@ -184,7 +190,8 @@ class ChannelRoutes:
             jobs, following = await self._jobs.queued(queue, after, limit)
         except NotACursorError:
             raise Problem(
-                400, "after must be that of a page's Link header: begin without it"
+                400,
+                f"after must be that of a page's Link header, got {short(after)}: begin without it",
             ) from None
         headers = {}
         if following is not None:
@@ -198,14 +205,14 @@ class ChannelRoutes:
         queue = await self._pull_queue(request)
         job = await self._jobs.job(queue, row_id(request, "job"))
         if job is None:
-            raise Problem(404, "there is no such job")
+            raise _no_job(request)
         return JSONResponse({**_shown(job), "State": job.state.value, "RetryCount": job.retries})
 
     async def change(self, request: Request) -> Response:
         """Take a job, or end it."""
         queue = await self._pull_queue(request)
         job_id = row_id(request, "job")
-        body = await read_object(request, self._limits)
+        body = await read_object(request, self._limits, ("NextState", "IncrementalTimeout"))
         wanted = body.get("NextState")
         if not isinstance(wanted, str) or wanted not in WANTED:
             given = short(wanted) if "NextState" in body else "no NextState"
@@ -214,7 +221,7 @@ class ChannelRoutes:
         changed = await self._jobs.change(
             queue, job_id, JobState(wanted), longer=longer, token=_lease(request)
         )
-        return _answer(changed, wanted)
+        return _answer(request, changed, JobState(wanted), with_timeout=longer is not None)
 
     async def heartbeat(self, request: Request) -> Response:
         """Extend the lease of a job that takes long."""
@@ -222,12 +229,12 @@ class ChannelRoutes:
         job_id = row_id(request, "job")
         token = _lease(request)
         if token is None:
-            raise Problem(400, f"send {LEASE}, as the claim has answered it")
-        body = await read_object(request, self._limits)
+            raise Problem(400, f"there is no {LEASE}: send what the claim has answered as such")
+        body = await read_object(request, self._limits, ("IncrementalTimeout",))
         longer = _timeout(body, "IncrementalTimeout") or 0
         held = await self._jobs.extend(queue, job_id, token, longer=longer)
         if not held:
-            raise Problem(409, "the lease is lost: another consumer may have the job")
+            raise Problem(409, LOST)
         return Response(status_code=202)
 
     async def _pull_queue(self, request: Request) -> str:
@@ -249,7 +256,11 @@ class ChannelRoutes:
         self._verify(request, name, [(of_channel, CHANNEL_TOKEN), (of_consumer, CONSUMER_TOKEN)])
         assert of_consumer is not None  # noqa: S101 - its token was right
         if of_consumer.type != "pull":
-            raise Problem(400, f"the consumer is a push one: subscribe to the queue {queue!r}")
+            text = (
+                f"the consumer is a push one: subscribe to the queue {queue!r}, or let an "
+                "administrator make it a pull one by PUT with type=pull"
+            )
+            raise Problem(400, text)
         return queue
 
     async def _check(self, request: Request, name: str, look: Look, *headers: str) -> None:
@@ -276,15 +287,18 @@ class ChannelRoutes:
         )
 
 
-def _answer(changed: Changed, wanted: str) -> Response:
+def _answer(
+    request: Request, changed: Changed, wanted: JobState, *, with_timeout: bool
+) -> Response:
     """What a consumer is told of a change."""
-    state = "" if changed.state is None else changed.state.value
+    if changed.verdict == "not_found":
+        raise _no_job(request)
+    if changed.verdict == "refused":
+        raise Problem(400, _refusal(changed, wanted, with_timeout))
     refused = {
-        "not_found": (404, "there is no such job"),
-        "lost": (409, "the lease is lost: another consumer may have the job"),
-        "paused": (409, "the queue is paused by an operator"),
-        "expired": (400, "the job has expired"),
-        "refused": (400, f"a job that is {state} cannot become {wanted} by this request"),
+        "lost": (409, LOST),
+        "paused": (409, "the queue is paused by an operator: ask again when it is resumed"),
+        "expired": (400, "the job has expired before it was taken, and is dead: take another"),
     }
     if changed.verdict in refused:
         raise Problem(*refused[changed.verdict])
@@ -292,6 +306,27 @@ def _answer(changed: Changed, wanted: str) -> Response:
     if changed.lease is not None:
         headers[LEASE] = str(changed.lease)
     return Response(status_code=202, headers=headers)
+
+
+def _refusal(changed: Changed, wanted: JobState, with_timeout: bool) -> str:
+    """Why a job cannot change, and what it can become."""
+    state = changed.state
+    assert state is not None  # noqa: S101 - it was found
+    if with_timeout and step_to(state, wanted, with_timeout=True) is None:
+        text = "IncrementalTimeout is only for a job that is QUEUED or DEAD and becomes INFLIGHT"
+        return f"{text}, got it for {state.value} to {wanted.value}: leave it out"
+    if (state, wanted) in TRANSITIONS:
+        return "the job is not due yet: queued-jobs lists those that may be taken"
+    ways = " or ".join(to.value for came, to in TRANSITIONS if came is state)
+    able = f"can become {ways} only" if ways else "is done, and stays so"
+    return f"a job that is {state.value} {able}, got NextState {wanted.value}"
+
+
+def _no_job(request: Request) -> Problem:
+    """It may be another consumer's, which is not told."""
+    given = short(request.path_params["job"])
+    text = "retention may have removed it; queued-jobs lists those that may be taken"
+    return Problem(404, f"this consumer has no job {given}: {text}")
 
 
 def _registered(found: Registered, shown: dict[str, Any]) -> Response:
@@ -340,4 +375,5 @@ def _lease(request: Request) -> UUID | None:
     try:
         return UUID(given)
     except ValueError:
-        raise Problem(400, f"{LEASE} must be what the claim has answered") from None
+        text = f"{LEASE} must be the UUID that the claim has answered, got another text"
+        raise Problem(400, text) from None

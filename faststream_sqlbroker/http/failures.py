@@ -66,9 +66,12 @@ class Failures:
         for key in keys:
             count = self._known(key)
             if count is not None and count.failures >= self._most:
-                wait = ceil(count.began + WINDOW - self._clock())
-                headers = {"Retry-After": str(max(1, wait))}
-                raise Problem(429, "too many failures: wait", headers)
+                wait = max(1, ceil(count.began + WINDOW - self._clock()))
+                text = (
+                    f"this address has sent {self._most} or more wrong passwords or tokens within "
+                    f"a minute: ask again in {wait} s, with the right one"
+                )
+                raise Problem(429, text, {"Retry-After": str(wait)})
 
     def failed(self, keys: Iterable[tuple[str, ...]]) -> None:
         """Count a failure of each of the keys."""

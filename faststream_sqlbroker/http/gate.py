@@ -17,7 +17,7 @@ from faststream_sqlbroker.http.failures import Failures, RightTokens
 from faststream_sqlbroker.http.lockout import LockedOut, Look
 from faststream_sqlbroker.http.proxies import Network, is_of, parsed_address, peer
 from faststream_sqlbroker.http.service import Service
-from faststream_sqlbroker.http.users import Authentication, Role, User
+from faststream_sqlbroker.http.users import Authentication, Role, User, role_of
 
 NAMES_OF_ADDRESS = 10
 """How many times as many failures an address may have as a name that it tries: a company's people
@@ -29,6 +29,11 @@ OF_ONE_HOUSE = 64
 CSRF_FIELD = "csrf"
 """The field of a form that has the token."""
 _WITH_PORT = re.compile(r"(?:(?P<four>[0-9.]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])(?::[0-9]+)?", re.ASCII)
+NO_USER = (
+    "the request does not say who you are: send a name and a password by HTTP Basic, or come by "
+    "the way by which this server knows its users"
+)
+WRONG = "no user has this name and this password: send others, or ask an administrator for them"
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="sqlbroker", charset="UTF-8"'}
 
 
@@ -87,9 +92,11 @@ class Gate:
         if user is None:
             if with_secret:
                 self._failed(request, name)
-            raise Problem(401, "who are you?", _CHALLENGE)
+            raise Problem(401, WRONG if with_secret else NO_USER, _CHALLENGE)
         if not user.may(role):
-            raise Problem(403, f"this needs the role {role.name.lower()}")
+            has = role_of(user.role).name.lower()
+            text = f"this needs the role {role.name.lower()}, and you have the role {has}"
+            raise Problem(403, f"{text}: ask an administrator")
         return user
 
     async def _user(self, request: Request) -> User | None:

@@ -4,6 +4,7 @@ from ipaddress import ip_address
 
 from starlette.requests import HTTPConnection
 
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.proxies import peer
 from faststream_sqlbroker.http.users import Role, User
@@ -42,11 +43,14 @@ def check_local(connection: HTTPConnection) -> None:
     """
     names = connection.headers.getlist("host")
     if len(names) != 1 or not is_loopback(host_name(names[0]).strip("[]")):
-        raise Problem(403, "without authentication, Host must be localhost")
-    if any(name in connection.headers for name in OF_PROXIES):
-        raise Problem(403, "without authentication, there must be no proxy")
+        given = short(", ".join(names))
+        raise Problem(403, f"without authentication, Host must be localhost, got {given}")
+    if name := next((name for name in OF_PROXIES if name in connection.headers), None):
+        text = f"without authentication, there must be no proxy, got the header {name}"
+        raise Problem(403, f"{text}: ask directly, or let the server have users")
     if not is_loopback(peer(connection)):
-        raise Problem(403, "without authentication, only this machine may ask")
+        text = f"without authentication, only this machine may ask, got {short(peer(connection))}"
+        raise Problem(403, f"{text}: let the server have users")
 
 
 def host_name(host: str) -> str:

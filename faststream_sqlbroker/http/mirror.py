@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.mirror import MirroredMessage
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_object
 from faststream_sqlbroker.http.users import Role, User
 
@@ -55,12 +56,14 @@ class MirrorRoutes:
 
     async def _set_info(self, request: Request, user: User) -> Response:
         """Set the info of all messages with a lookup value, or of one; of how many."""
-        given = await read_object(request, self._limits)
+        given = await read_object(request, self._limits, ("Lookup", "Info", "Name"))
         if not {"Lookup", "Info"} <= given.keys() <= FIELDS:
-            raise Problem(400, "the body has Lookup and Info, and may have Name")
+            names = short(", ".join(sorted(given)))
+            raise Problem(400, f"the body has Lookup and Info, and may have Name, got {names}")
         name = given.get("Name")
         if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise Problem(400, "Name is that of a record")
+            text = f"Name must be that of a record, as GET /v1/mirror shows it, got {short(name)}"
+            raise Problem(400, text)
         one = None if name is None else int(name)
         changed = await _checked(
             self._admin().set_info(given["Lookup"], given["Info"], id=one, by=user.name)
@@ -85,7 +88,7 @@ def _filters(request: Request) -> tuple[str | None, str | None]:
     if unknown := set(query) - set(FILTERS):
         raise Problem(400, f"the query may have Lookup and Info, got {min(unknown)[:80]!r}")
     if len(query.multi_items()) > len(query):
-        raise Problem(400, "Lookup and Info may be there once")
+        raise Problem(400, "Lookup and Info may be there once each: leave one out")
     return query.get("Lookup") or None, query.get("Info") or None
 
 

@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from faststream_sqlbroker.core.queue_api import LONGEST_WAIT
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_body
+from faststream_sqlbroker.http.mistakes import mistakes
 
 M = TypeVar("M", bound=BaseModel)
 LONGEST_LEASE = 86_400
@@ -21,8 +22,6 @@ LONGEST_REASON = 255
 """Characters of a reason: its column has no more."""
 LONGEST_KEY = 255
 """Characters of a key, as its column."""
-MOST_TOLD = 3
-"""Mistakes of a body that the answer names."""
 
 Time = Annotated[
     float | str,
@@ -261,9 +260,4 @@ async def read_model(request: Request, limits: BodyLimits, model: type[M]) -> M:
     try:
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        told = [
-            f"{'.'.join(str(part) for part in each['loc']) or 'the body'}: {each['msg']}"
-            for each in found[:MOST_TOLD]
-        ]
-        raise Problem(400, "; ".join(told)[:LONGEST_TEXT]) from None
+        raise Problem(400, mistakes(error, model)) from None

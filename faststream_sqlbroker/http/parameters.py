@@ -38,7 +38,7 @@ def row_id(request: Request, name: str) -> int:
         number = int(text)
         if number <= LARGEST_ID:
             return number
-    raise Problem(404, f"there is no such {name}")
+    raise Problem(404, f"there is no {name} {short(text)}: its id is a number, as it was answered")
 
 
 def whole(text: str, name: str) -> int:
@@ -51,7 +51,10 @@ def whole(text: str, name: str) -> int:
     if not digits.isascii() or not digits.isdecimal():
         raise Problem(400, f"{name} must be a whole number, got {short(text)}")
     if len(digits) > len(str(LARGEST_ID)):
-        raise Problem(400, f"{name} must be a whole number of up to {len(str(LARGEST_ID))} digits")
+        most = len(str(LARGEST_ID))
+        raise Problem(
+            400, f"{name} must be a whole number of up to {most} digits, got {short(text)}"
+        )
     return int(text)
 
 

@@ -63,7 +63,8 @@ class ProxyAuth:
         if not values or not is_of(peer(connection), self._proxies):
             return None
         if len(values) > 1:
-            raise Problem(400, f"the header {self._header} is there twice")
+            text = f"the header {self._header} must be there once, got it {len(values)} times"
+            raise Problem(400, f"{text}: the proxy must remove what clients send")
         name = values[0].strip()
         if not 0 < len(name) <= LONGEST_USER:
             return None

@@ -29,6 +29,7 @@ from faststream_sqlbroker.flow.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.gate import Gate
+from faststream_sqlbroker.http.mistakes import kind_of
 from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id
 from faststream_sqlbroker.http.users import Role, User
 from faststream_sqlbroker.parser import CONTENT_TYPE, REPLY_TO
@@ -86,7 +87,9 @@ class QueueRoutes:
             raise Problem(404, f"a token is for publish or consume, got {short(role)}")
         fields = await read_form(request, self._limits)
         if fields.keys() - {"rotate"}:
-            raise Problem(400, "there is the field rotate only: tokens are made here")
+            names = short(", ".join(sorted(fields.keys() - {"rotate"})))
+            text = f"there is the field rotate only, got {names}: tokens are made here"
+            raise Problem(400, text)
         found = await self._jobs.put_token(
             queue, cast("QueueRole", role), by=user.name, rotate=flag(fields, "rotate")
         )
@@ -204,7 +207,10 @@ class QueueRoutes:
         await self._gate.check_tokens(request, name, [token], look)
         if scheme.lower() != _BEARER or not token:
             raise Problem(
-                401, "send the token of the queue: Authorization: Bearer TOKEN", _CHALLENGE
+                401,
+                f"there is no token: send that of the queue for {role}, as "
+                "Authorization: Bearer TOKEN",
+                _CHALLENGE,
             )
         found: Registered | None = await self._jobs.find_token(queue, role)
         # Compared also for a queue without tokens: the answer does not tell which there are.
@@ -222,7 +228,7 @@ class QueueRoutes:
 def _queue(request: Request) -> str:
     name = request.path_params["queue"]
     if (problem := queue_problem(name)) is not None:
-        raise Problem(400, f"it cannot be the name of a queue: {problem}")
+        raise Problem(400, f"{short(name)} cannot be the name of a queue: {problem}")
     found: str = name
     return found
 
@@ -258,12 +264,19 @@ def _encoded(given: models.Body) -> tuple[bytes, str | None]:
             text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
             return text.encode(), content_type
         if not isinstance(body, str):
-            raise Problem(400, f"body must be text for the encoding {given.encoding}")
+            told = kind_of(body)
+            raise Problem(400, f"for the encoding {given.encoding} body must be text, got {told}")
         if given.encoding == "text":
             return body.encode(), content_type
         return base64.b64decode(body, validate=True), content_type
     except (ValueError, binascii.Error):
-        raise Problem(400, f"body cannot be stored with the encoding {given.encoding}") from None
+        wanted = {
+            "json": "a JSON value without NaN, infinity and halves of surrogate pairs",
+            "text": "text without halves of surrogate pairs",
+            "base64": "base64 of RFC 4648, with its padding",
+        }[given.encoding]
+        text = f"for the encoding {given.encoding} body must be {wanted}, got {kind_of(body)}"
+        raise Problem(400, text) from None
 
 
 def _replacing(result: models.Body) -> Callable[[ClaimedMessage], Replaced]:
@@ -292,7 +305,9 @@ def _outcome(wanted: models.Rollback) -> Outcome:
     }[wanted.outcome]
     given = {name for name in ("delay", "reason", "error") if getattr(wanted, name) is not None}
     if wrong := sorted(given - fields):
-        raise Problem(400, f"{', '.join(wrong)}: not with the outcome {wanted.outcome}")
+        told = ", ".join(sorted(fields)) or "no other field"
+        text = f"the outcome {wanted.outcome} takes {told}, got {', '.join(wrong)}: leave it out"
+        raise Problem(400, text)
     reason = clean_text(wanted.reason or "") or REJECTED
     if wanted.outcome == "retry":
         return Nack(None if wanted.delay is None else delay_seconds(wanted.delay))
@@ -311,7 +326,8 @@ def _settled(found: Settlement | None) -> Response:
 
 
 def _lost() -> Problem:
-    return Problem(409, "the lease is lost: another consumer may have the message")
+    text = "the lease is lost, as another consumer may have the message: leave it, and reserve anew"
+    return Problem(409, text)
 
 
 def _shown(row: ClaimedMessage, lease: float) -> dict[str, Any]:

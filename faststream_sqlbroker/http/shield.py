@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 
-from faststream_sqlbroker.core.text import visible
+from faststream_sqlbroker.core.text import short, visible
 from faststream_sqlbroker.exceptions import (
     PublishError,
     QueueFullError,
@@ -75,10 +75,30 @@ async def problem(_request: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def unknown_path(_request: Request, error: Exception) -> Response:
+async def unknown_path(request: Request, error: Exception) -> Response:
     """The answer to a path or method that does not exist."""
+    return unknown_problem(request, error).response()
+
+
+def unknown_problem(request: Request, error: Exception) -> Problem:
+    """What is said of a path or method that does not exist."""
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    root = request.scope.get("root_path", "")
+    path = short(request.scope["path"])
+    text = f"{error.detail}: {path}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        paths = [getattr(route, "path", "") for route in request.app.routes]
+        there = f"there are {', '.join(paths)}"
+        if DOCUMENT in paths:
+            there = (
+                f"{root}{DOCUMENT} lists what there is. Channels and queues are there if the "
+                "server was told to serve them"
+            )
+        text = f"there is no path {path} here: {there}"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        text = f"{path} takes {allowed}, got the method {short(request.method)}"
+    return Problem(error.status_code, text, error.headers)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -131,5 +151,7 @@ HANDLERS = {
     Exception: failure,
 }
 """By the class of what was raised."""
+DOCUMENT = "/openapi.json"
+"""The path of the list of all requests; probes alone have none."""
 LONGEST_PATH = 200
 """Characters of a path in the log."""

@@ -221,7 +221,8 @@ async def test_w2_what_is_not_queued_is_not_listed(broker: SqlBroker, pulling: P
     await eventually(only_one)
     assert (await pulling.post(str(later), "INFLIGHT")).status_code == 400
     expired = await pulling.post(str(gone), "INFLIGHT")
-    assert (expired.status_code, expired.json()) == (400, {"error": "the job has expired"})
+    text = "the job has expired before it was taken, and is dead: take another"
+    assert (expired.status_code, expired.json()) == (400, {"error": text})
     assert (await pulling.state(str(gone)))[0] == "DEAD"
     [job] = await pulling.queued()
     await broker.admin.pause(QUEUE)

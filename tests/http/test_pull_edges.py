@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,7 +16,7 @@ from faststream_sqlbroker.flow.configured import Configured
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from tests.faststream.conftest import Look
 from tests.http.conftest import on_sqlite
-from tests.http.pulling import CHANNEL, JOBS, QUEUE, TOKENS, Pulling
+from tests.http.pulling import CHANNEL, JOBS, LEASE, QUEUE, TOKENS, Pulling
 from tests.http.test_pull_consumers import over
 
 pytestmark = pytest.mark.capability("HTTP: channels with pull consumers")
@@ -169,7 +170,8 @@ async def test_a_limit_of_many_digits(broker: SqlBroker) -> None:
     async with pulling.http:
         page = await pulling.page(f"?limit={'9' * 20}")
         assert page.status_code == 400
-        assert page.json()["error"] == "limit must be a whole number of up to 19 digits"
+        text = f"limit must be a whole number of up to 19 digits, got '{'9' * 20}'"
+        assert page.json()["error"] == text
         assert (await pulling.page(f"?limit={'9' * 19}")).status_code == 200
 
 
@@ -188,6 +190,88 @@ async def test_errors_say_what_was_given_and_what_is_allowed(broker: SqlBroker) 
         ]:
             assert answer.status_code == 400
             assert answer.json()["error"].startswith(text)
+
+
+TIMEOUT = "IncrementalTimeout is only for a job that is QUEUED or DEAD and becomes INFLIGHT"
+LOST = "the lease is lost, as another consumer may have the job: leave it, and take another"
+
+
+@pytest.mark.parametrize(
+    ("ways", "wanted", "fields", "text"),
+    [
+        ([], "DELIVERED", {}, "a job that is QUEUED can become INFLIGHT only, got NextState "),
+        (["INFLIGHT", "DELIVERED"], "INFLIGHT", {}, "a job that is DELIVERED is done, and stays "),
+        (["INFLIGHT", "DEAD"], "DELIVERED", {}, "a job that is DEAD can become INFLIGHT only, "),
+        (["INFLIGHT"], "DELIVERED", {"IncrementalTimeout": 0}, f"{TIMEOUT}, got it for INFLIGHT "),
+        ([], "DEAD", {"IncrementalTimeout": 5}, f"{TIMEOUT}, got it for QUEUED to DEAD: leave it"),
+    ],
+)
+@on_sqlite
+async def test_w4_a_change_that_is_refused_says_what_is_allowed(
+    broker: SqlBroker, ways: list[str], wanted: str, fields: dict[str, int], text: str
+) -> None:
+    """W4."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        for state in ways:
+            assert (await pulling.post(job["ID"], state)).status_code == 202
+        found = await pulling.post(job["ID"], wanted, **fields)
+        assert found.status_code == 400
+        assert found.json()["error"].startswith(text)
+
+
+@on_sqlite
+async def test_errors_about_jobs_say_what_to_do(broker: SqlBroker) -> None:
+    pulling = Pulling(broker)
+    async with pulling.http:
+        later = await broker.publish("later", QUEUE, delay=600)
+        path = f"{JOBS}/job/{later}"
+
+        async def told(answer: Any) -> str:
+            text: str = (await answer).json()["error"]
+            return text
+
+        async def send(path: str, body: bytes, **headers: str) -> str:
+            return await told(pulling.http.post(path, content=body, headers={**TOKENS, **headers}))
+
+        assert await told(pulling.post(str(later), "INFLIGHT")) == (
+            "the job is not due yet: queued-jobs lists those that may be taken"
+        )
+        assert await told(pulling.post("999", "INFLIGHT")) == (
+            "this consumer has no job '999': retention may have removed it; queued-jobs lists "
+            "those that may be taken"
+        )
+        assert await told(pulling.post("x", "DEAD")) == (
+            "there is no job 'x': its id is a number, as it was answered"
+        )
+        lease = str(uuid4())
+        await broker.publish("now", QUEUE)
+        [job] = await pulling.queued()
+        await pulling.start(job["ID"])
+        assert await told(pulling.post(job["ID"], "DELIVERED", lease=lease)) == LOST
+        beat = f"{JOBS}/job/{job['ID']}/heartbeat"
+        assert await send(beat, b"{}", **{LEASE: lease}) == LOST
+        assert await send(beat, b"{}") == (
+            "there is no X-Broker-Lease: send what the claim has answered as such"
+        )
+        secret = "not-a-uuid"
+        assert await send(beat, b"{}", **{LEASE: secret}) == (
+            "X-Broker-Lease must be the UUID that the claim has answered, got another text"
+        )
+        wanted = "the body must be a JSON object with NextState, IncrementalTimeout"
+        assert await send(path, b"") == f"{wanted}, got none"
+        assert await send(path, b'["x"]') == f"{wanted}, got an array of JSON"
+        assert await send(path, b'{"NextState":') == (
+            f"{wanted}, and is no JSON: Expecting value: line 1 column 14 (char 13)"
+        )
+        assert await told(pulling.page("?after=x")) == (
+            "after must be that of a page's Link header, got 'x': begin without it"
+        )
+        assert await send(f"/channel/{CHANNEL}/broadcast", b"1", **{"Content-Type": "x" * 201}) == (
+            f"Content-Type must be up to 200 printable ASCII characters, got '{'x' * 76}..."
+        )
 
 
 @on_sqlite

@@ -588,6 +588,9 @@ async def test_middlewares_see_what_is_published(
         assert len(await look.rows()) == len(rows)
 
 
+SECRET = "a-secret-of-the-caller"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "part"),
     [
@@ -616,6 +619,128 @@ async def test_what_is_refused(web: Queueing, path: str, body: Any, part: str) -
     answer = await web.post(path, body, token)
     assert answer.status_code == 400
     assert part in answer.json()["error"]
+
+
+TOKEN = "0c5e6b0e-2f0c-4b53-9d55-5fd8a3f1a0b1"
+COMMIT = "/messages/1/commit"
+LEASE_TOKEN = "what reserve has answered as lease_token"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        ("/reserve", b"", None),
+        ("/reserve", {"limit": 0}, "limit must be greater than or equal to 1, got 0"),
+        ("/reserve", {"limit": "1"}, "limit must be a valid integer, got '1'"),
+        (
+            "/reserve",
+            {"limit": 0, "lease": 5, "wait": 31},
+            (
+                "limit must be greater than or equal to 1, got 0; "
+                "wait must be less than or equal to 30, got 31; "
+                "there is no field lease; there are limit, wait, lease_seconds"
+            ),
+        ),
+        ("/reserve", [SECRET], "the body must be a JSON object, got an array of JSON"),
+        (
+            "/reserve",
+            f'{{"limit": "{SECRET}'.encode(),
+            (
+                "the body must be a JSON object, and is no JSON: EOF while parsing a string at "
+                "line 1 column 33"
+            ),
+        ),
+        (COMMIT, {}, f"lease_token is missing: it must be {LEASE_TOKEN}"),
+        (COMMIT, {"lease_token": SECRET}, f"lease_token must be {LEASE_TOKEN}, got another text"),
+        (COMMIT, {"lease_token": 7}, f"lease_token must be {LEASE_TOKEN}, got a number of JSON"),
+        (
+            COMMIT,
+            {"lease_token": TOKEN, "result": {}},
+            "result.body is missing: give it",
+        ),
+        (
+            COMMIT,
+            {"lease_token": TOKEN, "result": {"body": 1, "more": SECRET}},
+            "there is no field result.more: leave it out",
+        ),
+        (
+            "/messages/1/rollback",
+            {"lease_token": TOKEN, "delay": []},
+            'delay must be seconds, or text like "1.5h", got []',
+        ),
+        (
+            "/messages/1/rollback",
+            {"lease_token": TOKEN, "outcome": "give"},
+            "outcome must be 'retry', 'release', 'fail' or 'discard', got 'give'",
+        ),
+        (
+            "/messages/1/rollback",
+            {"lease_token": TOKEN, "outcome": "fail", "delay": 1},
+            "the outcome fail takes error, reason, got delay: leave it out",
+        ),
+        ("/publish", {}, "body is missing: give it"),
+        (
+            "/publish",
+            {"body": 1, "content_type": "a\nb"},
+            "content_type must be 1 to 200 printable ASCII characters, got 'a\\nb'",
+        ),
+        ("/publish", {"body": 1, "key": ""}, "key must have at least 1 character, got ''"),
+        (
+            "/publish",
+            {"body": 1, "key": "x" * 300},
+            f"key must have at most 255 characters, got '{'x' * 76}...",
+        ),
+        (
+            "/publish",
+            {"body": 1, "encoding": "text"},
+            "for the encoding text body must be text, got a number of JSON",
+        ),
+        (
+            "/publish",
+            {"body": SECRET, "encoding": "base64"},
+            (
+                "for the encoding base64 body must be base64 of RFC 4648, with its padding, got a "
+                "string of JSON"
+            ),
+        ),
+        (
+            "/publish-batch",
+            {"messages": [{"body": 1}, {"body": 1, "priority": 101}]},
+            "messages[1].priority must be less than or equal to 100, got 101",
+        ),
+    ],
+)
+@on_sqlite
+async def test_mistakes_say_what_was_given_and_what_is_allowed(
+    web: Queueing, path: str, body: Any, text: str | None
+) -> None:
+    """Neither a secret, nor a whole body, nor a regular expression."""
+    token = PUBLISH if path.startswith("/publish") else CONSUME
+    given = {"content": body} if isinstance(body, bytes) else {"json": body}
+    answer = await web.http.post(f"{PATH}{path}", headers=bearer(token), **given)
+    if text is None:
+        assert answer.status_code == 200, answer.text
+        return
+    assert (answer.status_code, answer.json()["error"]) == (400, text)
+    assert SECRET not in answer.text
+
+
+@on_sqlite
+async def test_what_cannot_be_is_named(web: Queueing) -> None:
+    lost = await web.end({"id": 7, "lease_token": TOKEN})
+    assert lost.json()["error"] == (
+        "the lease is lost, as another consumer may have the message: leave it, and reserve anew"
+    )
+    none = await web.end({"id": "x7", "lease_token": TOKEN})
+    assert none.json()["error"] == (
+        "there is no message 'x7': its id is a number, as it was answered"
+    )
+    without = await web.http.post(f"{PATH}/reserve", json={})
+    assert without.json()["error"] == (
+        "there is no token: send that of the queue for consume, as Authorization: Bearer TOKEN"
+    )
+    name = await web.http.put("/v1/queues/a%00b/tokens/consume", auth=as_user("ann"))
+    assert name.json()["error"].startswith("'a\\x00b' cannot be the name of a queue: ")
 
 
 @on_sqlite

@@ -28,6 +28,7 @@ from faststream_sqlbroker.http import (
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.failures import MOST_KNOWN, WINDOW, Failures, RightTokens
+from faststream_sqlbroker.http.gate import NO_USER, WRONG
 from faststream_sqlbroker.http.lockout import HELD, LOOKS, LockedOut
 from faststream_sqlbroker.http.passwords import COST, StoredPassword, stored_password
 from tests.faststream.conftest import Heard
@@ -106,7 +107,7 @@ async def test_unauthenticated(app: HttpApp, header: str | None) -> None:
             found = await client.get(path, headers=headers)
             assert found.status_code == 401
             assert found.headers["www-authenticate"].startswith("Basic ")
-            assert found.json() == {"error": "who are you?"}
+            assert found.json() == {"error": NO_USER}
 
 
 @on_sqlite
@@ -116,6 +117,7 @@ async def test_a_wrong_password_and_an_unknown_name_look_alike(app: HttpApp, hea
         unknown = await client.get("/csrf-token", auth=("nil\u202e", "wrong-password"))
         assert wrong.status_code == unknown.status_code == 401
         assert wrong.content == unknown.content
+        assert wrong.json() == {"error": WRONG}
     told = heard.texts("a wrong password or token")
     assert len(told) == 2
     assert "wrong-password" not in "".join(told)
