@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -40,7 +41,7 @@ from faststream_sqlbroker.http.probes import Probes
 from faststream_sqlbroker.http.proxies import networks
 from faststream_sqlbroker.http.queues import QueueRoutes
 from faststream_sqlbroker.http.service import Service
-from faststream_sqlbroker.http.shield import Shield, handlers
+from faststream_sqlbroker.http.shield import DOCUMENT, Shield, handlers
 from faststream_sqlbroker.http.users import Authentication, ByCallable, FirstOf, Role, User
 
 SHORTEST_SECRET = 16
@@ -125,11 +126,12 @@ class HttpApp:
         if service.queues is not None:
             self._queues = QueueRoutes(service.queues, self._gate, options.limits, self._for)
             routes += self._queues.routes()
+        answers = handlers(service.log)
         if options.dashboard != "off":
-            routes += self._dashboard(service, options, csrf)
-        starlette = Starlette(
-            routes=routes, exception_handlers=handlers(service.log), lifespan=self._lifespan
-        )
+            dashboard = self._dashboard(service, options, csrf)
+            routes += dashboard.routes()
+            answers[HTTPException] = dashboard.unknown_path
+        starlette = Starlette(routes=routes, exception_handlers=answers, lifespan=self._lifespan)
         # A redirect would lead to whatever Host says.
         starlette.router.redirect_slashes = False
         self.starlette = starlette
@@ -185,9 +187,9 @@ class HttpApp:
 
         return endpoint
 
-    def _dashboard(self, service: Service, options: HttpOptions, csrf: Csrf) -> list[BaseRoute]:
+    def _dashboard(self, service: Service, options: HttpOptions, csrf: Csrf) -> DashboardRoutes:
         settings = Settings(options.dashboard == "full", options.show_bodies, options.redact)
-        return DashboardRoutes(service, self._gate, csrf, options.limits, settings).routes()
+        return DashboardRoutes(service, self._gate, csrf, options.limits, settings)
 
     def _document_route(self) -> Route:
         # Made at each request: only then the path is known at which it is mounted.
@@ -200,7 +202,7 @@ class HttpApp:
         async def answer(request: Request, _user: User) -> Response:
             return JSONResponse(document(parts, request.scope.get("root_path", "")))
 
-        return Route("/openapi.json", self._for(Role.VIEWER, answer), methods=["GET"])
+        return Route(DOCUMENT, self._for(Role.VIEWER, answer), methods=["GET"])
 
     def _csrf_route(self) -> Route:
         async def answer(_request: Request, user: User) -> Response:

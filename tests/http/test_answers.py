@@ -8,9 +8,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
-from faststream_sqlbroker import PublishError, SetupError
+from faststream_sqlbroker import PublishError, SetupError, SqlBroker
 from faststream_sqlbroker.exceptions import (
     QueueFullError,
     StoreError,
@@ -25,10 +25,11 @@ from faststream_sqlbroker.http.answers import (
     read_form,
     read_object,
 )
+from faststream_sqlbroker.http.app import probe_app
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.local import check_local, host_name
 from faststream_sqlbroker.http.shield import HANDLERS, HEADERS, Shield
-from tests.http.conftest import as_user, client_of, on_sqlite
+from tests.http.conftest import as_user, client_of, logins, on_sqlite
 
 SECRET = "postgresql://user:secret@db/shop"
 
@@ -56,6 +57,82 @@ async def test_each_answer_has_the_headers_of_the_shield(app: HttpApp) -> None:
     policy = HEADERS["content-security-policy"]
     assert "unsafe" not in policy
     assert "http" not in policy
+
+
+@on_sqlite
+async def test_what_does_not_exist_is_named(broker: SqlBroker, app: HttpApp) -> None:
+    """With what there is; mounted, too. A long path is cut."""
+    mounted = Starlette(routes=[Mount("/broker", app)])
+    for served, root in ((app, ""), (mounted, "/broker")):
+        async with client_of(served) as client:
+            none = await client.get(f"{root}/none")
+            assert none.status_code == 404
+            assert none.json()["error"].startswith(
+                f"there is no path '{root}/none' here: {root}/openapi.json lists what there is."
+            )
+            other = await client.delete(f"{root}/v1/count")
+            assert other.status_code == 405
+            told = other.json()["error"]
+            assert told.startswith(f"'{root}/v1/count' takes ")
+            assert "GET" in told
+            assert told.endswith(", got the method 'DELETE'")
+            assert other.headers["allow"]
+            assert len((await client.get(f"{root}/{'x' * 5_000}")).json()["error"]) < 300
+    probes = probe_app(app._service)
+    async with client_of(probes) as client:
+        assert (await client.get("/none")).json()["error"] == (
+            "there is no path '/none' here: there are /health/live, /health/ready, /metrics"
+        )
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("path", "accept", "kind"),
+    [
+        ("/ui/none", "text/html,application/xhtml+xml,*/*;q=0.8", "text/html"),
+        ("/ui/none", "*/*", "application/json"),
+        ("/ui/none", "application/json", "application/json"),
+        ("/ui/", "TEXT/HTML", "text/html"),
+        ("/ui/<script>x", "text/html", "text/html"),
+        ("/ui/static/none.css", "text/css,*/*;q=0.1", "application/json"),
+        ("/uix", "text/html", "application/json"),
+        ("/v1/none", "text/html", "application/json"),
+    ],
+)
+@pytest.mark.parametrize("root", ["", "/broker"])
+async def test_a_browser_gets_a_page_of_an_unknown_address_of_the_dashboard(
+    app: HttpApp, path: str, accept: str, kind: str, root: str
+) -> None:
+    served = Starlette(routes=[Mount(root, app)]) if root else app
+    async with client_of(served) as client:
+        found = await client.get(f"{root}{path}", headers={"Accept": accept})
+        assert (found.status_code, found.headers["content-type"].partition(";")[0]) == (404, kind)
+        assert "<script>x" not in found.text
+        if kind == "text/html":
+            assert "there is no path" in found.text
+            assert f'href="{root}/"' in found.text
+        # A method that a page does not take, too.
+        if path == "/ui/none":
+            known = await client.delete(f"{root}/ui/queues", headers={"Accept": accept})
+            given = known.headers["content-type"].partition(";")[0]
+            assert (known.status_code, given) == (405, kind)
+
+
+@on_sqlite
+async def test_without_a_dashboard_there_is_no_page(broker: SqlBroker) -> None:
+    async with client_of(broker.asgi(logins(), dashboard="off")) as client:
+        found = await client.get("/ui/queues", headers={"Accept": "text/html"})
+        assert (found.status_code, found.headers["content-type"]) == (404, "application/json")
+
+
+@on_sqlite
+async def test_a_role_that_is_too_low_is_named(app: HttpApp) -> None:
+    async with client_of(app) as client:
+        found = await client.get("/v1/diagnosis", auth=as_user("vic"))
+        assert (found.status_code, found.json()["error"]) == (
+            403,
+            "this needs the role admin, and you have the role viewer: ask an administrator",
+        )
 
 
 @on_sqlite
@@ -115,10 +192,13 @@ async def parts(*chunks: bytes) -> AsyncIterator[bytes]:
 async def test_a_body_has_a_limit_whatever_its_length_says() -> None:
     async with client_of(answering(read_body)) as client:
         assert (await client.post("/", content=b"x" * 100)).json() == "x" * 100
-        assert (await client.post("/", content=b"x" * 101)).status_code == 413
+        large = await client.post("/", content=b"x" * 101)
+        text = "a body has at most 100 bytes (max_body), got Content-Length '101'"
+        assert (large.status_code, large.json()["error"]) == (413, f"{text}: send less at a time")
         # Without a length, in parts.
         chunked = await client.post("/", content=parts(b"x" * 60, b"x" * 60))
         assert chunked.status_code == 413
+        assert ", got 120 bytes or more: " in chunked.json()["error"]
         for length in ("-1", "x", "9" * 5_000, "\u00b2"):
             headers = {b"content-length": length.encode()}
             found = await client.post("/", content=b"x", headers=headers)
@@ -170,10 +250,21 @@ async def test_a_form() -> None:
             "a": "1",
             "b": "",
         }
-        for wrong in (b"a=1&a=2", b"x", b"\xff=1", b"&".join([b"a=1"] * 21)):
-            assert (await client.post("/", content=wrong, headers=kind)).status_code == 400
-        assert (await client.post("/", content=b"a=1")).status_code == 415
-        assert (await client.post("/", json={"a": 1})).status_code == 415
+        form = "the body must be a form of up to 20 fields such as rotate=true, joined by &, in UTF"
+        for wrong, text in (
+            (b"a=1&a=2", "a field may be there once, got 'a' twice: leave one out"),
+            (b"x", f"{form}-8; got 1 bytes that are none"),
+            (b"\xff=1", form),
+            (b"&".join([b"a=1"] * 21), form),
+        ):
+            refused = await client.post("/", content=wrong, headers=kind)
+            assert refused.status_code == 400
+            assert refused.json()["error"].startswith(text)
+        of_type = "the body must be a form of the type application/x-www-form-urlencoded, got "
+        untyped = await client.post("/", content=b"a=1")
+        assert (untyped.status_code, untyped.json()["error"]) == (415, of_type + "no Content-Type")
+        other = await client.post("/", json={"a": 1})
+        assert (other.status_code, other.json()["error"]) == (415, f"{of_type}'application/json'")
 
 
 CSRF = Csrf(b"0123456789abcdef")

@@ -21,7 +21,7 @@ from faststream_sqlbroker.http.dashboard.shared import Answers, lately_of
 from faststream_sqlbroker.http.dashboard.words import FOR_ADMINS, MENU
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.service import Service
-from faststream_sqlbroker.http.shield import told_problem
+from faststream_sqlbroker.http.shield import told_problem, unknown_problem
 from faststream_sqlbroker.http.users import Role, User, role_of
 
 STATIC = Path(__file__).parent / "static"
@@ -160,6 +160,17 @@ class DashboardRoutes:
                 return self._error(request, told_problem(self._service.log, request, error))
 
         return guarded
+
+    async def unknown_path(self, request: Request, error: Exception) -> Response:
+        """The answer to a path or method that does not exist: a page for a browser that looks for
+        one, as JSON else.
+        """
+        problem = unknown_problem(request, error)
+        path = _path(request)
+        wants_page = "text/html" in request.headers.get("accept", "").lower()
+        if wants_page and (path == "/ui" or path.startswith("/ui/")):
+            return self._error(request, problem)
+        return problem.response()
 
     def _asked(self, request: Request, user: User, fields: Mapping[str, str]) -> Asked:
         return Asked(
