@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from faststream_sqlbroker.broker import broker
 from faststream_sqlbroker.broker.engine import through_pgbouncer
+from faststream_sqlbroker.dialects import operations
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store import store
 from tests import quick_tables, scheduling
+from tests.compiled import Compiled
 from tests.quick_tables import QuickTables
 from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, own_server, server
@@ -209,6 +213,9 @@ def _empty(admin: Engine, name: str) -> None:
 def _quick_tables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "create_all", QuickTables())
+        patch.setattr(broker, "build_tables", quick_tables.built)
+        # A broker has a hundred statements: those that others have had are not read again.
+        patch.setattr(operations, "text", cache(text))
         patch.setattr(
             Tables,
             "for_dialect",
@@ -220,7 +227,8 @@ def _quick_tables() -> Iterator[None]:
 @pytest.fixture
 async def engine(database_url: str, database: str) -> AsyncIterator[AsyncEngine]:
     """An engine on the empty database."""
-    engine = create_async_engine(make_url(database_url))
+    kept = {"compiled_cache": Compiled.of(database)}
+    engine = create_async_engine(make_url(database_url), execution_options=kept)
     if database == "pgbouncer":
         through_pgbouncer(engine)
     yield engine

@@ -24,9 +24,11 @@ TABLES = build_tables(SqlBrokerSchemaConfig())
 
 
 @cache
-def built(config: SqlBrokerSchemaConfig, dialect_name: str, revision: str | None = None) -> Tables:
-    """Stands in for `Tables.for_dialect`: thousands of brokers have the same tables, and nothing
-    changes them."""
+def built(
+    config: SqlBrokerSchemaConfig, dialect_name: str | None = None, revision: str | None = None
+) -> Tables:
+    """Stands in for `build_tables` and `Tables.for_dialect`: thousands of brokers have the same
+    tables, and nothing changes them."""
     return build_tables(config, dialect_name=dialect_name, revision=revision)
 
 
