@@ -17,6 +17,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables, ddl
 from faststream_sqlbroker.spark import build_session
 from tests.conftest import Servers
+from tests.spark.lookups import remembered
 from tools.packages import install
 
 NUMBERS = itertools.count()
@@ -42,9 +43,10 @@ def servers() -> Iterator[Servers]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """`local[2]`; skip without Java or drivers that cannot be installed, fail in CI."""
-    session = _start(tmp_path_factory.mktemp("spark"))
-    yield session
-    session.stop()
+    with remembered():
+        session = _start(tmp_path_factory.mktemp("spark"))
+        yield session
+        session.stop()
 
 
 def _start(folder: Path) -> SparkSession:
