@@ -13,6 +13,7 @@ import pytest
 
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.drivers import need_jar, need_java
+from tests import forked
 from tests.helpers import eventually
 from tools.packages import install
 
@@ -48,15 +49,17 @@ def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: st
     assert output, "a block without its output cannot fail"
     if "build_session" in code:
         need_spark()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    else:
+        done = forked.finished("-c", code, folder=tmp_path, env=environment())
     assert (done.returncode, done.stdout) == (0, output), done.stderr
 
 
