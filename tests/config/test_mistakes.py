@@ -173,6 +173,10 @@ def test_of_a_schedule(write: Write, text: str, found: str) -> None:
         ("{queues: {queues: {a: {publish: short}}}}", "a token is text of 16 characters or more"),
         ("{channels: {stop_timeout: soon}}", "http.channels.stop_timeout: duration cannot be"),
         ("{channels: {channels: {a: {token: short}}}}", "a token is text of 16 characters or more"),
+        (
+            "{channels: {channels: {a: {consumers: {b: {type: poll}}}}}}",
+            "type must be one of 'push', 'pull', got 'poll'",
+        ),
         ("{channels: {channels: {a: {consumer: {}}}}}", "channels.a.consumer: there is no option"),
         ("{port: 70000}", "port: it should be less than or equal to 65535"),
     ],

@@ -6,6 +6,7 @@ The other rows P are tested where their subjects are: a name such as test_p3 tel
 import asyncio
 import base64
 import json
+from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,11 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.http import HttpApp
 from faststream_sqlbroker.schema.migrate import HEAD
+from tests.faststream.conftest import QUICK, Heard, Look, Make, make
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
+from tests.http.queueing import QUEUE, Queueing
+
+__all__ = ("make",)
 
 mirror = pytest.mark.capability("mirror: messages found by a lookup value until they leave")
 diagnosed = pytest.mark.capability("`broker.admin.diagnosis`, /v1/diagnosis and its page")
@@ -29,8 +34,10 @@ async def test_p12_the_bare_number_of_mirrored_messages(
     broker: SqlBroker, web: httpx.AsyncClient
 ) -> None:
     """P12: each filter is optional, both apply; uncached; Basic auth, else 401."""
-    for lookup, info in (("a b", "x&y"), ("a b", "z"), ("c", "x&y")):
+    ids = [
         await broker.publish("body", "q", delay="1h", lookup=lookup, info=info)
+        for lookup, info in (("a b", "x&y"), ("a b", "z"), ("c", "x&y"))
+    ]
     await broker.publish("not mirrored", "q", delay="1h")
 
     async def count(**filters: str) -> str:
@@ -45,6 +52,10 @@ async def test_p12_the_bare_number_of_mirrored_messages(
     assert await count(Lookup="a b", Info="x&y") == "1"
     assert await count(Lookup="", Info="") == "3"
     assert await count(Lookup="A B") == await count(Lookup="%") == "0"
+    # Until it leaves.
+    await broker.admin.cancel(ids[0] or 0, by="ann")
+    assert await count() == "2"
+    assert await count(Lookup="a b", Info="x&y") == "0"
     for auth in (None, ("vic", "wrong-password"), ("eve", "vic-password")):
         refused = await web.get("/v1/count?Lookup=c", auth=auth)
         assert refused.status_code == 401
@@ -53,7 +64,6 @@ async def test_p12_the_bare_number_of_mirrored_messages(
 
 
 @mirror
-@on_sqlite
 async def test_p11_the_records_and_their_info_over_http(
     broker: SqlBroker, web: httpx.AsyncClient
 ) -> None:
@@ -70,6 +80,12 @@ async def test_p11_the_records_and_their_info_over_http(
     assert (one["Name"], one["Info"], one["PublishCount"]) == (str(first), None, 1)
     assert base64.b64decode(one["Payload"]) == b"\xff\x00"
     assert one["Properties"]["x"] == [1]
+    assert (one["Lookup"], one["DestinationTopic"]) == ("a", "q")
+    entry, publish, after = (
+        datetime.fromisoformat(one[name]) for name in ("EntryTime", "PublishTime", "PublishAfter")
+    )
+    assert publish <= entry
+    assert after - publish == timedelta(hours=1)
     assert (two["DestinationTopic"], two["Info"]) == ("mails", "i")
     assert (await web.get("/v1/mirror", auth=as_user("vic"))).status_code == 403
 
@@ -206,3 +222,26 @@ async def test_p15_what_is_wrong_is_told(engine: AsyncEngine, app: HttpApp) -> N
     parts = {part.name: part for part in found.parts}
     assert parts["database"].error is not None
     assert parts["versions"].ok
+
+
+@pytest.mark.capability("`debug_header`: one message is logged at each step")
+async def test_p14_a_client_over_http_asks_for_one_message(
+    make: Make, broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    """P14."""
+    debugged = make(debug_header="X-Debug")
+
+    @debugged.subscriber(QUEUE, **QUICK)
+    async def handle(body: int) -> None: ...
+
+    web = Queueing(debugged)
+    async with web.http:
+        told = await web.publish(1, headers={"X-Debug": "1"})
+        quiet = await web.publish(2)
+        await debugged.start()
+        await look.archived(2)
+        await debugged.stop()
+    texts = heard.texts("debug: ")
+    assert any("published" in text for text in texts), texts
+    assert all(f"message {told}" in text for text in texts), texts
+    assert not any(f"message {quiet}" in text for text in texts)
