@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -245,6 +246,12 @@ async def test_w3_the_form_of_a_job(broker: SqlBroker, pulling: Pulling) -> None
         "ContentType": "application/json",
     }
     await pulling.post(job["ID"], "INFLIGHT")
+    # The type is as it was sent: curl -d sends this one unless it is told another.
+    form = "application/x-www-form-urlencoded"
+    await pulling.broadcast(b'{"id": 1}', form)
+    [job] = await pulling.queued()
+    assert job["Message"]["ContentType"] == form
+    await pulling.post(job["ID"], "INFLIGHT")
     # Bytes that are no text are base64, and marked.
     await pulling.broadcast(b"\xff\x00\x01", "image/png")
     [job] = await pulling.queued()
@@ -312,14 +319,23 @@ WAYS = {
     "DEAD": ["INFLIGHT", "DEAD"],
 }
 CASES = [
-    (state, *case, with_timeout)
+    (state, *case, timeout)
     for state, cases in GOLDEN.items()
     for case in cases
-    for with_timeout in (False, True)
+    for timeout in (None, 0, 600)
 ]
 
 
-@pytest.mark.parametrize(("before", "wanted", "code", "code_with", "after", "with_timeout"), CASES)
+async def all_rows(look: Look) -> list[Any]:
+    """What the database has, in all tables."""
+    found: list[Any] = [await look.rows(), await look.rows(archive=True)]
+    table = look.tables.policy_state
+    async with look.engine.connect() as connection:
+        rows = await connection.execute(select(table).order_by(table.c.scope, table.c.key))
+        return [*found, [dict(row._mapping) for row in rows]]
+
+
+@pytest.mark.parametrize(("before", "wanted", "code", "code_with", "after", "timeout"), CASES)
 async def test_w4_four_states_three_requests(
     pulling: Pulling,
     look: Look,
@@ -328,24 +344,21 @@ async def test_w4_four_states_three_requests(
     code: int,
     code_with: int,
     after: tuple[str, int],
-    with_timeout: bool,
+    timeout: int | None,
 ) -> None:
-    """W4."""
+    """W4: with an IncrementalTimeout, also one of 0, and without."""
     await pulling.broadcast()
     [job] = await pulling.queued()
     for state in WAYS[before]:
         assert (await pulling.post(job["ID"], state)).status_code == 202
-    rows = [await look.rows(), await look.rows(archive=True)]
-    fields = {"IncrementalTimeout": 0} if with_timeout else {}
+    rows = await all_rows(look)
+    fields = {} if timeout is None else {"IncrementalTimeout": timeout}
     found = await pulling.post(job["ID"], wanted, **fields)
-    expected = code_with if with_timeout else code
+    expected = code if timeout is None else code_with
     assert found.status_code == expected, found.text
     refused = expected == 400
     assert await pulling.state(job["ID"]) == ((before, 0) if refused else after)
-    if refused or before == wanted:
-        assert [await look.rows(), await look.rows(archive=True)] == rows
-    else:
-        assert [await look.rows(), await look.rows(archive=True)] != rows
+    assert (await all_rows(look) == rows) is (refused or before == wanted)
     claimed = wanted == "INFLIGHT" and expected == 202 and before != wanted
     assert (LEASE in found.headers) is claimed
     if expected == 202:
@@ -486,6 +499,15 @@ async def test_w5_the_length_of_the_timeout(broker: SqlBroker, look: Look, dead:
             length = (row["lease_expires_at"] - row["acquired_at"]).total_seconds()
             # Two statements on MySQL and MariaDB, and the machine may be busy between them.
             assert seconds <= length + 0.001 < seconds + 60
+
+
+def test_w5_the_timeout_unless_it_is_configured() -> None:
+    """W5: 30 s + 2 s, and five retries."""
+    plain = Channels()
+    assert (plain.stop_timeout, plain.rational_delay, plain.timeout) == (30.0, 2.0, 32.0)
+    assert plain.max_retries == 5
+    longer = Channels(stop_timeout="10m", rational_delay="1s")
+    assert longer.timeout == 601.0
 
 
 async def test_w5_the_application_releases_without_a_request(
@@ -680,6 +702,30 @@ async def test_w8_a_long_job_extends_its_lease(broker: SqlBroker, look: Look) ->
         await over(look)
         assert await beat(lease) == 409
         assert await pulling.state(job["ID"]) == ("QUEUED", 1)
+
+
+async def test_w8_jobs_wait_until_their_consumer_wants_them(broker: SqlBroker, look: Look) -> None:
+    """W8: it throttles itself; what it does not take waits for a year, and costs no retry."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        for _ in range(3):
+            await pulling.broadcast()
+        table = look.tables.message
+        async with look.engine.begin() as connection:
+            row = (await connection.execute(select(table).limit(1))).one()
+            long_ago = row.created_at - timedelta(days=365)
+            old = {"created_at": long_ago, "next_attempt_at": long_ago}
+            await connection.execute(update(table).values(old))
+        [first] = await pulling.queued("?limit=1")
+        lease = await pulling.start(first["ID"])
+        await pulling.app._service.jobs()._tick()  # type: ignore[misc]
+        others = await pulling.queued()
+        assert len(others) == 2
+        assert first["ID"] not in {each["ID"] for each in others}
+        for each in others:
+            assert await pulling.state(each["ID"]) == ("QUEUED", 0)
+        assert (await pulling.post(first["ID"], "DELIVERED", lease=lease)).status_code == 202
+        assert len(await pulling.queued()) == 2
 
 
 # What a pull consumer cannot be.
