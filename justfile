@@ -174,6 +174,10 @@ bench-requests *args: setup
 bench-watching *args: setup
     @{{ servers }} --only postgresql -- {{ python }} -m benchmarks watching "$@"
 
+# How long the server needs for each page of the dashboard, as the tables of its page (--rows 1000000 --jobs 20000 --times 9)
+bench-pages *args: setup
+    @{{ servers }} --only postgresql -- {{ python }} -m benchmarks.pages "$@"
+
 # What is reached under each policy, compared with a plain queue (--check: only tell the targets)
 bench-policies *args: setup
     @{{ servers }} -- {{ python }} -m benchmarks policies "$@"
