@@ -116,17 +116,17 @@ def python(
     folder: Path = ROOT,
     env: Mapping[str, str] | None = None,
 ) -> Forked:
-    """Start what `python WORDS` starts in `folder`, with `env` added to the environment.
+    """Start what `python WORDS` starts in `folder`, with the environment `env`, or ours.
 
     The first word is a file, or "-c" or "-m". What is printed goes to files, as `Forked` says. The
     program may not start processes by `multiprocessing`.
     """
-    whole = {**os.environ, **(env or {})}
+    whole = dict(os.environ if env is None else env)
     return Forked(_python, words, str(folder), whole, said=said, errors=errors)
 
 
 def finished(
-    *words: str, folder: Path, env: Mapping[str, str] | None = None, timeout: float = 240
+    *words: str, folder: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = 240
 ) -> "subprocess.CompletedProcess[str]":
     """What `python WORDS` has printed, and its exit code; `folder` and `env` as for `python`.
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import forked
 from tests.helpers import eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -58,15 +59,7 @@ class Reader:
         else:
             assert words[0] in PROGRAMS, command
             program = PROGRAMS[words[0]]
-            done = subprocess.run(
-                [sys.executable, *program, *words[1:]],
-                cwd=self.folder,
-                env=self.env,
-                capture_output=True,
-                text=True,
-                timeout=240,
-                check=False,
-            )
+            done = forked.finished(*program, *words[1:], folder=self.folder, env=self.env)
             assert done.returncode == fails, done.stdout + done.stderr
             assert output in {None, done.stdout}, done.stderr
 
@@ -74,13 +67,21 @@ class Reader:
         """Run a worker until it has printed `output`, in any order of lines; then stop it."""
         log = self.folder / "out"
         errors = self.folder / "err"
-        with log.open("wb") as out, errors.open("wb") as err:
-            app = subprocess.Popen(
-                [sys.executable, "-m", *words],
-                cwd=self.folder,
-                env=self.env,
-                stdout=out,
-                stderr=err,
+        for file in (log, errors):
+            file.write_bytes(b"")
+        app: forked.Process
+        if "--workers" in words:  # by multiprocessing, which forked processes may not use
+            with log.open("wb") as out, errors.open("wb") as err:
+                app = subprocess.Popen(
+                    [sys.executable, "-m", *words],
+                    cwd=self.folder,
+                    env=self.env,
+                    stdout=out,
+                    stderr=err,
+                )
+        else:
+            app = forked.python(
+                "-m", *words, said=log, errors=errors, folder=self.folder, env=self.env
             )
         wanted = sorted(output.splitlines())
         try:

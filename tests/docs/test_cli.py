@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.helpers import eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -40,22 +41,13 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         ready = "waiting for messages"
         await eventually(lambda: log.read_text().count(ready) == workers)
         body = '{"name": "Ada"}'
-        subprocess.run(
-            [*FASTSTREAM, "publish", APP, body, "--queue", "greetings"],
-            cwd=ROOT,
-            env=env,
-            check=True,
-        )
+        publish = ("-m", "faststream", "publish", APP)
+        done = forked.finished(*publish, body, "--queue", "greetings", env=env)
+        assert done.returncode == 0, done.stderr
         await eventually(lambda: "hello Ada\n" in log.read_text())
         options = ["--queue", "greetings", "--rpc", "--timeout", "30"]
-        asked = subprocess.run(
-            [*FASTSTREAM, "publish", APP, '{"name": "Grace"}', *options],
-            cwd=ROOT,
-            env=env,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+        asked = forked.finished(*publish, '{"name": "Grace"}', *options, env=env)
+        assert asked.returncode == 0, asked.stderr
         assert "body=b'hello Grace'" in asked.stdout, asked.stdout + asked.stderr
         running.send_signal(signal.SIGTERM)
         await eventually(lambda: running.poll() is not None)
@@ -74,10 +66,8 @@ async def test_missing_tables_are_the_first_thing_said(database_url: str, tmp_pa
         f"app = FastStream(SqlBroker({database_url!r}))",
     )
     (tmp_path / "empty_app.py").write_text("\n".join(lines))
-    command = [*FASTSTREAM, "run", "--app-dir", str(tmp_path), "empty_app:app"]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = ("-m", "faststream", "run", "--app-dir", str(tmp_path), "empty_app:app")
+    done = forked.finished(*command, timeout=60)
     said = [
         line
         for line in (done.stdout + done.stderr).splitlines()

@@ -2,9 +2,7 @@
 
 import re
 import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from docs.examples.emails.proof import Result, Rules, all_slots, bursts_of, most
 from docs.examples.emails.records import Mail, Send, Slots
 from docs.examples.emails.service import Plan
 from docs.examples.emails.traffic import moments
+from tests import forked
 
-ROOT = Path(__file__).parent.parent.parent
 SECOND = 1_000_000
 RULES = Rules(hour=4 * SECOND, minute=SECOND, undo=SECOND, rate=2)
 KILLED = 11
@@ -268,14 +266,7 @@ def test_the_writers_are_as_unruly_as_the_example_needs() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The example as a command."""
-    return subprocess.run(
-        [sys.executable, "-m", "docs.examples.email_service", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return forked.finished("-m", "docs.examples.email_service", *arguments)
 
 
 async def test_the_example_proves_itself(database_url: str) -> None:

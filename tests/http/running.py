@@ -3,25 +3,19 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests import forked
 from tests.helpers import eventually
 
 
 @asynccontextmanager
 async def running(log: Path, *arguments: str, code: int = 0, **env: str) -> AsyncIterator[str]:
     """The address that a Python with `arguments` prints; on a signal it must end with `code`."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
-            stdout=out,
-            stderr=out,
-        )
+    log.write_bytes(b"")
+    process = forked.python(*arguments, said=log, env={**os.environ, **env})
     try:
 
         def address() -> str | None:
