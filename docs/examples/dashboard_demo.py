@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from faststream_sqlbroker import ConstantRetryStrategy, NoRetryStrategy, SqlBroker
-from faststream_sqlbroker.cli.listening import listening
+from faststream_sqlbroker.cli.listening import listening, tell_address
 from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.http.local import LocalOnly
@@ -82,6 +82,7 @@ async def run(port: int) -> None:
                 loop.add_signal_handler(number, stop.set)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await broker.start()
+        tell_address("127.0.0.1", listener, {})
         trading = asyncio.create_task(_trade(broker))
         await asyncio.wait(
             (serving, trading, asyncio.create_task(stop.wait())),
