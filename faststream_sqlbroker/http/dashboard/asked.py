@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from faststream_sqlbroker.core.overview import JobCounts
 from faststream_sqlbroker.core.stored import Redact
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.shared import Lately
@@ -75,7 +76,7 @@ class Asked:
         """
         found = self.sent(name)
         if found is None:
-            raise Problem(400, f"the field {name} is needed")
+            raise Problem(400, f"the field {name} is empty or missing: go back, and fill it in")
         return found
 
 
@@ -145,7 +146,8 @@ def moment_or_age(text: str | None) -> Duration | datetime | None:
     try:
         return found.astimezone(timezone.utc)
     except OverflowError:
-        raise Problem(400, "a time must be in the years 1 to 9999, in UTC, too") from None
+        problem = f"a time must be in the years 1 to 9999, in UTC, too, got {short(text)}"
+        raise Problem(400, problem) from None
 
 
 def whole(text: str | None, name: str) -> int | None:
@@ -159,7 +161,7 @@ def whole(text: str | None, name: str) -> int | None:
     try:
         return int(text)
     except ValueError:
-        raise Problem(400, f"{name} must be a whole number") from None
+        raise Problem(400, f"{name} must be a whole number, got {short(text)}") from None
 
 
 def decimal(text: str | None, name: str) -> float | None:
@@ -173,4 +175,4 @@ def decimal(text: str | None, name: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        raise Problem(400, f"{name} must be a number") from None
+        raise Problem(400, f"{name} must be a number, got {short(text)}") from None

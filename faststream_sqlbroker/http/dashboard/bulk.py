@@ -9,6 +9,7 @@ from time import time
 from typing import Any
 
 from faststream_sqlbroker.core.jobs import Job, job_info, job_of
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
@@ -121,7 +122,7 @@ async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
         return await admin.bulk_retry(**search, **options)
     if action == "move":
         return await admin.bulk_move(asked.needed("to"), **search, **options)
-    raise Problem(400, "action must be redrive, cancel, retry or move")
+    raise Problem(400, f"action must be redrive, cancel, retry or move, got {short(action)}")
 
 
 def _id(asked: Asked) -> str:

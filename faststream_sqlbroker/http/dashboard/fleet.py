@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.dashboard.asked import Asked, Shown, moment_or_age
 
@@ -69,7 +70,9 @@ async def job(asked: Asked, _live: "Live") -> Shown:
     """One action."""
     found = await asked.admin.job(asked.request.path_params["job"])
     if found is None:
-        raise Problem(404, "there is no such job, or it is older than a year")
+        given = short(asked.request.path_params["job"])
+        text = f"there is no bulk action {given}: it never was, or is older than a year"
+        raise Problem(404, text)
     return Shown("job.html", {"job": found})
 
 

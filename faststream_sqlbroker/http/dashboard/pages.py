@@ -128,7 +128,7 @@ async def queue(asked: Asked, live: "Live") -> Shown:
 def _name(asked: Asked) -> str:
     name = asked.given("name")
     if name is None:
-        raise Problem(400, "the address names no queue: ?name=")
+        raise Problem(400, "the address names no queue: add ?name= and its name")
     return name
 
 
@@ -162,7 +162,10 @@ async def message(asked: Asked, _live: "Live") -> Shown:
     body = asked.settings.bodies or redact is not None
     detail = await asked.admin.message(asked.message, body=body, redact=redact)
     if detail is None:
-        raise Problem(404, "there is no such message, live or archived")
+        text = (
+            f"there is no message {asked.message}, live or archived: retention may have removed it"
+        )
+        raise Problem(404, text)
     # The reasons are made of the row: the hook does not see the error at their end.
     reasons = [
         (each, each.text if redact is None else each.text.partition(OF_ERROR)[0])

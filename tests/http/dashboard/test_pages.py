@@ -156,6 +156,20 @@ async def test_strange_addresses_are_told_so(web: httpx.AsyncClient) -> None:
 
 
 @on_sqlite
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/ui/messages/987", "there is no message 987, live or archived: retention may have "),
+        ("/ui/jobs/none", "there is no bulk action &#39;none&#39;: it never was, or is older "),
+        ("/ui/queue", "the address names no queue: add ?name= and its name"),
+        ("/ui/messages?since=0001-01-01T00:00:00%2B01:00", "in UTC, too, got &#39;0001-01-01T"),
+    ],
+)
+async def test_errors_say_what_was_given(web: httpx.AsyncClient, path: str, text: str) -> None:
+    assert text in (await web.get(path, auth=as_user("ola"))).text
+
+
+@on_sqlite
 async def test_half_a_character_in_a_body_is_shown(
     broker: SqlBroker, web: httpx.AsyncClient
 ) -> None:
