@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from faststream_sqlbroker.spark import build_session, export_archive
 from faststream_sqlbroker.spark.lake.delta import DeltaWriter
 from faststream_sqlbroker.spark.lake.records import Records
+from tests.spark.lookups import remembered
 
 ROWS_PER_COMMIT = 5
 STEPS: dict[str, tuple[Any, str, bool]] = {
@@ -72,4 +73,5 @@ def main(url: str, path: str, step: str, number: str = "1") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with remembered():
+        main(*sys.argv[1:])
