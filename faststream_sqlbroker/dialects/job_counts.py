@@ -7,10 +7,11 @@ counted, all are estimated; those that failed are counted if few have failed in 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, func, select
 
 from faststream_sqlbroker.core.overview import Count, JobCounts
-from faststream_sqlbroker.dialects.message_walks import UNCOMPLETED, UNCOMPLETED_STATES
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.dialects.message_walks import UNCOMPLETED_STATES, ended_as
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.queue_counts import (
     ESTIMATE,
@@ -107,7 +108,7 @@ def _dead(
     """How many of the last failed messages are of each of `queues`; whether these are all."""
     counted = dict.fromkeys(queues, 0)
     complete = True
-    for state in sorted(each.name for each in UNCOMPLETED_STATES):
+    for state in sorted(UNCOMPLETED_STATES, key=lambda each: each.name):
         rows = connection.execute(_failed(dialect, state)).all()
         complete = complete and sum(row[1] for row in rows) <= MOST_DEAD
         for queue, count in rows:
@@ -116,12 +117,11 @@ def _dead(
     return counted, complete
 
 
-def _failed(dialect: Operations, state: str) -> Any:
+def _failed(dialect: Operations, state: MessageState) -> Any:
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has looked
     a = archive.c
-    # Literals, and the index's own condition: SQLite and generic plans need both.
-    statement = select(a.queue).where(text(f"state = '{state}' AND {UNCOMPLETED}"))
+    statement = select(a.queue).where(ended_as(dialect, state))
     for database in MYSQL:
         index = dialect.names["uncompleted_index"]
         statement = statement.with_hint(archive, f"FORCE INDEX ({index})", database)

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    TextClause,
     and_,
     case,
     cast,
@@ -44,7 +45,7 @@ STEP = 2_000
 """Rows of these that one statement looks at, so that none lasts long: on a busy machine MySQL reads
 some 12 000 rows a second that lie far apart."""
 UNCOMPLETED_STATES = ARCHIVED_STATES - {MessageState.COMPLETED}
-UNCOMPLETED = "state <> 'COMPLETED'"
+_UNCOMPLETED = "state <> 'COMPLETED'"
 """The condition of the archive's partial index."""
 _CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
 _LEASED = text("state = 'PROCESSING'")
@@ -248,13 +249,21 @@ def archive_walk(dialect: Operations, filters: Filters) -> Walk:
     index = "archived_index"
     if filters.state in UNCOMPLETED_STATES:
         # Also with a queue: of a queue there may be many more that were COMPLETED.
-        # Literals, and the index's own condition: SQLite and generic plans need both.
-        where.insert(0, text(f"state = '{filters.state.name}' AND {UNCOMPLETED}"))
+        where.insert(0, ended_as(dialect, filters.state))
         return Walk("ended", table, "uncompleted_index", where, (c.archived_at, c.id), falling=True)
     if filters.queue is not None:
         where.insert(0, c.queue == filters.queue)
         index = "archive_queue_index"
     return Walk("archive", table, index, where, (c.archived_at, c.id), falling=True)
+
+
+def ended_as(dialect: Operations, state: MessageState) -> TextClause:
+    """The condition for archived messages of one of `UNCOMPLETED_STATES`, by their own index."""
+    # A literal, for generic plans.
+    of_state = f"state = '{state.name}'"
+    # SQLite needs the index's own condition, too. PostgreSQL finds that it follows, and would take
+    # both for independent ones: it would expect few rows, read them all, and sort them.
+    return text(of_state if dialect.name == "postgresql" else f"{of_state} AND {_UNCOMPLETED}")
 
 
 def _between(column: Any, filters: Filters) -> Iterator[Any]:
