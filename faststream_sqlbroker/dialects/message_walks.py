@@ -23,11 +23,13 @@ from sqlalchemy import (
     case,
     cast,
     func,
+    literal,
     literal_column,
     null,
     or_,
     select,
     text,
+    tuple_,
     type_coerce,
 )
 from sqlalchemy.types import NullType
@@ -79,24 +81,37 @@ class Walk:
             statement = statement.with_hint(self.table, f"INDEXED BY {index}", "sqlite")
         return statement.order_by(*(c.desc() if self.falling else c.asc() for c in self.order))
 
-    def beyond(self, position: Position, *, inclusive: bool = False) -> Any:
+    def beyond(self, position: Position, database: str, *, inclusive: bool = False) -> Any:
         """Whether a row comes after `position`; with `inclusive`, the row there, too."""
         column = self.order[0]
         value = position[0]
-        further = column < value if self.falling else column > value
-        edge = column <= value if self.falling else column >= value
         if len(self.order) == 1:
             # No OR: PostgreSQL's generic plans take none for the range of an index, and then read
             # on to the end of the table.
-            return edge if inclusive else further
+            return _behind(column, value, falling=self.falling, inclusive=inclusive)
+        if database == "postgresql":
+            # Its index goes to the row. With an OR it goes to the first column's value, and of
+            # messages that are due at the same moment there may be many.
+            there = [literal(v, c.type) for c, v in zip(self.order, position, strict=True)]
+            return _behind(
+                tuple_(*self.order), tuple_(*there), falling=self.falling, inclusive=inclusive
+            )
+        edge = _behind(column, value, falling=self.falling, inclusive=True)
+        further = _behind(column, value, falling=self.falling, inclusive=False)
         rest = Walk("", self.table, None, (), self.order[1:], self.falling)
         # The first part is the range of the index; the second leaves out rows at its edge.
-        return and_(edge, or_(further, rest.beyond(position[1:], inclusive=inclusive)))
+        return and_(edge, or_(further, rest.beyond(position[1:], database, inclusive=inclusive)))
 
-    def up_to(self, position: Position) -> Any:
+    def up_to(self, position: Position, database: str) -> Any:
         """Whether a row comes before `position` or is there."""
         backwards = Walk("", self.table, None, (), self.order, not self.falling)
-        return backwards.beyond(position, inclusive=True)
+        return backwards.beyond(position, database, inclusive=True)
+
+
+def _behind(here: Any, there: Any, *, falling: bool, inclusive: bool) -> Any:
+    if falling:
+        return here <= there if inclusive else here < there
+    return here >= there if inclusive else here > there
 
 
 def shown_columns(table: Table, names: Sequence[str], database: str) -> list[Any]:
@@ -135,7 +150,7 @@ class Part:
         self._connection = connection
         self._dialect = dialect
         self._walk = walk
-        self._beyond = [] if at is None else [walk.beyond(at)]
+        self._beyond = [] if at is None else [walk.beyond(at, dialect.name)]
         self._extra = [*_unindexed(walk, filters, dialect.name), *extra]
         self.table = walk.table
         self.order = [str(column.key) for column in walk.order]
@@ -174,7 +189,11 @@ class Part:
         while True:
             step = min(STEP, left)
             end = self._end(step)
-            conditions = self._extra if end is None else [*self._extra, self._walk.up_to(end)]
+            conditions = (
+                self._extra
+                if end is None
+                else [*self._extra, self._walk.up_to(end, self._dialect.name)]
+            )
             yield lambda *columns, where=conditions: self._rows(*columns).where(*where), end
             if end is None:
                 return
@@ -182,7 +201,7 @@ class Part:
             left -= STEP
             if left <= 0:
                 return
-            self._beyond = [self._walk.beyond(end)]
+            self._beyond = [self._walk.beyond(end, self._dialect.name)]
 
     def _end(self, step: int) -> Position | None:
         """The position `step` rows ahead; None: the walk ends before."""

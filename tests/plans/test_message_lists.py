@@ -140,6 +140,32 @@ def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
                 assert names <= {"message_archive_queue", "message_archive_uncompleted"}, plan
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_postgresql_reads_no_row_twice_of_messages_that_are_due_at_the_same_moment(
+    crowded: Engine,
+) -> None:
+    """As a search by an error in a queue that one statement has filled."""
+    dialect = PostgresqlDialect(TABLES, crowded.dialect)
+    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(
+            text(
+                "INSERT INTO message (queue, payload, next_attempt_at) SELECT 'alike', 'x', "
+                f"statement_timestamp() - interval '1 hour' FROM generate_series(1, {4 * SCANNED})"
+            )
+        )
+        connection.execute(text("VACUUM ANALYZE message"))
+        with sent(connection) as statements:
+            found = page(connection, dialect, {"queue": "alike", "error": "none"})
+        assert found.after is not None
+        read = 0
+        for statement, parameters in statements:
+            for each in nodes(explained(connection, statement, parameters)[2]):
+                if "message_ready" in each.get("Index Name", ""):
+                    read += each["Actual Rows"] + each.get("Rows Removed by Filter", 0)
+        # Each step twice: to find its end, and then its rows.
+        assert SCANNED <= read <= 2 * SCANNED + 2 * LIMIT
+
+
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 def test_mysql_reads_no_more_rows_than_it_may(archive: Engine) -> None:
     dialect = MysqlDialect(TABLES, archive.dialect)
