@@ -250,8 +250,15 @@ class Heads:
         first = all(head is None or head >= message_id for k, head in found if k == key)
         return first and not self._busy_keys(queue)[key]
 
-    def may_start(self, queue: str, message_id: int, key: Key) -> bool:
-        """Whether this message could be one of `ids`."""
+    def may_start(self, queue: str, message_id: int) -> bool:
+        """Whether this message of `queue`, which is due, could be one of `ids`."""
+        found = self._heads_of([message_id])
+        if not found:
+            return False
+        # Its key as the other statements select it: SQLite gives bytes, and a text equals none.
+        [(_, key)] = found
+        if key is None:
+            return True
         if self._per_key is None and not self.is_head(queue, message_id, key):
             return False
         self._look_at([key])

@@ -161,9 +161,7 @@ class Choice:
                 )
             ]
             return [
-                message
-                for message, key, _ in one
-                if key is None or heads.may_start(self._intake.queue, message, key)
+                message for message, _, _ in one if heads.may_start(self._intake.queue, message)
             ]
         if heads.scan(self._intake.pairs, self._cursors):
             # Not at once: all keys may be held, and there may be many.

@@ -63,6 +63,31 @@ async def test_a_suspect_gets_a_slot_and_starves_no_message(rig: Rig, key: bool)
     assert {row.id for row in rig.handled} == {suspect, other}
 
 
+@pytest.mark.parametrize(
+    ("policies", "ordered"),
+    [
+        ([Concurrency(1, per_key=True)], False),
+        ([Concurrency(5)], True),
+        ([Throttle(9, per="1s", burst=9, key=True)], True),
+    ],
+    ids=["per key", "ordered", "ordered, by key"],
+)
+async def test_a_suspect_that_runs_alone_takes_no_lease_of_a_key_that_is_held(
+    rig: Rig, policies: list[Policy], ordered: bool
+) -> None:
+    """Z10, and G1 where the queue is ordered: other processes may have leases of its key."""
+    [first, suspect] = await backlog(rig, 2, 10, key="a")
+    process = Process(rig, policies, ordered=ordered)
+    if ordered:
+        assert (await process.claim(only=suspect)).rows == [], "it is not the first of its key"
+    held = await process.claim(1)
+    assert [row.id for row in held.rows] == [first]
+    assert (await process.claim(only=suspect)).rows == []
+    done = settle(held.rows[0], Ack(), SettleRules(), ended_after=0.0)
+    await rig.store.settle([done])
+    assert [row.id for row in (await process.claim(only=suspect)).rows] == [suspect]
+
+
 @pytest.mark.parametrize("exceeded", ["drop", "dead_letter"])
 async def test_a_backlog_is_scanned_whatever_a_claim_leaves_of_it(rig: Rig, exceeded: Any) -> None:
     """Z10: with few workers each claim grants few slots; the next goes on where it has stopped."""
