@@ -20,17 +20,18 @@ MOST_CONSUMERS = 1_000
 """Consumers of a channel."""
 READ_AT_ONCE = 1_000
 """Consumers of all channels that one statement reads."""
-READ = """
-SELECT s.scope, s.{key}, s.info FROM {policy_state} s WHERE s.scope = :scope AND s.{key} = :key
-"""
+_READ = "SELECT s.scope, s.{key}, s.info FROM {policy_state} s\n"
+_ONE = _READ + "WHERE s.scope = :scope1 AND s.{key} = :key1"
+_BOTH = _ONE + "\nUNION ALL\n" + _READ + "WHERE s.scope = :scope2 AND s.{key} = :key2"
 
 
 def add_registered(dialect: Operations) -> None:
     """Add the statements that read channels and consumers to `dialect`."""
-    places = [[bindparam(f"{name}{n}", type_=String) for name in ("scope", "key")] for n in (1, 2)]
-    one, other = (READ.replace(":scope", f":scope{n}").replace(":key", f":key{n}") for n in (1, 2))
-    dialect.add_statement("registered", one, *places[0])
-    dialect.add_statement("both_registered", f"{one}UNION ALL\n{other}", *places[0], *places[1])
+    first, second = (
+        [bindparam(f"{name}{n}", type_=String) for name in ("scope", "key")] for n in (1, 2)
+    )
+    dialect.add_statement("registered", _ONE, *first)
+    dialect.add_statement("both_registered", _BOTH, *first, *second)
 
 
 def finding(dialect: Operations, *places: tuple[str, str]) -> Query[list[Registered | None]]:

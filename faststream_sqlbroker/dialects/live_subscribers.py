@@ -162,7 +162,7 @@ def pause(
     If the queue is paused already, the pause gets the new end and the new reason.
     """
     # A pause that is over may not have been cleaned yet; an upsert would keep its begin.
-    connection.execute(delete(table).where(_pause_of(table, queue), table.c.expires_at < clock()))
+    connection.execute(delete(table).where(pause_of(table, queue), table.c.expires_at < clock()))
     ends: Any = null() if until is None else until
     if isinstance(until, int | float):
         ends = later(bindparam("until_in"))
@@ -181,7 +181,7 @@ def pause(
 
 def resume(connection: Connection, table: Table, queue: str) -> bool:
     """End the pause of `queue`; returns whether there was one."""
-    of = _pause_of(table, queue)
+    of = pause_of(table, queue)
     # Locked, so that of two operators who resume at once only one is told that there was a pause.
     was = connection.execute(
         select(table.c.key).where(of, is_lasting(table)).with_for_update()
@@ -231,7 +231,8 @@ def notify_state_changed(connection: Connection, channel: str) -> None:
     connection.execute(select(func.pg_notify(channel, STATE_CHANGED)))
 
 
-def _pause_of(table: Table, queue: str) -> Any:
+def pause_of(table: Table, queue: Any) -> Any:
+    """The row of a pause of `queue`, a name or a bind."""
     return and_(table.c.scope == PAUSED, table.c.key == queue)
 
 

@@ -81,7 +81,7 @@ class Walk:
             statement = statement.with_hint(self.table, f"INDEXED BY {index}", "sqlite")
         return statement.order_by(*(c.desc() if self.falling else c.asc() for c in self.order))
 
-    def beyond(self, position: Position, database: str, *, inclusive: bool = False) -> Any:
+    def beyond(self, position: Position, dialect: Operations, *, inclusive: bool = False) -> Any:
         """Whether a row comes after `position`; with `inclusive`, the row there, too."""
         column = self.order[0]
         value = position[0]
@@ -89,8 +89,8 @@ class Walk:
             # No OR: PostgreSQL's generic plans take none for the range of an index, and then read
             # on to the end of the table.
             return _behind(column, value, falling=self.falling, inclusive=inclusive)
-        if database == "postgresql":
-            # Its index goes to the row. With an OR it goes to the first column's value, and of
+        if dialect.ranges_by_rows:
+            # The index goes to the row. With an OR it goes to the first column's value, and of
             # messages that are due at the same moment there may be many.
             there = [literal(v, c.type) for c, v in zip(self.order, position, strict=True)]
             return _behind(
@@ -100,12 +100,12 @@ class Walk:
         further = _behind(column, value, falling=self.falling, inclusive=False)
         rest = Walk("", self.table, None, (), self.order[1:], self.falling)
         # The first part is the range of the index; the second leaves out rows at its edge.
-        return and_(edge, or_(further, rest.beyond(position[1:], database, inclusive=inclusive)))
+        return and_(edge, or_(further, rest.beyond(position[1:], dialect, inclusive=inclusive)))
 
-    def up_to(self, position: Position, database: str) -> Any:
+    def up_to(self, position: Position, dialect: Operations) -> Any:
         """Whether a row comes before `position` or is there."""
         backwards = Walk("", self.table, None, (), self.order, not self.falling)
-        return backwards.beyond(position, database, inclusive=True)
+        return backwards.beyond(position, dialect, inclusive=True)
 
 
 def _behind(here: Any, there: Any, *, falling: bool, inclusive: bool) -> Any:
@@ -150,7 +150,7 @@ class Part:
         self._connection = connection
         self._dialect = dialect
         self._walk = walk
-        self._beyond = [] if at is None else [walk.beyond(at, dialect.name)]
+        self._beyond = [] if at is None else [walk.beyond(at, dialect)]
         self._extra = [*_unindexed(walk, filters, dialect.name), *extra]
         self.table = walk.table
         self.order = [str(column.key) for column in walk.order]
@@ -190,9 +190,7 @@ class Part:
             step = min(STEP, left)
             end = self._end(step)
             conditions = (
-                self._extra
-                if end is None
-                else [*self._extra, self._walk.up_to(end, self._dialect.name)]
+                self._extra if end is None else [*self._extra, self._walk.up_to(end, self._dialect)]
             )
             yield lambda *columns, where=conditions: self._rows(*columns).where(*where), end
             if end is None:
@@ -201,7 +199,7 @@ class Part:
             left -= STEP
             if left <= 0:
                 return
-            self._beyond = [self._walk.beyond(end, self._dialect.name)]
+            self._beyond = [self._walk.beyond(end, self._dialect)]
 
     def _end(self, step: int) -> Position | None:
         """The position `step` rows ahead; None: the walk ends before."""
@@ -280,9 +278,7 @@ def ended_as(dialect: Operations, state: MessageState) -> TextClause:
     """The condition for archived messages of one of `UNCOMPLETED_STATES`, by their own index."""
     # A literal, for generic plans.
     of_state = f"state = '{state.name}'"
-    # SQLite needs the index's own condition, too. PostgreSQL finds that it follows, and would take
-    # both for independent ones: it would expect few rows, read them all, and sort them.
-    return text(of_state if dialect.name == "postgresql" else f"{of_state} AND {_UNCOMPLETED}")
+    return text(of_state if dialect.knows_implied else f"{of_state} AND {_UNCOMPLETED}")
 
 
 def _between(column: Any, filters: Filters) -> Iterator[Any]:

@@ -63,6 +63,11 @@ class Operations(ClaimedRows, ABC):
     """Whether a transaction that writes keeps every other one from writing."""
     can_listen = False
     """Whether a wake-up can arrive from another process."""
+    ranges_by_rows = False
+    """Whether a comparison of several columns at once is a range of their index."""
+    knows_implied = False
+    """Whether a partial index serves conditions that its own follows from. Such a database takes
+    both, if both are there, for independent ones, and expects far too few rows."""
     known_limit: SizeLimit | None = None
     """How large a message may be, if known without asking the server."""
 

@@ -128,7 +128,7 @@ def _due(
     """Position and size of jobs of one priority, in the order of their due times."""
     statement = statements.due(dialect)
     if beyond is not None:
-        statement = statement.where(statements.due_walk(dialect).beyond(beyond, dialect.name))
+        statement = statement.where(statements.due_walk(dialect).beyond(beyond, dialect))
     binds = {"queue": queue, "priority": priority, "limit": limit}
     return connection.execute(statement, binds).all()
 

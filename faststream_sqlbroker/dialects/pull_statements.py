@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import Integer, Select, Table, and_, bindparam, case, func, select, text
 
-from faststream_sqlbroker.dialects.live_subscribers import PAUSED, is_lasting
+from faststream_sqlbroker.dialects.live_subscribers import is_lasting, pause_of
 from faststream_sqlbroker.dialects.message_walks import Walk, shown_columns
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import MYSQL, clock
@@ -87,7 +87,7 @@ def pause(dialect: Operations) -> Select[Any]:
 
     def build() -> Select[Any]:
         table = dialect.tables.policy_state
-        of_queue = and_(table.c.scope == PAUSED, table.c.key == bindparam("queue"))
+        of_queue = pause_of(table, bindparam("queue"))
         return select(table.c.key).where(of_queue, is_lasting(table))
 
     return dialect.built("pause_of_jobs", build)

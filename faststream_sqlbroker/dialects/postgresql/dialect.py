@@ -116,6 +116,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     name = "postgresql"
     isolation_level = "READ COMMITTED"
     can_listen = True
+    ranges_by_rows = True
+    knows_implied = True
     known_limit = POSTGRESQL_SIZE
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
