@@ -69,29 +69,46 @@ def _server(url: str, hashed: str, port: Any, stop: Any) -> None:
     asyncio.run(_serve(url, hashed, port, stop))
 
 
-async def _pull(http: httpx.AsyncClient, url: str, ended: Any, answered: Any, number: int) -> None:
+async def _pull(url: str, ended: Any, answered: Any, number: int) -> None:
     """Take a job each second, and end it."""
-    consumer = PullConsumer(
-        url,
-        channel=CHANNEL,
-        consumer=CONSUMER,
-        channel_token=TOKEN,
-        consumer_token=TOKEN,
-        http=http,
-    )
     # As clients come that do not know of each other.
     await asyncio.sleep(PAUSE * number / len(ended))
-    while True:
-        taken = await consumer.take_any()
-        answered[number] = 1
-        if taken is not None:
-            await taken.delivered()
-            ended[number] += 1
-        await asyncio.sleep(PAUSE)
+    async with (
+        _client() as http,
+        PullConsumer(
+            url,
+            channel=CHANNEL,
+            consumer=CONSUMER,
+            channel_token=TOKEN,
+            consumer_token=TOKEN,
+            http=http,
+        ) as consumer,
+    ):
+        while True:
+            taken = await consumer.take_any()
+            answered[number] = 1
+            if taken is not None:
+                await taken.delivered()
+                ended[number] += 1
+            await asyncio.sleep(PAUSE)
 
 
-async def _view(http: httpx.AsyncClient, url: str, answered: Any, number: int) -> None:
+def _client() -> httpx.AsyncClient:
+    """A client with connections of its own.
+
+    In one pool for all of them, httpx would look at each connection for each request. No TLS is
+    used, so none is set up.
+    """
+    return httpx.AsyncClient(timeout=PATIENCE, verify=False)
+
+
+async def _view(url: str, answered: Any, number: int) -> None:
     """Keep a page of the dashboard open, and open another one now and then."""
+    async with _client() as http:
+        await _watch(http, url, answered, number)
+
+
+async def _watch(http: httpx.AsyncClient, url: str, answered: Any, number: int) -> None:
     while True:
         page = await http.get(f"{url}/ui/queues", auth=VIEWER)
         page.raise_for_status()
@@ -109,23 +126,21 @@ async def _view(http: httpx.AsyncClient, url: str, answered: Any, number: int) -
 async def _ask(port: int, ended: Any, answered: Any, stop: Any) -> None:
     """All clients; one that fails ends the others."""
     url = f"http://127.0.0.1:{port}"
-    limits = httpx.Limits(max_connections=None)
 
     async def until_stopped() -> None:
         while not stop.is_set():
             await asyncio.sleep(0.05)
 
-    async with httpx.AsyncClient(limits=limits, timeout=PATIENCE) as http:
-        count = len(ended)
-        clients = [_pull(http, url, ended, answered, n) for n in range(count)]
-        clients += [_view(http, url, answered, n) for n in range(count, len(answered))]
-        tasks = [asyncio.create_task(each) for each in (until_stopped(), *clients)]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+    count = len(ended)
+    clients = [_pull(url, ended, answered, n) for n in range(count)]
+    clients += [_view(url, answered, n) for n in range(count, len(answered))]
+    tasks = [asyncio.create_task(each) for each in (until_stopped(), *clients)]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 def _clients(port: int, ended: Any, answered: Any, stop: Any) -> None:

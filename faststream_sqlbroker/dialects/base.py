@@ -29,6 +29,7 @@ from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_state import note_started
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
+from faststream_sqlbroker.dialects.postgresql.quick_jobs import QuickJobs
 from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.dialects.queue_counts import add_queue_counts
 from faststream_sqlbroker.dialects.queue_states import add_queue_states
@@ -42,6 +43,8 @@ class Dialect(Operations):
     """Claims that keep the order of each key."""
     silent_sessions: DeadSessions | None = None
     """Finds sessions that no time limit of the server ends; None: the database has none such."""
+    quick_jobs: QuickJobs | None = None
+    """Single statements for jobs of pull consumers; None: they take transactions."""
     handler_locks: HandlerLocks
     """The locks that transactions of handlers begin with."""
 

@@ -4,8 +4,6 @@ A job's row is locked before its state is judged, so of two requests the second 
 has done. What a lease allows is decided by the database's clock.
 """
 
-import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,9 +23,8 @@ from faststream_sqlbroker.core.channels import JobState, PullJob
 from faststream_sqlbroker.core.reasons import MAX_DELIVERIES, REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.dialects import pull_pages
 from faststream_sqlbroker.dialects import pull_statements as statements
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.brought_back import lock_records
@@ -38,10 +35,6 @@ from faststream_sqlbroker.dialects.message_walks import Walk
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
-PAGE_BYTES = 8 * 1024 * 1024
-"""Bytes of the bodies of one page; a page of large jobs is shorter, but never empty."""
-LARGEST_ID = 2**63 - 1
-"""Of a job; drivers refuse larger numbers."""
 SWEPT = 100
 """Expired leases that one transaction ends; bounds its length."""
 _STATES = {
@@ -90,14 +83,17 @@ def queued(
     found = _positions(connection, dialect, queue, after, limit + 1)
     page = _of_size(found[:limit])
     jobs = _with_bodies(connection, dialect, [row.id for row in page])
-    return jobs, _cursor(page[-1]) if len(page) < len(found) else None
+    if len(page) == len(found):
+        return jobs, None
+    last = page[-1]
+    return jobs, pull_pages.cursor(last.priority, last.next_attempt_at, last.id)
 
 
 def _positions(
     connection: Connection, dialect: Dialect, queue: str, after: str | None, limit: int
 ) -> list[Any]:
     """Positions and sizes of up to `limit` jobs that are due, behind `after`."""
-    at = None if after is None else _position(after)
+    at = None if after is None else pull_pages.position(after)
     found: list[Any] = []
     for pair in dialect.ready_pairs(connection, [queue], only_open=True):
         if pair.due_in > 0 or (at is not None and pair.priority > at[0]):
@@ -137,28 +133,9 @@ def _of_size(rows: Sequence[Any]) -> Sequence[Any]:
     size = 0
     for number, row in enumerate(rows):
         size += row.size or 0
-        if number and size > PAGE_BYTES:
+        if number and size > pull_pages.PAGE_BYTES:
             return rows[:number]
     return rows
-
-
-def _cursor(row: Any) -> str:
-    position = [row.priority, to_microseconds(row.next_attempt_at), row.id]
-    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
-
-
-def _position(cursor: str) -> tuple[int, Any, int]:
-    try:
-        priority, due, last = json.loads(
-            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        )
-        if any(type(each) is not int for each in (priority, due, last)):
-            raise NotACursorError
-        if not 0 <= last <= LARGEST_ID:
-            raise NotACursorError
-        return priority, from_microseconds(due), last
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise NotACursorError from error
 
 
 def one(connection: Connection, dialect: Dialect, queue: str, job_id: int) -> PullJob | None:

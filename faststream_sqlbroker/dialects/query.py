@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection, TextClause
 
 T = TypeVar("T")
+T2 = TypeVar("T2")
 
 Work = Callable[[Connection], T]
 """The body of a transaction, which the caller begins and commits."""
@@ -27,3 +28,12 @@ class Query(Generic[T]):
     def __call__(self, connection: Connection) -> T:
         """Run it in the transaction of `connection`."""
         return self.read(connection.execute(self.clause, self.binds))
+
+    def then(self, made: Callable[[Any], T2]) -> "Query[T2 | None]":
+        """The same statement; what it has found is made into something else, None stays None."""
+
+        def read(rows: Iterable[Sequence[Any]]) -> T2 | None:
+            found = self.read(rows)
+            return None if found is None else made(found)
+
+        return Query(self.clause, self.binds, read)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -23,6 +24,8 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import EXPIRED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.dialects import Dialect, channels, jobs, pull_jobs
+from faststream_sqlbroker.dialects.pull_pages import JobsPage
+from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.store.transaction import Transactions
@@ -59,17 +62,6 @@ class Changed:
     ended: Settlement | None = None
     died: Settlement | None = None
     """The end of a job whose time was over before, once too often."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobsPage:
-    """Jobs that may be taken."""
-
-    jobs: list[PullJob]
-    following: str | None
-    """Where the next page begins."""
-    overdue: bool
-    """Whether the queue has leases that have ended: their jobs are not in the page yet."""
 
 
 class ChannelStore:
@@ -171,6 +163,11 @@ class ChannelStore:
         Raises:
             NotACursorError: `after` is not of such a list.
         """
+        quick = self._dialect.quick_jobs
+        if quick is not None and after is None:
+            first = quick.first(queue, limit)
+            page: JobsPage = await self._transactions.run(first, self._places, write=False)
+            return page
 
         def work(connection: Connection) -> JobsPage:
             overdue, _ = self._overdue(connection, [queue])
@@ -198,6 +195,11 @@ class ChannelStore:
         """Lead the job to the state that is asked for, if that is allowed."""
         # Drawn once: a repeated transaction gives the same lease, and knows it.
         token = uuid4()
+        quick = self._quick_change(request, token)
+        if quick is not None:
+            with suppress(UnknownOutcomeError):
+                if (changed := await self._transactions.run(quick, self._places)) is not None:
+                    return changed
 
         def work(connection: Connection) -> Changed:
             return self._change(connection, request, token)
@@ -206,6 +208,19 @@ class ChannelStore:
             return await self._transactions.run(work, self._places)
         except UnknownOutcomeError:
             return await self._transactions.run(work, self._places)
+
+    def _quick_change(self, request: ChangeRequest, token: UUID) -> Query[Changed | None] | None:
+        """The change in one statement, if the database has one: done, or None and nothing done."""
+        quick = self._dialect.quick_jobs
+        if quick is None:
+            return None
+        if request.wanted is JobState.INFLIGHT:
+            taking = quick.take(request.queue, request.job, request.lease, token)
+            return taking.then(lambda row: Changed("done", JobState.QUEUED, token, row))
+        if request.wanted is JobState.DELIVERED and not request.with_timeout:
+            delivering = quick.deliver(request.queue, request.job, request.token)
+            return delivering.then(lambda end: Changed("done", JobState.INFLIGHT, ended=end))
+        return None
 
     def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> Changed:
         held = self._hold(connection, request)

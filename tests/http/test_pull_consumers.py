@@ -21,7 +21,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.core.channels import TRANSITIONS, JobState
 from faststream_sqlbroker.dialects import channels as channel_rows
-from faststream_sqlbroker.dialects import pull_jobs
+from faststream_sqlbroker.dialects import pull_pages
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.http import Channel, Channels, Consumer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
@@ -268,12 +268,12 @@ async def test_w3_the_form_of_a_job(broker: SqlBroker, pulling: Pulling) -> None
     assert jobs[1]["Message"]["MessageID"] == str(plain)
 
 
-@on_sqlite
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 async def test_w3_a_page_of_large_jobs_is_shorter(
     pulling: Pulling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W3: never empty, and the link leads on."""
-    monkeypatch.setattr(pull_jobs, "PAGE_BYTES", 250)
+    monkeypatch.setattr(pull_pages, "PAGE_BYTES", 250)
     for size in (100, 100, 100, 400, 10):
         await pulling.broadcast(b"x" * size)
     sizes = []

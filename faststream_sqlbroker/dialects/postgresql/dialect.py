@@ -68,6 +68,7 @@ from faststream_sqlbroker.dialects.postgresql.once import (
     free_key_types,
     read_claimed_keys,
 )
+from faststream_sqlbroker.dialects.postgresql.quick_jobs import QuickJobs
 from faststream_sqlbroker.dialects.postgresql.swap import (
     read_seen,
     read_swapped,
@@ -200,6 +201,8 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             columns = columns.replace(f"m.{name}", f"timestamptz_send(m.{name})")
         read_at = columns.replace("m.acquired_at", "statement_timestamp()")
         add_registered(self)
+        if self.has_archive:
+            self.quick_jobs = QuickJobs(self, columns)
         add_replies(
             self,
             read_at,

@@ -137,14 +137,15 @@ SIGN_OF_LIFE = """sign AS (
 ), """
 """Data-modifying, so it runs although nothing reads it."""
 
-# By ctid, as joined on id the planner chose a sequential scan at 20 000 rows.
-LEASE = """
-UPDATE {message} m
-SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
+LEASED = """state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
   lease_expires_at = statement_timestamp() + :lease * interval '1 second',
-  deliveries_count = m.deliveries_count + 1
-WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r{unsuspected}))
-RETURNING {columns}
+  deliveries_count = m.deliveries_count + 1"""
+# By ctid, as joined on id the planner chose a sequential scan at 20 000 rows.
+LEASE = f"""
+UPDATE {{message}} m
+SET {LEASED}
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r{{unsuspected}}))
+RETURNING {{columns}}
 """
 
 # Suspects are locked, but not leased. Their ids and counts are returned; all else is NULL.
@@ -340,17 +341,19 @@ ANEW = "_anew"
 """Suffix of the names of statements that are planned anew each time."""
 
 
-def anew(settle: str) -> str:
-    """`settle`, changed so that PostgreSQL never prefers a generic plan.
+ANEW_GUARD = """(SELECT count(*)
+    FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0"""
+"""A condition that always holds, with which PostgreSQL never prefers a generic plan.
 
-    Without the value of `one` the planner estimates a million rows for the two series, which have
-    one row each. So the generic plan always seems to cost more than one for the given values.
-    """
+Without the value of `one` the planner estimates a million rows for the two series, which have one
+row each. So the generic plan always seems to cost more than one for the given values.
+"""
+
+
+def anew(settle: str) -> str:
+    """`settle`, planned anew each time."""
     fence = "m.lease_token = "
-    guard = "generate_series(1, :one) AS a, generate_series(1, :one) AS b"
-    return settle.replace(
-        f"AND {fence}", f"AND (SELECT count(*) FROM {guard}) > 0\n    AND {fence}", 1
-    )
+    return settle.replace(f"AND {fence}", f"AND {ANEW_GUARD}\n    AND {fence}", 1)
 
 
 LEASE_ENDS_IN = """

@@ -1,7 +1,8 @@
 WITH d AS (
   DELETE FROM message m
   USING unnest((:ids)::bigint[], (:places)::int[], (:ends)::bigint[]) AS u(id, place, ended)
-  WHERE m.id = u.id AND (SELECT count(*) FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0
+  WHERE m.id = u.id AND (SELECT count(*)
+    FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0
     AND m.lease_token = (:tokens)[u.place]
   RETURNING m.id, m.queue, m.priority, m.key, m.dedup_id, m.headers, m.payload, m.state, m.attempts_count, m.deliveries_count, m.publish_count, m.origin_id, m.created_at, m.next_attempt_at, m.expires_at, m.first_attempt_at, m.last_attempt_at, m.acquired_at, m.last_error, m.hops, m.policy_key, m.acquired_at + u.ended * interval '1 microsecond' AS ended_at
 ), a AS (

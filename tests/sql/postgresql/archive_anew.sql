@@ -2,7 +2,8 @@ WITH u AS MATERIALIZED (
   SELECT * FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :reasons, :related, :errors, :fingerprints)
     AS u(id, token, state, attempts, charge, ended, reason, related_id, error, fingerprint)
 ), d AS (
-  DELETE FROM message m USING u WHERE m.id = u.id AND (SELECT count(*) FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0
+  DELETE FROM message m USING u WHERE m.id = u.id AND (SELECT count(*)
+    FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0
     AND m.lease_token = u.token RETURNING m.*
 ), a AS (
   INSERT INTO message_archive (id, queue, priority, key, dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, hops, policy_key, archived_at, reason, related_id, error_fingerprint)

@@ -20,6 +20,7 @@ SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' EL
 FROM unnest(:ids, :tokens, :states, :attempts, :charges, :ends, :delays, :errors, :queues, :payloads, :headers,
     :published, :hops, :new_keys)
   AS u(id, token, state, attempts, charge, ended, delay, error, queue, payload, headers, published, hop, new_key)
-WHERE m.id = u.id AND (SELECT count(*) FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0
+WHERE m.id = u.id AND (SELECT count(*)
+    FROM generate_series(1, :one) AS a, generate_series(1, :one) AS b) > 0
     AND m.lease_token = u.token
 RETURNING m.id
