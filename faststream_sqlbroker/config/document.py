@@ -182,9 +182,8 @@ def read_document(text: str, path: object, variables: Mapping[str, str]) -> Docu
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = START if mark is None else Place(mark.line + 1, mark.column + 1)
-        reason = getattr(error, "problem", None) or getattr(error, "reason", None) or "no YAML"
         kind = "" if isinstance(error, _TooDeepError) else "this is no YAML: "
-        document.note_at(place, (), f"{kind}{reason}")
+        document.note_at(place, (), f"{kind}{_reason(error)}")
     # Outside of the handler: the text of YAML's error quotes a line, which may have a password.
     document.check()
     if root is not None:
@@ -287,6 +286,29 @@ class _Reading:
 
     def _unknown_tag(self, node: Any, path: Path) -> None:
         self._document.note(path, f"the tag {node.tag!r} is not known: leave it out")
+
+
+_PLAIN = {
+    "found character '\\t'": "there is a tab: indent with spaces",
+    "expected <block end>": "the indentation does not fit that of the lines above",
+    "mapping values are not allowed": "there can be no ': ' here: look whether the line above ends "
+    "with ':', and put text that has ': ' in quotes",
+    "but found another document": "a second document begins: a file has one, leave '---' out",
+    "could not find expected ':'": "a key has no ': ' behind it",
+    "found unexpected end of stream": "a quote is not closed",
+}
+"""What PyYAML says of frequent mistakes begins so; and what to say in its place."""
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    """Why it is no YAML, and where what is not ended has begun; no text of the file."""
+    text = getattr(error, "problem", None) or getattr(error, "reason", None) or "no YAML"
+    text = next((plain for begin, plain in _PLAIN.items() if text.startswith(begin)), text)
+    begun = getattr(error, "context_mark", None)
+    mark = getattr(error, "problem_mark", None)
+    if begun is None or mark is None or begun.line == mark.line:
+        return str(text)
+    return f"{text} (it is part of what begins in line {begun.line + 1})"
 
 
 def _place(node: Any) -> Place:

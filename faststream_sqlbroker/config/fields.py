@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from sqlalchemy import URL
 
 from faststream_sqlbroker.config.declared import Option
+from faststream_sqlbroker.config.plain import must_be, plain
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.core.policies import Header
 from faststream_sqlbroker.core.retention import age_seconds
@@ -74,8 +75,8 @@ def _told(detail: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     if kind == "missing" and here:
         return told(NEEDED, f"the option {detail['loc'][0]!r} is needed", detail["loc"])
     if kind == "model_type" and not detail["loc"]:
-        return told(kind, f"it is a mapping of {', '.join(names)}", detail["loc"])
-    return told(kind, detail["msg"].replace("Input should", "it should"), detail["loc"])
+        return told(kind, must_be(f"a mapping of {', '.join(names)}", detail["input"]))
+    return told(kind, plain(kind, detail["msg"], detail["input"]), detail["loc"])
 
 
 UNKNOWN = "unknown_option"
@@ -131,7 +132,8 @@ def _key(value: Any) -> Any:
 def _header(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"header"}:
         return located(Header, value["header"])
-    raise PydanticCustomError("header", "it should be a mapping with the key 'header'")
+    text = must_be("a mapping with the key 'header'", value)
+    raise PydanticCustomError("header", "{text}", {"text": text})
 
 
 def _ack_policy(value: Any) -> Any:

@@ -84,6 +84,11 @@ class _QueueBase(Section):
         "this or forward_to.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_below(cls, value: Any) -> Any:
+        return {} if value is None else value
+
     @model_validator(mode="after")
     def _one_way(self) -> Any:
         ways = [name for name in ("handler", "forward_to") if self.given().get(name) is not None]
@@ -126,6 +131,14 @@ class _HttpBase(Section):
     proxy_auth: ProxySection | None = Field(
         None, description="Users whom a proxy has authenticated."
     )
+
+    @model_validator(mode="after")
+    def _both_of_tls(self) -> Any:
+        if (self.certificate is None) != (self.key is None):
+            missing = "key" if self.key is None else "certificate"
+            text = f"TLS needs both a certificate and its key: give {missing}, too"
+            raise PydanticCustomError("tls", "{text}", {"text": text})
+        return self
 
 
 _ASGI = options_of_call(SqlBroker.asgi, without=("auth", "redact"))

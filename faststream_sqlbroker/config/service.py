@@ -17,6 +17,7 @@ from faststream_sqlbroker.config.models import (
     HttpSection,
     ServiceConfig,
 )
+from faststream_sqlbroker.config.plain import either
 from faststream_sqlbroker.config.references import check_references
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
@@ -183,7 +184,7 @@ def _texts(document: Document, errors: Iterable[Any]) -> list[tuple[Path, str, b
         if error["msg"] not in texts:
             texts.append(error["msg"])
     return [
-        (path, " or ".join(texts) if path in of_unions else "; ".join(texts), at_key)
+        (path, either(texts) if path in of_unions else "; ".join(texts), at_key)
         for path, (texts, at_key) in found.items()
         if path not in of_unions or not any(_is_below(other, path) for other in found)
     ]

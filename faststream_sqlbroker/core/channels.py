@@ -148,7 +148,7 @@ class Consumer:
     def __post_init__(self) -> None:
         """Check both."""
         consumer_type(self.type)
-        check_token(self.token)
+        check_token("token", self.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class Channel:
 
     def __post_init__(self) -> None:
         """Check both."""
-        check_token(self.token)
+        check_token("token", self.token)
         for name in self.consumers:
             channel_id(name)
 
@@ -207,14 +207,15 @@ class Channels:
         return positive_seconds("stop_timeout", self.stop_timeout) + longer
 
 
-def check_token(token: object) -> None:
+def check_token(name: str, token: object) -> None:
     """Refuse what is too easy to guess; None is no token.
 
     Raises:
         SetupError: it is.
     """
     if token is not None and (not isinstance(token, str) or len(token) < SHORTEST_TOKEN):
-        raise SetupError(f"a token is text of {SHORTEST_TOKEN} characters or more")
+        given = f"{len(token)} characters" if isinstance(token, str) else type(token).__name__
+        raise SetupError(f"{name} must be text of {SHORTEST_TOKEN} characters or more, got {given}")
 
 
 @dataclass(frozen=True, slots=True)

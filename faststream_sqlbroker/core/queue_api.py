@@ -35,8 +35,8 @@ class QueueTokens:
 
     def __post_init__(self) -> None:
         """Check both."""
-        check_token(self.publish)
-        check_token(self.consume)
+        check_token("publish", self.publish)
+        check_token("consume", self.consume)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,9 +119,21 @@ def test_a_variable_cannot_add_anything() -> None:
         ("a: &x [*x]", ["1:4 a[0]"]),
         (BOMB, ["1:24 e[0]"]),
         ("a: [1", ["1:6 : this is no YAML"]),
-        ("a:\n\tb: 1", ["2:1 : this is no YAML"]),
+        ("a:\n\tb: 1", ["2:1 : this is no YAML: there is a tab: indent with spaces"]),
+        (
+            "a:\n  b:\n    c: 1\n   d: 2",
+            ["4:4 : this is no YAML: the indentation does not fit that of the lines above (it is"],
+        ),
+        ("a\n  b: 1", ["2:4 : this is no YAML: there can be no ': ' here: look whether the line"]),
+        ("a: b: 1", ["1:5 : this is no YAML: there can be no ': ' here"]),
+        ("a: 'x\nb: y\n", ["3:1 : this is no YAML: a quote is not closed (it is part of what "]),
+        ("a: 1\nb\n", ["3:1 : this is no YAML: a key has no ': ' behind it (it is part of what"]),
+        (
+            "a: {b: 1\nc: 2}",
+            ["2:2 : this is no YAML: expected ',' or '}', but got ':' (it is part"],
+        ),
         ("a: *x", ["1:4 : this is no YAML: found undefined alias"]),
-        ("a: 1\n---\nb: 2", ["2:1 : this is no YAML: but found another document"]),
+        ("a: 1\n---\nb: 2", ["2:1 : this is no YAML: a second document begins"]),
         ("a: \x01", ["1:1 : this is no YAML: special characters are not allowed"]),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_variable_may_be_a_number(write: Write, monkeypatch: pytest.MonkeyPatc
     )
     broker = SqlBroker.from_yaml(write(text.replace("'", "") + SERVICE))
     assert settings_of(broker, "a").max_workers == 7
-    with pytest.raises(SetupError, match="valid integer"):
+    with pytest.raises(SetupError, match="a whole number, got text"):
         SqlBroker.from_yaml(write(text + SERVICE))
 
 

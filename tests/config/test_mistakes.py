@@ -25,12 +25,15 @@ def mistakes(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", ["1:1 : it is a mapping of broker, queues, destinations, schedules, http"]),
+        (
+            "",
+            ["1:1 : it must be a mapping of broker, queues, destinations, schedules, http, got no"],
+        ),
         ("queues: {}", ["1:1 : the option 'broker' is needed"]),
         ("broker: {}", ["1:9 broker: the option 'url' is needed"]),
-        ("broker: 5", ["1:9 broker: it is a mapping of url, "]),
+        ("broker: 5", ["1:9 broker: it must be a mapping of url, "]),
         ("brokers: {url: x}\nbroker: {url: x}", ["1:1 brokers: there is no option 'brokers': did"]),
-        ("broker: {url: 5}", ["1:15 broker.url: it should be a valid string"]),
+        ("broker: {url: 5}", ["1:15 broker.url: it must be text, got a number: put it in quotes"]),
         ("broker: {url: nonsense}", ["1:9 broker: the database URL cannot be used"]),
         (
             f"{SERVICE}  graceful_timeout: 5 minutes",
@@ -56,10 +59,20 @@ def test_of_the_broker(write: Write, text: str, found: list[str]) -> None:
     ("text", "found"),
     [
         ("a: {}", ["2:6 queues.a: a queue has a handler or forward_to, this has neither"]),
+        ("a:", ["2:5 queues.a: a queue has a handler or forward_to, this has neither"]),
         ("a: {forward_to: b, handler: json:dumps}", ["2:6 queues.a: a queue has a handler or"]),
         ("a: {forward_to: b, max_worker: 1}", ["2:22 queues.a.max_worker: there is no option"]),
         ("a: {forward_to: b, max_workers: 0}", ["2:35 queues.a.max_workers: max_workers must be"]),
-        ("a: {forward_to: b, max_workers: x}", ["2:35 queues.a.max_workers: it should be a valid"]),
+        (
+            'a: {forward_to: b, max_workers: "4"}',
+            ["2:35 queues.a.max_workers: it must be a whole number, got text: write it as digits"],
+        ),
+        ("a: {forward_to: b, max_workers: 1.5}", ["2:35 queues.a.max_workers: it must be a whole"]),
+        (
+            "a: {forward_to: b, ordered: yes}",
+            ["2:31 queues.a.ordered: it must be true or false, g"],
+        ),
+        ("a: {forward_to: b, max_workers: x}", ["2:35 queues.a.max_workers: it must be a whole"]),
         ("a: {forward_to: a}", ["2:19 queues.a.forward_to: forward_to"]),
         ("a: {forward_to: c}", ["2:19 queues.a.forward_to: there is no queue 'c': there are a, b"]),
         (
@@ -82,8 +95,11 @@ def test_of_the_broker(write: Write, text: str, found: list[str]) -> None:
             "a: {handler: 'tests.config.handlers:NO_FUNCTION'}",
             ["2:16 queues.a.handler: handler 'tests.config.handlers:NO_FUNCTION' is no function"],
         ),
-        ("a: {forward_to: b, policies: {delay: 5m}}", ["2:32 queues.a.policies: it should be a v"]),
-        ("a: {forward_to: b, policies: [delay]}", ["2:33 queues.a.policies[0]: it is a mapping"]),
+        (
+            "a: {forward_to: b, policies: {delay: 5m}}",
+            ["2:32 queues.a.policies: it must be a list, "],
+        ),
+        ("a: {forward_to: b, policies: [delay]}", ["2:33 queues.a.policies[0]: it must be a "]),
         (
             "a: {forward_to: b, policies: [{delay: 5 m}]}",
             ["2:41 queues.a.policies[0].delay: duration cannot be '5 m'"],
@@ -102,7 +118,7 @@ def test_of_the_broker(write: Write, text: str, found: list[str]) -> None:
         ),
         (
             "a: {forward_to: b, policies: [{throttle: {rate: 1, per: 1s, key: x}}]}",
-            ["2:68 queues.a.policies[0].throttle.key: it should be a mapping with the key"],
+            ["2:68 queues.a.policies[0].throttle.key: it must be a mapping with the key"],
         ),
         (
             "a: {forward_to: b, policies: [{delay: 1s}, {delay: 2s}]}",
@@ -110,11 +126,11 @@ def test_of_the_broker(write: Write, text: str, found: list[str]) -> None:
         ),
         (
             "a: {handler: json:dumps, forward_headers: 5}",
-            ["2:45 queues.a.forward_headers: it should be a valid boolean or it should be a valid"],
+            ["2:45 queues.a.forward_headers: it must be true or false or a list, got a number"],
         ),
         (
             "a: {handler: json:dumps, ack_policy: acknowledge}",
-            ["2:40 queues.a.ack_policy: it should be 'ack_first', "],
+            ["2:40 queues.a.ack_policy: it must be 'ack_first', "],
         ),
         (
             "a: {handler: json:dumps, retry_strategy: {constant: {}}}",
@@ -140,7 +156,7 @@ def test_of_a_queue(write: Write, text: str, found: list[str]) -> None:
         ('{queue: b, reply_to: c, expression: "* * * * *"}', "reply_to: there is no queue 'c'"),
         ('{queue: b, expression: "* *"}', "cron"),
         ('{queue: b, expression: "* * * * *", tz: Europe/Berln}', "tz"),
-        ('{queue: b, expression: "* * * * *", missed: no}', "missed: it should be 'one', "),
+        ('{queue: b, expression: "* * * * *", missed: no}', "missed: it must be 'one', "),
         ('{queue: b, expression: "* * * * *", delay: soon}', "delay: duration cannot be 'soon'"),
     ],
 )
@@ -156,7 +172,7 @@ def test_of_a_schedule(write: Write, text: str, found: str) -> None:
     [
         ("{}", "http: HTTP needs authentication: give users or proxy_auth"),
         ("{users: []}", "http: HTTP needs authentication"),
-        ("{users: [{name: a, role: root, password_hash: x}]}", "users[0].role: it should be 'view"),
+        ("{users: [{name: a, role: root, password_hash: x}]}", "users[0].role: it must be 'view"),
         (
             "{users: [{name: a, role: admin, password: top-secret}]}",
             "users[0].password: there is no option 'password': did you mean 'password_hash'?",
@@ -170,15 +186,25 @@ def test_of_a_schedule(write: Write, text: str, found: str) -> None:
             "proxy_auth: 'x' is no",
         ),
         ("{queues: {longest_wait: 31}}", "longest_wait must be 30 seconds or less"),
-        ("{queues: {queues: {a: {publish: short}}}}", "a token is text of 16 characters or more"),
+        (
+            "{queues: {queues: {a: {publish: short}}}}",
+            "a.publish: publish must be text of 16 characters or more, got 5 characters",
+        ),
         ("{channels: {stop_timeout: soon}}", "http.channels.stop_timeout: duration cannot be"),
-        ("{channels: {channels: {a: {token: short}}}}", "a token is text of 16 characters or more"),
+        (
+            "{channels: {channels: {a: {token: short}}}}",
+            "a.token: token must be text of 16 characters or more, got 5 characters",
+        ),
         (
             "{channels: {channels: {a: {consumers: {b: {type: poll}}}}}}",
             "type must be one of 'push', 'pull', got 'poll'",
         ),
         ("{channels: {channels: {a: {consumer: {}}}}}", "channels.a.consumer: there is no option"),
-        ("{port: 70000}", "port: it should be less than or equal to 65535"),
+        (
+            "{certificate: cert.pem}",
+            "http: TLS needs both a certificate and its key: give key, too",
+        ),
+        ("{port: 70000}", "port: it must be less than or equal to 65535, got 70000"),
     ],
 )
 def test_of_http(write: Write, text: str, found: str) -> None:
