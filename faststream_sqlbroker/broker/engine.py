@@ -6,6 +6,7 @@ from sqlalchemy import URL, Engine, event, make_url
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import (
     MissingExtraError,
     NotSupportedError,
@@ -25,6 +26,12 @@ EXTRAS = {
     "aiosqlite": "sqlite",
 }
 """The extra that installs a driver."""
+BACKENDS = frozenset({"postgresql", "mysql", "mariadb", "sqlite"})
+BEGINNINGS = (
+    "postgresql+asyncpg, postgresql+psycopg, mysql+aiomysql, mysql+asyncmy, mariadb+aiomysql or "
+    "sqlite+aiosqlite"
+)
+"""How a URL may begin, for errors."""
 
 PYMYSQL_LIMIT = (1, 2)
 """The first release of PyMySQL with which aiomysql 0.3.2 cannot bind bytes."""
@@ -65,9 +72,11 @@ def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
             f"got {type(given).__name__}"
         )
     try:
+        parsed = make_url(given)
+        _refuse_other_databases(parsed)
         if security is None:
             return create_async_engine(given)
-        url, arguments = parse_security(security, make_url(given))
+        url, arguments = parse_security(security, parsed)
         return create_async_engine(url, connect_args=arguments)
     except SqlBrokerError:
         raise
@@ -84,7 +93,10 @@ def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
         )
         raise SetupError(msg) from error
     except InvalidRequestError as error:
-        msg = f"no asyncio engine can be made from the database URL: {error}"
+        msg = (
+            f"the database URL begins with {parsed.drivername}, whose driver is not asynchronous: "
+            f"begin it with {BEGINNINGS}"
+        )
         raise SetupError(msg) from error
     except Exception as error:  # noqa: BLE001 - a dialect may raise anything
         # The error may quote a part of the password, so it is neither shown nor chained.
@@ -94,6 +106,15 @@ def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
             f"({type(error).__name__})"
         )
         raise SetupError(msg) from None
+
+
+def _refuse_other_databases(url: URL) -> None:
+    """Before its driver is looked for: an error that names it would let people install it."""
+    if url.get_backend_name() not in BACKENDS:
+        raise SetupError(
+            f"the database URL begins with {short(url.drivername)}, which is no database of the "
+            f"broker: begin it with {BEGINNINGS}"
+        )
 
 
 def make_listen_engine(url: Any, *, security: "BaseSecurity | None" = None) -> AsyncEngine | None:

@@ -1,6 +1,7 @@
 """The server of `sqlbroker serve`: its address, its limits and TLS, and what it needs."""
 
 import socket
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +31,13 @@ def listening(
     """Uvicorn's configuration, and a socket that listens.
 
     Raises:
-        SetupError: the port cannot be taken.
+        SetupError: the port cannot be taken, or the certificate or its key cannot be used.
     """
     import uvicorn  # noqa: PLC0415 - an extra
 
     from faststream_sqlbroker.http.protocol import LimitedProtocol  # noqa: PLC0415 - an extra
     from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
 
-    listener = bound(host, port, "port")
     # The peer's address must be the true one: it decides whether a header is trusted.
     config = uvicorn.Config(
         app,
@@ -52,7 +52,14 @@ def listening(
         timeout_graceful_shutdown=LAST_ANSWERS,
         **tls,
     )
-    return config, listener
+    try:
+        config.load()
+    except ssl.SSLError as error:
+        raise SetupError(
+            f"TLS cannot use {config.ssl_certfile} with {config.ssl_keyfile}: "
+            f"{error.reason or error}: give both as PEM, and the certificate's own key"
+        ) from None
+    return config, bound(host, port, "port")
 
 
 def tell_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> None:
@@ -95,7 +102,8 @@ def tls_options(certificate: Path | None, key: Path | None) -> dict[str, Any]:
     if certificate is None and key is None:
         return {}
     if certificate is None or key is None:
-        raise SetupError("TLS needs both a certificate and its key")
+        missing = "key" if key is None else "certificate"
+        raise SetupError(f"TLS needs both a certificate and its key: give {missing}, too")
     for path in (certificate, key):
         if not path.is_file():
             raise SetupError(f"{path} is no file")

@@ -36,7 +36,9 @@ def serve(
         typer.Option(help="A service in a file of YAML; it says all that options would say."),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0)] = 8080,
+    port: Annotated[
+        int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)
+    ] = 8080,
     users: Annotated[
         Path | None,
         typer.Option(help="A file of users: in each line a name, a role and a hash."),

@@ -1,6 +1,7 @@
 """Run an ASGI application by uvicorn, inside of a process that has other work."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,9 +100,11 @@ def bound(host: str, port: int, option: str) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise SetupError(
-            f"{option}: cannot listen on {host}:{port}: {error.strerror or error}. Each process "
-            "needs a port of its own, with `--workers` too"
-        ) from None
+        if error.errno == errno.EADDRINUSE:
+            hint = "each process needs a port of its own, with `--workers` too"
+        else:
+            hint = "give an address of this machine, and a port that this user may take"
+        told = error.strerror or error
+        raise SetupError(f"{option}: cannot listen on {host}:{port}: {told}: {hint}") from None
     listener.setblocking(False)
     return listener

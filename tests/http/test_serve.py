@@ -240,7 +240,11 @@ async def test_it_serves_tls(broker: SqlBroker, database_url: str, tmp_path: Pat
         (("--users", "empty"), "at least one Login"),
         (("--auth", "nonsense"), "must be module:name"),
         (("--auth", "os:sep"), "HTTP needs authentication"),
-        (("--insecure", "--certificate", "cert.pem"), "TLS needs both"),
+        (
+            ("--insecure", "--certificate", "cert.pem"),
+            "TLS needs both a certificate and its key: give key",
+        ),
+        (("--insecure", "--key", "key.pem"), "its key: give certificate, too"),
         (("--insecure", "--certificate", "cert.pem", "--key", "key.pem"), "cert.pem is no file"),
     ],
 )
@@ -257,6 +261,34 @@ def test_it_refuses_to_start(
     result = CliRunner(env=env).invoke(app, ["serve", *options])
     assert result.exit_code != 0
     assert told in str(result.exception)
+
+
+def test_a_port_is_below_65536() -> None:
+    refused = CliRunner().invoke(app, ["serve", "--insecure", "--port", "80800"])
+    assert refused.exit_code == 2
+    assert "0<=x<=65535" in refused.output
+
+
+@on_sqlite
+def test_a_host_of_another_machine_is_told_as_that(database_url: str, tmp_path: Path) -> None:
+    made = CliRunner(env={"SQLBROKER_URL": database_url})
+    assert made.invoke(app, ["migrate", "--yes"]).exit_code == 0
+    (users := tmp_path / "users").write_text(f"ann admin {hash_password('long enough')}\n")
+    refused = made.invoke(app, ["serve", "--users", str(users), "--host", "192.0.2.1"])
+    assert isinstance(refused.exception, SetupError)
+    assert "give an address of this machine" in str(refused.exception)
+
+
+@on_sqlite
+def test_files_that_are_no_certificate_are_refused(database_url: str, tmp_path: Path) -> None:
+    made = CliRunner(env={"SQLBROKER_URL": database_url})
+    assert made.invoke(app, ["migrate", "--yes"]).exit_code == 0
+    (file := tmp_path / "cert.pem").write_text("no certificate")
+    files = ["--certificate", str(file), "--key", str(file)]
+    refused = made.invoke(app, ["serve", "--insecure", "--port", "0", *files])
+    assert isinstance(refused.exception, SetupError)
+    assert f"TLS cannot use {file} with {file}: " in str(refused.exception)
+    assert "give both as PEM" in str(refused.exception)
 
 
 async def test_answers_are_not_held_back_for_more() -> None:

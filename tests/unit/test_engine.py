@@ -34,7 +34,7 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(engines, "create_async_engine", unknown)
     with pytest.raises(MissingExtraError, match="install oddsql"):
-        engines.make_engine("odd://")
+        engines.make_engine("mysql+oddsql://")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,25 @@ def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
     with pytest.raises((SetupError, MissingExtraError)) as info:
         SqlBroker(url)
     assert "secret" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "begin"),
+    [
+        (f"mssql+pyodbc://{PLACE}", "'mssql+pyodbc', which is no database of the broker"),
+        ("sqlite:///shop.db", "sqlite, whose driver is not asynchronous"),
+        (f"mysql+pymysql://{PLACE}", "mysql+pymysql, whose driver is not asynchronous"),
+    ],
+)
+def test_a_wrong_beginning_of_a_url_is_told_with_the_right_ones(url: str, begin: str) -> None:
+    with pytest.raises(SetupError) as info:
+        SqlBroker(url)
+    told = str(info.value)
+    assert told.startswith(
+        f"the database URL begins with {begin}: begin it with postgresql+asyncpg"
+    )
+    assert "sqlite+aiosqlite" in told
+    assert "secret" not in told
 
 
 def test_pymysql_that_cannot_bind_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
