@@ -69,7 +69,7 @@ async def test_a_message_held_longer_than_max_lease_is_given_to_another(rig: Rig
         _row.settle_as(Ack())
 
     await rig.put()
-    hung = rig.consumer(hang, max_lease=0.6, **SHORT)
+    hung = rig.consumer(hang, max_lease=1.5, **SHORT)
     await hung.start()
     await eventually(lambda: hung.inflight.running == 1)
     # Its own lease is a long one.
