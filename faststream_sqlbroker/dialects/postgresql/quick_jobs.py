@@ -18,7 +18,7 @@ from faststream_sqlbroker.dialects import pull_pages
 from faststream_sqlbroker.dialects.claimed_rows import MESSAGE_COLUMNS, load_payload
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.postgresql.answers import read_claimed
-from faststream_sqlbroker.dialects.postgresql.sql import ANEW_GUARD, LEASED
+from faststream_sqlbroker.dialects.postgresql.sql import ANEW_GUARD, KEEP_ACKED, LEASED
 from faststream_sqlbroker.dialects.pull_pages import JobsPage
 from faststream_sqlbroker.dialects.query import Query
 
@@ -72,24 +72,18 @@ WHERE m.id = :job AND {ANEW_GUARD} AND CASE WHEN m.queue = :queue AND {_CLAIMABL
     THEN true ELSE false END
 RETURNING {{columns}}
 """
-_DELIVER = """
+_DELIVER = (
+    """
 WITH d AS (
   DELETE FROM {message} m
   WHERE m.id = :job AND {guard} AND CASE WHEN m.queue = :queue AND m.state = 'PROCESSING'
     AND m.lease_expires_at > statement_timestamp()
     AND m.lease_token = coalesce(:token, m.lease_token) THEN true ELSE false END
   RETURNING {of_message}, m.lease_token, greatest(m.acquired_at, statement_timestamp()) AS ended_at
-), a AS (
-  INSERT INTO {archive} ({columns}, archived_at)
-  SELECT d.id, d.queue, d.priority, d.{key}, d.dedup_id, d.headers, d.payload, 'COMPLETED',
-    d.attempts_count + 1, d.deliveries_count, d.publish_count, d.origin_id,
-    d.created_at, d.next_attempt_at, d.expires_at, coalesce(d.first_attempt_at, d.ended_at), \
-d.ended_at,
-    d.acquired_at, d.last_error, d.hops, d.policy_key, statement_timestamp()
-  FROM d
+), """
+    + KEEP_ACKED
+    + "SELECT d.id, d.lease_token, extract(epoch FROM d.ended_at - d.acquired_at)::float8 FROM d\n"
 )
-SELECT d.id, d.lease_token, extract(epoch FROM d.ended_at - d.acquired_at)::float8 FROM d
-"""
 
 
 class QuickJobs:
