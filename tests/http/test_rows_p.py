@@ -167,10 +167,10 @@ async def test_p15_a_part_that_hangs_or_fails_stays_alone(
         patch.object(store, "schema_version", side_effect=TransientStoreError("is away")),
         patch.object(store, "find_lacks", side_effect=RuntimeError(secret)),
     ):
-        found = await broker.admin.diagnosis(timeout=0.2)
+        found = await broker.admin.diagnosis(timeout=1.5)
     parts = {part.name: part for part in found.parts}
     assert not found.ok
-    assert parts["database"].error == "no answer within 0.2 s"
+    assert parts["database"].error == "no answer within 1.5 s"
     assert parts["schema"].error == "is away"
     assert parts["rights"].error == "it failed: RuntimeError"
     assert all(part.ok for name, part in parts.items() if name not in PARTS[:3])
