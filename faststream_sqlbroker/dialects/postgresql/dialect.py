@@ -7,20 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    DateTime,
-    Float,
-    Integer,
-    LargeBinary,
-    SmallInteger,
-    String,
-    Text,
-    Uuid,
-    bindparam,
-)
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import Connection, DateTime
 
 from faststream_sqlbroker.core.policies.seen import Seen, Swap
 from faststream_sqlbroker.core.rows import (
@@ -39,7 +26,6 @@ from faststream_sqlbroker.core.rows import (
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.channels import add_registered
-from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_sql import POSTGRESQL
@@ -61,54 +47,22 @@ from faststream_sqlbroker.dialects.postgresql.binds import (
 )
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
 from faststream_sqlbroker.dialects.postgresql.numbered_locks import NumberedLocks
-from faststream_sqlbroker.dialects.postgresql.on_ack import ON_ACK, on_ack, settling_on_ack
-from faststream_sqlbroker.dialects.postgresql.once import (
-    CLAIM_FREE_KEYS,
-    free_key_binds,
-    free_key_types,
-    read_claimed_keys,
-)
+from faststream_sqlbroker.dialects.postgresql.on_ack import settling_on_ack
+from faststream_sqlbroker.dialects.postgresql.once import free_key_binds, read_claimed_keys
 from faststream_sqlbroker.dialects.postgresql.quick_jobs import QuickJobs
-from faststream_sqlbroker.dialects.postgresql.swap import (
-    read_seen,
-    read_swapped,
-    swap_binds,
-    swap_statements,
+from faststream_sqlbroker.dialects.postgresql.statements import (
+    BINDS,
+    TWO_LENGTHS,
+    add_statements,
+    claimed_columns,
 )
+from faststream_sqlbroker.dialects.postgresql.swap import read_seen, read_swapped, swap_binds
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.dialects.sizes import by_bytes, bytes_of
-from faststream_sqlbroker.dialects.suspects import (
-    OTHERS,
-    SUSPECT,
-    SUSPECT_BINDS,
-    apart,
-    statement_end,
-)
+from faststream_sqlbroker.dialects.suspects import apart, statement_end
 from faststream_sqlbroker.schema.tables import Tables
-
-
-def _array(name: str, item: Any) -> Any:
-    return bindparam(name, type_=ARRAY(item))
-
-
-_BINDS = _array("queues", String), _array("ids", BigInteger), _array("tokens", Uuid)
-_BODIES = _array("payloads", LargeBinary), _array("headers", Text)
-_NEW = (
-    _array("queues", String),
-    *_BODIES,
-    _array("priorities", SmallInteger),
-    _array("keys", String),
-    _array("delays", Float(53)),
-    _array("times", DateTime(timezone=True)),
-    _array("expiries", Float(53)),
-)
-"""Of messages to insert, each with its own values."""
-
-
-TWO_LENGTHS = "_two_lengths"
-"""Ends the names of claims whose rows are not all leased for the same time."""
 
 
 class PostgresqlDialect(PostgresqlErrors, Dialect):
@@ -123,178 +77,24 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
-        self._prepare_inserts()
-        self._prepare_claims()
-        self._prepare_settles()
-        add = self.add_statement
-        queues, ids, tokens = _BINDS
-        channel = bindparam("channel", type_=Text)
-        self.add_looks(sql.PAIRS, "statement_timestamp()", queues)
-        self._prepare_looks_around()
-        add("renew", sql.RENEW, ids, tokens, bindparam("lease", type_=Float(53)))
-        add("held", sql.HELD, ids, tokens)
-        add("lock", sql.LOCK, ids, tokens)
-        add("lock_free", sql.LOCK_FREE, ids, tokens)
-        add("release_stuck", sql.RELEASE, queues, bindparam("limit", type_=Integer))
-        add("lease_ends_in", sql.LEASE_ENDS_IN, queues)
-        add("release_claim", sql.RELEASE_CLAIM, queues, bindparam("token", type_=Uuid()))
-        add("now", "SELECT statement_timestamp()")
-        add("remove", sql.REMOVE, ids)
-        add("claim_free_keys", CLAIM_FREE_KEYS, *free_key_types())
-        self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
-        add_policy_statements(self, POSTGRESQL)
-        self.handler_locks = NumberedLocks(self)
-        self.silent_sessions = DeadSessions(tables, sqlalchemy_dialect.identifier_preparer)
-        limit = bindparam("limit", type_=Text)
-        add("idle_limit", sql.IDLE_LIMIT, limit)
-        add("idle_limit_anew", sql.IDLE_LIMIT_ANEW, limit)
-        add("allow_idling", sql.ALLOW_IDLING, limit)
-        add("lock_numbered", sql.LOCK_NUMBERED, ids, tokens, limit)
-        add("lock_wait", "SELECT set_config('lock_timeout', :limit, true)")
-        add("notify", "SELECT pg_notify(:channel, q) FROM unnest(:queues) AS q", channel, queues)
-
-    def _prepare_looks_around(self) -> None:
-        parts = (sql.LEASES, sql.PAUSED, sql.CANCELS, sql.DRAINED, sql.SIGN_OF_LIFE)
-        leases, paused, cancels, drained, sign = (part.format(**self.names) for part in parts)
-        binds = _array("queues", String), _array("leased", String)
-        self.add_statement(
-            "look_around", sql.PAIRS, *binds, which_queues="", sign="", columns=leases
-        )
-        known = _array("names", String)
-        changed = _array("changed", String)
-        lengths = (bindparam(name, type_=Float(53)) for name in ("lease", "kept"))
-        self.add_statement(
-            "look_around_alive",
-            sql.PAIRS,
-            *(*binds, known, changed, _array("infos", Text), *lengths),
-            which_queues="",
-            sign=sign,
-            columns=leases + paused + cancels + drained,
-        )
-
-    def _prepare_inserts(self) -> None:
-        literal = "'" + self.names["message"].replace("'", "''") + "'"
-        one = (
-            bindparam("queue", type_=String),
-            bindparam("priority", type_=SmallInteger),
-            bindparam("key", type_=String),
-            bindparam("delay", type_=Float(53)),
-            bindparam("at", type_=DateTime(timezone=True)),
-            bindparam("expires_in", type_=Float(53)),
-        )
-        single = bindparam("payload", type_=LargeBinary), bindparam("headers", type_=Text)
-        self.add_statement("insert_one", sql.INSERT_ONE, *one, *single)
-        self.add_statement("insert_now", sql.INSERT_NOW, *single)
-        self.add_statement("insert_alike", sql.INSERT_ALIKE, *one, *_BODIES)
-        self.add_statement("insert_bodies", sql.INSERT_BODIES, *one, _BODIES[0], single[1])
-        new = *_NEW, _array("dedup_ids", String)
-        conflict = "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING"
-        self.add_statement("insert", sql.INSERT, *new, message_literal=literal, conflict="")
-        self.add_statement(
-            "insert_dedup", sql.INSERT, *new, message_literal=literal, conflict=conflict
-        )
-
-    def _prepare_claims(self) -> None:
-        names = ("m." + (self.names["key"] if c == "key" else c) for c in CLAIMED_COLUMNS)
-        columns = ", ".join(names).replace("m.headers", "m.headers::text")
-        for name in ("created_at", "next_attempt_at", "acquired_at"):
-            columns = columns.replace(f"m.{name}", f"timestamptz_send(m.{name})")
-        read_at = columns.replace("m.acquired_at", "statement_timestamp()")
+        add_statements(self)
+        columns = claimed_columns(self.names)
         add_registered(self)
-        if self.has_archive:
-            self.quick_jobs = QuickJobs(self, columns)
         add_replies(
             self,
-            read_at,
+            columns.replace("m.acquired_at", "statement_timestamp()"),
             claimable="m.state IN ('PENDING', 'RETRYABLE')",
             now="statement_timestamp()",
             order="ORDER BY m.queue, m.priority DESC, m.next_attempt_at, m.id\n",
         )
-        queues, ids, _ = _BINDS
-        lease = bindparam("lease", type_=Float(53))
-        token = bindparam("token", type_=Uuid())
-        times = _array("since", DateTime(timezone=True))
-        limit = bindparam("limit", type_=Integer)
-        binds = queues, _array("priorities", SmallInteger), times, limit, lease, token
-        these = ids, queues, lease, token
-        plain = {"columns": columns, "asked": "", "which": "", "unsuspected": ""}
-        told = {
-            "id": "r.id",
-            "attempts_count": "r.attempts_count",
-            "deliveries_count": "r.deliveries_count",
-        }
-        alone = {
-            **plain,
-            "asked": ", m.id, m.attempts_count, m.deliveries_count,\n"
-            f"      {SUSPECT.format(of='m.')} AS suspect",
-            "unsuspected": " WHERE NOT r.suspect",
-            "told": ", ".join(told.get(name, "NULL") for name in CLAIMED_COLUMNS),
-        }
-        others = {**plain, "which": OTHERS.format(of="m.")}
-        two = bindparam("free", type_=Integer), bindparam("waiting", type_=Float(53))
-        for name, claim, suspect, words in (
-            ("claim", sql.CLAIM, (), plain),
-            ("claim_others", sql.CLAIM, SUSPECT_BINDS, others),
-            ("claim_apart", sql.CLAIM_APART, SUSPECT_BINDS, alone),
-        ):
-            self.add_statement(name, claim, *binds, *suspect, **words)
-            told_more = {
-                **words,
-                "columns": columns + sql.IS_WAITING,
-                "told": words.get("told", "") + ", NULL",
-            }
-            claim_two = sql.two_lengths(claim)
-            self.add_statement(name + TWO_LENGTHS, claim_two, *binds, *suspect, *two, **told_more)
-        self.add_statement("claim_ids", sql.CLAIM_IDS, *these, **plain)
-        for name, text, asked in swap_statements(sql.LEASE):
-            self.add_statement(name, text, *asked, columns=columns, unsuspected="")
-        self.add_statement("claim_ids_apart", sql.CLAIM_IDS_APART, *these, *SUSPECT_BINDS, **alone)
-
-    def _prepare_settles(self) -> None:
-        queues, ids, tokens = _BINDS
-        ended = (
-            ids,
-            tokens,
-            _array("states", String),
-            _array("attempts", Integer),
-            _array("charges", Integer),
-            _array("ends", Float(53)),
-            _array("errors", Text),
-        )
-        held = bindparam("ids", type_=Text), bindparam("places", type_=Text), tokens
-        owned = _array("owners", BigInteger), *_NEW
-
-        def add(name: str, settle: str, *binds: Any, **words: str) -> None:
-            self.add_statement(name, settle, *binds, **words)
-            self.add_statement(name + sql.INSIDE, sql.inside(settle), *binds, **words)
-            one = bindparam("one", type_=Integer)
-            self.add_statement(name + sql.ANEW, sql.anew(settle), *binds, one, **words)
-
+        queues, ids, _ = BINDS
+        self.add_looks(sql.PAIRS, "statement_timestamp()", queues)
+        self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
+        add_policy_statements(self, POSTGRESQL)
+        self.handler_locks = NumberedLocks(self)
+        self.silent_sessions = DeadSessions(tables, sqlalchemy_dialect.identifier_preparer)
         if self.has_archive:
-            why = (
-                _array("reasons", String),
-                _array("related", BigInteger),
-                _array("fingerprints", String),
-            )
-            kept = MESSAGE_COLUMNS.format(key=self.names["key"])
-            add("archive", sql.ARCHIVE, *ended, *why, columns=kept)
-            # Not all columns of the message: one of the user's may have the name of ours.
-            of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
-            ends = bindparam("ends", type_=Text)
-            words = {"columns": kept, "of_message": of_message}
-            add("archive_acked", sql.ARCHIVE_ACKED, *held, ends, **words)
-            acked_too = on_ack(sql.ARCHIVE_ACKED)
-            self.add_statement("archive_acked" + ON_ACK, acked_too, *held, ends, *owned, **words)
-        add("delete", sql.DELETE, *held)
-        self.add_statement("delete" + ON_ACK, on_ack(sql.DELETE), *held, *owned)
-        moved = (
-            _array("delays", Float(53)),
-            queues,
-            _array("payloads", LargeBinary),
-            _array("headers", Text),
-        )
-        counted = _array("published", Integer), _array("hops", Integer), _array("new_keys", Text)
-        add("update", sql.UPDATE, *ended, *moved, *counted)
+            self.quick_jobs = QuickJobs(self, columns)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """The limit is the transaction's own, so that nothing is left of it."""
