@@ -19,6 +19,7 @@ from faststream_sqlbroker.dialects.queue_counts import (
     QueueCounts,
     estimated,
     queue_counts,
+    sample_all,
 )
 from faststream_sqlbroker.schema.types import MYSQL
 
@@ -74,9 +75,8 @@ def _ended(connection: Connection, dialect: Operations, queues: Sequence[str]) -
     """Delivered and dead jobs."""
     found: dict[str, Ended] = {}
     many: dict[str, tuple[int, int]] = {}
-    for queue in queues:
-        binds = {"queue": queue, "most": EXACT + 1}
-        count, good = connection.execute(dialect.sql["sample_ended"], binds).one()
+    samples = sample_all(connection, dialect, "sample_ended", [{"queue": q} for q in queues])
+    for queue, (count, good) in zip(queues, samples, strict=True):
         if count <= EXACT:
             found[queue] = (Count(good), Count(count - good))
         else:

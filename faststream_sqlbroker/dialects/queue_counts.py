@@ -7,16 +7,27 @@ estimates, so it counts on.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Select, case, func, literal_column, select
+from sqlalchemy import (
+    Connection,
+    Select,
+    TextClause,
+    case,
+    func,
+    literal_column,
+    select,
+    text,
+)
 
 from faststream_sqlbroker.core.overview import Count, How
 from faststream_sqlbroker.core.rates import per_minute
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 EXACT = 1_000
@@ -25,6 +36,8 @@ SQLITE_COUNTS = 500_000
 """Where SQLite stops to count: some 100 ms."""
 RATED = 10_000
 """Messages that are read at most for the rates of all queues together."""
+TOGETHER = 20
+"""Ranges that one statement counts."""
 WINDOW = 60.0
 """Seconds that rates are taken of."""
 _MINUTE_AGO: Any = literal_column(str(-round(WINDOW * 1_000_000)))
@@ -42,6 +55,7 @@ ESTIMATE = {
     **dict.fromkeys(MYSQL, "EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM {table} WHERE {of}"),
 }
 """By database, of the rows `{of}` in `{table}`; `estimated` reads the answer."""
+_OF_RANGE = re.compile(r":(queue|priority)\b")
 NONE = Count(0)
 KINDS = ("due", "later", "held")
 
@@ -86,33 +100,63 @@ def queue_counts(
 ) -> dict[str, QueueCounts]:
     """The counts of each of `queues`."""
     found = {queue: QueueCounts() for queue in queues}
-    for pair in dialect.ready_pairs(connection, queues):
+    pairs = dialect.ready_pairs(connection, queues)
+    ranges = [{"queue": pair.queue, "priority": pair.priority} for pair in pairs]
+    dues = _counts(connection, dialect, "due", ranges)
+    laters = _counts(connection, dialect, "later", ranges)
+    for pair, (due, retried), (later_, again) in zip(pairs, dues, laters, strict=True):
         counts = found[pair.queue]
         if pair.due_in <= 0:
             counts.oldest_due_age = max(counts.oldest_due_age, -pair.due_in)
-        binds = {"queue": pair.queue, "priority": pair.priority}
-        due, retried = _count(connection, dialect, "due", binds)
-        later_, again = _count(connection, dialect, "later", binds)
         counts.ready += due
         counts.delayed += later_
         counts.retrying += retried + again
-    for queue, counts in found.items():
-        counts.in_flight, _ = _count(connection, dialect, "held", {"queue": queue})
+    held = _counts(connection, dialect, "held", [{"queue": queue} for queue in found])
+    for counts, (in_flight, _) in zip(found.values(), held, strict=True):
+        counts.in_flight = in_flight
     return found
 
 
-def _count(
-    connection: Connection, dialect: Operations, kind: str, binds: dict[str, Any]
-) -> tuple[Count, Count]:
-    """The messages of a range, and those of them that had an attempt."""
-    sample = connection.execute(dialect.sql[f"sample_{kind}"], {**binds, "most": EXACT + 1}).one()
-    count, retried = sample
-    if count <= EXACT:
-        return Count(count), Count(retried)
-    answer = connection.execute(dialect.sql[f"estimate_{kind}"], binds).one()
-    total = estimated(dialect.name, answer, count)
-    # The share of those that were read stands for all.
-    return total, Count(total.share(retried, count), "about")
+def _counts(
+    connection: Connection, dialect: Operations, kind: str, ranges: Sequence[Mapping[str, Any]]
+) -> list[tuple[Count, Count]]:
+    """The messages of each range, and those of them that had an attempt."""
+    found: list[tuple[Count, Count]] = []
+    samples = sample_all(connection, dialect, f"sample_{kind}", ranges)
+    for binds, (count, retried) in zip(ranges, samples, strict=True):
+        if count <= EXACT:
+            found.append((Count(count), Count(retried)))
+            continue
+        answer = connection.execute(dialect.sql[f"estimate_{kind}"], binds).one()
+        total = estimated(dialect.name, answer, count)
+        # The share of those that were read stands for all.
+        found.append((total, Count(total.share(retried, count), "about")))
+    return found
+
+
+def sample_all(
+    connection: Connection, dialect: Operations, name: str, ranges: Sequence[Mapping[str, Any]]
+) -> list[tuple[int, int]]:
+    """What the statement `name` counts in each of `ranges`, up to one more than `EXACT`."""
+    found: list[tuple[int, int]] = []
+    for part in chunks(ranges, TOGETHER):
+        binds: dict[str, Any] = {"most": EXACT + 1}
+        for number, of_range in enumerate(part):
+            binds |= {f"{bind}{number}": value for bind, value in of_range.items()}
+        rows = connection.execute(_together(dialect, name, len(part)), binds)
+        found += [(row[1], row[2]) for row in sorted(rows)]
+    return found
+
+
+def _together(dialect: Operations, name: str, count: int) -> TextClause:
+    """The statement `name`, for so many ranges; each row begins with the number of its range."""
+
+    def build() -> TextClause:
+        one = dialect.sql[name].text.removeprefix("SELECT ")
+        parts = [f"SELECT {n}, " + _OF_RANGE.sub(rf":\g<1>{n}", one) for n in range(count)]
+        return text("\nUNION ALL\n".join(parts))
+
+    return dialect.built(f"{name}_of_{count}", build)
 
 
 def estimated(database: str, answer: Any, counted: int) -> Count:
