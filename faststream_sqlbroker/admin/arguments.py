@@ -5,7 +5,7 @@ from datetime import datetime
 
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.text import clean_text, short, storable
-from faststream_sqlbroker.core.times import Duration, parse_duration
+from faststream_sqlbroker.core.times import Duration, parse_age, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.store.live_subscribers import process_name
 
@@ -64,7 +64,7 @@ def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | fl
         return None
     if isinstance(value, datetime):
         return _aware(name, value)
-    seconds = parse_duration(value, name=name)
+    seconds = parse_age(name, value)
     if not 0 <= seconds <= LONGEST_AGE:
         raise SetupError(
             f"{name} must be a datetime, or how long ago: 0 to 100 years, got {short(value)}"

@@ -1,16 +1,14 @@
 """How long finished messages are kept."""
 
-import re
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.loaded_windows import checked_lake
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, parse_age
 from faststream_sqlbroker.exceptions import SetupError
 
-_DAYS = re.compile(r"([0-9]{1,6})d(.*)", re.DOTALL)
 NO_ARCHIVE = "there is no archive to remove from (message_archive_table_name=None)"
 SHORTEST_AGE = 1.0
 """Seconds. A row must be committed, and every clock of a flush read, before its age is judged."""
@@ -91,12 +89,7 @@ def age_seconds(name: str, age: Duration) -> float:
     Raises:
         SetupError: it is no valid age; the message begins with `name`.
     """
-    days = _DAYS.fullmatch(age) if isinstance(age, str) else None
-    if days is None:
-        seconds = positive_seconds(name, age)
-    else:
-        rest = positive_seconds(name, days[2]) if days[2] else 0.0
-        seconds = timedelta(days=int(days[1])).total_seconds() + rest
+    seconds = parse_age(name, age)
     if seconds < SHORTEST_AGE:
         raise SetupError(f"{name} must be {SHORTEST_AGE:.0f} second or more, got {age!r}")
     return seconds

@@ -22,6 +22,8 @@ _PARTS = re.compile(_PART)
 _WHOLE = re.compile(rf"([+-]?)(0|(?:{_PART}){{1,20}})")
 
 _ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h" or "2h45m"'
+_DAYS = re.compile(r"([0-9]{1,6})d(.*)", re.DOTALL)
+"""Text that begins with days, and the rest of it."""
 
 
 def parse_duration(value: Duration, *, name: str = "duration") -> float:
@@ -57,6 +59,27 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
             f"{_short(value)}"
         )
     return seconds
+
+
+def parse_age(name: str, value: Duration) -> float:
+    """How long ago, in seconds: as `parse_duration`, and text may begin with days ("30d", "1d12h").
+
+    Raises:
+        SetupError: It is not a valid duration; the message begins with `name`.
+    """
+    if not isinstance(value, str):
+        return parse_duration(value, name=name)
+    days = _DAYS.fullmatch(value)
+    try:
+        if days is None:
+            return parse_duration(value, name=name)
+        rest = seconds_or_zero(name, days[2]) if days[2] else 0.0
+        return timedelta(days=int(days[1])).total_seconds() + rest
+    except SetupError:
+        raise SetupError(
+            f"{name} cannot be {short(value)}: it takes seconds, a timedelta, or text like "
+            '"30d", "1d12h", "1.5h" or "45m", without spaces'
+        ) from None
 
 
 def delay_seconds(value: Duration, *, name: str = "delay") -> float:
@@ -95,7 +118,8 @@ def positive_seconds(name: str, value: Duration) -> float:
 def _parse_text(text: str, name: str) -> float:
     match = _WHOLE.fullmatch(text)
     if match is None:
-        raise SetupError(f"{name} cannot be {_short(text)}: {_ALLOWED}, without spaces")
+        day = ', and a day is "24h"' if _DAYS.fullmatch(text) else ""
+        raise SetupError(f"{name} cannot be {_short(text)}: {_ALLOWED}, without spaces{day}")
     total = sum(
         (Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction()
     )

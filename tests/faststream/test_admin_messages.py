@@ -83,6 +83,7 @@ async def test_states_are_given_by_name_and_lead_to_their_table(broker: SqlBroke
     assert len((await admin.messages(state="pending")).messages) == 1
     assert (await admin.messages(state="failed")).messages == ()
     assert (await admin.messages(archived=True, since="1h")).messages == ()
+    assert len((await admin.messages(since="1d12h", until="0")).messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,11 @@ def test_other_text_is_refused(value: str) -> None:
         parse_duration(value, name="delay")
 
 
+def test_days_are_told_as_hours() -> None:
+    with pytest.raises(SetupError, match=r"^delay cannot be '2d': .* and a day is \"24h\"$"):
+        parse_duration("2d", name="delay")
+
+
 @pytest.mark.parametrize("value", ["-2h45m", -1, -0.5, timedelta(days=-1), "-.5s"])
 def test_p13_a_negative_delay_is_at_once(value: float | timedelta | str) -> None:
     assert delay_seconds(value) == 0.0

@@ -31,6 +31,13 @@ def test_what_is_no_age_is_refused(age: Any) -> None:
         Retention(failed=age)
 
 
+def test_an_age_that_is_none_is_told_with_those_that_are() -> None:
+    with pytest.raises(
+        SetupError, match=r"failed cannot be '30 days': .* text like \"30d\", \"1d12h\""
+    ):
+        Retention(failed="30 days")
+
+
 def test_nothing_to_remove_is_refused() -> None:
     with pytest.raises(SetupError, match="removes nothing: give completed="):
         Retention()
