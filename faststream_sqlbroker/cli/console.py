@@ -16,10 +16,11 @@ class PlainConsole(Console):
 
     Args:
         stderr: Print there and not to stdout.
+        width: Characters of a line; None: what the terminal has.
     """
 
-    def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """As rich does it, for lines as well as cells and titles; U+FFFD stands for what would not

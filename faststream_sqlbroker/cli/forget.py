@@ -8,7 +8,12 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.overview import nearest_name
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.exceptions import SetupError
 
+MOST_LOOKED_AT = 100_000
+"""Schedules among which a name is looked for."""
 ScheduleName = Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")]
 
 
@@ -73,11 +78,12 @@ def pause_schedule(
     if not yes:
         ask(f"pause the schedule {name}", as_json=as_json)
     paused = run(context, lambda broker: broker.admin.pause_schedule(name, by=by))
+    if not paused:
+        _refuse_unknown(context, name)
     if as_json:
         print_json({"name": name, "paused": paused})
     else:
-        unchanged = f"{name} was paused, or there is no such schedule"
-        print_line(f"{name} is paused until it is resumed" if paused else unchanged)
+        print_line(f"{name} {'is' if paused else 'was'} paused until it is resumed")
 
 
 def resume_schedule(
@@ -85,10 +91,26 @@ def resume_schedule(
 ) -> None:
     """End the pause of a schedule, which leaves out the fire times until now."""
     was = run(context, lambda broker: broker.admin.resume_schedule(name, by=by))
+    if not was:
+        _refuse_unknown(context, name)
     if as_json:
         print_json({"name": name, "was_paused": was})
     else:
         print_line(f"{name} is resumed" if was else f"{name} was not paused")
+
+
+def _refuse_unknown(context: typer.Context, name: str) -> None:
+    """A name that is misspelt must not look like a schedule that is paused, or is not.
+
+    Raises:
+        SetupError: there is no schedule of this name; the nearest one is named.
+    """
+    found = run(context, lambda broker: broker.admin.schedules(limit=MOST_LOOKED_AT))
+    names = [each.name for each in found]
+    if name not in names:
+        near = nearest_name(name, names)
+        hint = "`sqlbroker schedules` lists them" if near is None else f"is {near!r} meant?"
+        raise SetupError(f"there is no schedule {short(name)}: {hint}")
 
 
 def forget_unknown(

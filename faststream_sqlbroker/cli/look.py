@@ -17,6 +17,7 @@ from faststream_sqlbroker.cli.shown import (
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.imports import imported
+from faststream_sqlbroker.core.overview import nearest_name
 from faststream_sqlbroker.exceptions import SetupError
 
 RedactBy = Annotated[
@@ -45,7 +46,12 @@ def queues(
     as_json: AsJson = False,
 ) -> None:
     """Show what waits in each queue, how fast it grows, and who takes from it."""
-    found = run(context, lambda broker: broker.admin.queues(queue))
+
+    async def look(broker: SqlBroker) -> tuple[list[QueueOverview], str | None]:
+        read = await broker.admin.queues(queue)
+        return read, None if queue is None else await empty_hint(broker, read[0])
+
+    found, hint = run(context, look)
     if as_json:
         print_json([{**row_of(each), "problem": each.problem} for each in found])
         return
@@ -56,6 +62,17 @@ def queues(
         if each.paused is not None:
             why = "" if each.paused.reason is None else f": {each.paused.reason}"
             print_line(f"{each.queue}: paused by {each.paused.by}{why}")
+    if hint is not None:
+        print_line(f"{queue}: {hint}")
+
+
+async def empty_hint(broker: SqlBroker, each: QueueOverview) -> str | None:
+    """What to say of a queue without messages and subscribers: its name may be misspelt."""
+    if each.waiting or each.in_flight.value or each.live_subscribers or each.paused or each.pulled:
+        return None
+    text = "no message waits, and no live subscriber takes from it"
+    near = nearest_name(each.queue, [other.queue for other in await broker.admin.queues()])
+    return text if near is None else f"{text}; is {near!r} meant?"
 
 
 def queue_row(each: QueueOverview) -> list[Any]:

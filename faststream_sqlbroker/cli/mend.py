@@ -10,8 +10,9 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Repair
 from faststream_sqlbroker.cli.bulk import do_bulk
+from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.groups import BulkRun, By, Targets, Which, grouped, means_all
-from faststream_sqlbroker.cli.look import MessageId
+from faststream_sqlbroker.cli.look import MessageId, empty_hint
 from faststream_sqlbroker.cli.shown import (
     AsJson,
     Yes,
@@ -41,7 +42,9 @@ def pause(
 
     async def look(broker: SqlBroker) -> str:
         [found] = await broker.admin.queues(queue)
-        return f"pause {queue}: {found.ready} ready, {found.live_subscribers} live subscribers"
+        text = f"pause {queue}: {found.ready} ready, {found.live_subscribers} live subscribers"
+        hint = await empty_hint(broker, found)
+        return text if hint is None else f"{text}\n{queue}: {hint}"
 
     if not yes:
         ask(run(context, look), as_json=as_json)
@@ -271,6 +274,10 @@ def publish(
         print_json({"message_id": message_id, "queue": queue})
     else:
         print_line(f"published message {message_id} to {queue}")
+    if not is_json and text.lstrip().startswith(("{", "[")):
+        # The shell may have eaten its quotes.
+        told = "warning: the body begins like JSON, but is none: it was published as text"
+        PlainConsole(stderr=True).print(told, soft_wrap=True)
 
 
 def _body(text: str) -> tuple[bool, bytes | str]:

@@ -9,6 +9,7 @@ from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.exceptions import SetupError
 
 Completed = Annotated[
     str | None, typer.Option(help='Remove COMPLETED ones of this age, like "30d".')
@@ -40,6 +41,10 @@ def prune(
 
     What is not given is kept. Without --yes it shows first what would go, and asks.
     """
+    if (completed, failed, discarded, max_rows) == (None,) * 4:
+        raise SetupError(
+            "prune would remove nothing: give --completed, --failed, --discarded or --max-rows"
+        )
     with database_errors():
         retention = Retention(
             completed=completed,

@@ -106,17 +106,18 @@ def serve(
 
 def hash_password(
     password: Annotated[
-        str,
-        typer.Option(
-            prompt=True, hide_input=True, confirmation_prompt=True, help="Asked for if not given."
-        ),
-    ],
+        str | None,
+        typer.Option(help="Asked for if not given, which keeps it out of the list of processes."),
+    ] = None,
 ) -> None:
     """Print the hash of a password, for the file of `serve --users` and for `Login`."""
     try:
         from faststream_sqlbroker.http import hash_password as hashed  # noqa: PLC0415 - an extra
     except MissingExtraError as error:
         raise SetupError(str(error)) from None
+    if password is None:
+        # Not to stdout: a script takes the hash from there.
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     typer.echo(hashed(password))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
@@ -9,7 +10,8 @@ from enum import Enum
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.table import Table
+from rich.cells import cell_len
+from rich.table import Column, Table
 
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.core.overview import Count
@@ -21,8 +23,12 @@ DEEPEST = 100
 """Levels of JSON that are shown; Python's encoder ends at some three hundred."""
 SHOWN_TEXT = 60
 """Characters of a text in a cell."""
-IDS = frozenset({"id", "fingerprint"})
+IDS = frozenset({"id", "fingerprint", "worker"})
 """Columns that are given to other commands."""
+LEAST_WIDTH = 16
+"""Characters of a column that is still read with ease; a shorter one is never folded."""
+GAP = 2
+"""Spaces between columns."""
 
 
 def print_json(value: Any) -> None:
@@ -82,19 +88,43 @@ def _item(value: Any) -> Any:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table; numbers to the right."""
-    PlainConsole().print(table_of(title, columns, rows))
+    table = table_of(title, columns, rows)
+    PlainConsole(width=_width(table)).print(table)
+
+
+def _width(table: Table) -> int | None:
+    """Characters of a line; None: the terminal's, as the columns can be folded to fit it.
+
+    A program gets whole lines, and so does a terminal that is too narrow for the columns: it breaks
+    lines by itself, and words stay whole.
+    """
+    console = PlainConsole()
+    widest = [max(map(cell_len, _texts(column))) for column in table.columns]
+    folded = zip(table.columns, widest, strict=True)
+    least = [wide if column.no_wrap else min(wide, LEAST_WIDTH) for column, wide in folded]
+    gaps = GAP * len(widest)
+    is_for_people = console.is_terminal or "COLUMNS" in os.environ
+    if is_for_people and sum(least) + gaps <= console.width:
+        return None
+    return max(sum(widest) + gaps, cell_len(str(table.title)))
+
+
+def _texts(column: Column) -> list[str]:
+    return [str(text) for text in (column.header, *column.cells)]
 
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """A table for a console; numbers to the right."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, GAP, 0, 0))
     listed = [list(row) for row in rows]
     for at, name in enumerate(columns):
         number = all(isinstance(row[at], int | float | Count) for row in listed)
         # Words are not cut: names of queues are copied from here.
         justify: Literal["left", "right"] = "right" if listed and number else "left"
+        short = all(len(_cell(row[at])) <= LEAST_WIDTH for row in listed)
         # An id in two lines could not be copied.
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in IDS)
+        is_whole = name in IDS or (short and len(name) <= LEAST_WIDTH)
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole)
     for row in listed:
         table.add_row(*(_cell(value) for value in row))
     return table

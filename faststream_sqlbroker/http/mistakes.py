@@ -71,7 +71,8 @@ def _mistake(error: Mapping[str, Any], place: str, model: type[BaseModel]) -> st
 
 
 def _must(text: str) -> str:
-    """Pydantic's text after the word "should"."""
+    """Pydantic's text after the word "should", without what it says of its own work."""
+    text = text.replace(" after validation", "")
     for begin in _SHOULD:
         if text.startswith(begin):
             return text.removeprefix(begin)

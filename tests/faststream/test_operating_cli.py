@@ -81,6 +81,46 @@ async def test_what_there_is_is_shown(shell: Shell, broker: SqlBroker) -> None:
     await shell.run("show", "999999", code=1)
 
 
+async def test_a_queue_without_messages_and_subscribers_is_told(
+    shell: Shell, broker: SqlBroker
+) -> None:
+    await broker.publish("x", "orders")
+    nothing = "ordres: no message waits, and no live subscriber takes from it; is 'orders' meant?"
+    assert nothing in await shell.run("queues", "ordres")
+    assert nothing in await shell.run("pause", "ordres", answer="n\n", code=1)
+    assert "other: no message waits, and no live" in await shell.run("queues", "other")
+    assert "takes from it" not in await shell.run("queues", "orders")
+    assert await broker.admin.paused() == []
+
+
+async def test_text_that_is_nearly_json_is_published_with_a_warning(shell: Shell) -> None:
+    assert "warning: the body begins like JSON" in await shell.run("publish", "q", '{"order": 17')
+    for body in ('{"order": 17}', "plain", "[1]"):
+        assert "warning" not in await shell.run("publish", "q", body)
+
+
+async def test_a_table_for_a_program_has_whole_lines(
+    shell: Shell, broker: SqlBroker, database_url: str
+) -> None:
+    """So it does on a terminal that is too narrow; else columns are folded to fit it."""
+    name = "a queue with a name of many words, which a narrow terminal folds"
+    await broker.admin.pause(name, by="ola", reason="they are many")
+    for columns, is_folded in ((None, False), ("200", False), ("110", True), ("40", False)):
+        env = {"SQLBROKER_URL": database_url, "COLUMNS": columns, "TERM": "dumb"}
+        found = await asyncio.to_thread(CliRunner(env=env).invoke, app, ["audit"])
+        assert (f"queue={name}"[:50] in found.output) is not is_folded
+        [line] = [each for each in found.output.splitlines() if "ola" in each]
+        assert "ended" in line
+        assert max(map(len, found.output.splitlines())) <= int(columns or 999) or columns == "40"
+
+
+async def test_a_database_that_is_away_is_told_with_what_to_do() -> None:
+    for url in ("postgresql+asyncpg://shop@127.0.0.1:1/shop", "mysql+aiomysql://127.0.0.1:1/shop"):
+        refused = await Shell(url).result("queues")
+        assert "the database cannot be reached: " in str(refused.exception)
+        assert "see whether its server runs" in str(refused.exception)
+
+
 async def test_pages_go_on(shell: Shell, broker: SqlBroker) -> None:
     ids = [await broker.publish("x", "q") for _ in range(3)]
     assert "--after" in await shell.run("messages", "--limit", "2")
@@ -175,6 +215,13 @@ async def test_what_a_worker_has_leased_is_released(shell: Shell, broker: SqlBro
     [live] = await broker.admin.subscribers("q")
     alive = await shell.result("release", live.worker, "--yes")
     assert "is alive until" in str(alive.exception)
+    assert "or give --force; with it others handle" in str(alive.exception)
+    for change in ("release", "drain", "undrain"):
+        unknown = await shell.result(
+            change, "unknown:7", *(() if change == "undrain" else ("--yes",))
+        )
+        assert "`sqlbroker subscribers` lists the live ones" in str(unknown.exception)
+        assert "admin." not in str(unknown.exception)
     await broker.admin.pause("q")
     await shell.run("release", live.worker, "--force", answer="n\n", code=1)
     released = await shell.json("release", live.worker, "--force", "--yes")
@@ -232,7 +279,13 @@ async def test_a_schedule_is_run_paused_and_resumed(shell: Shell, broker: SqlBro
     assert "nightly is paused until it is resumed" in text
     again = await shell.json("pause-schedule", "nightly", "--yes")
     assert again == {"name": "nightly", "paused": False}
-    assert "was paused, or there is no" in await shell.run("pause-schedule", "nightly", "--yes")
+    assert "nightly was paused" in await shell.run("pause-schedule", "nightly", "--yes")
+    for change in (("pause-schedule", "--yes"), ("resume-schedule",)):
+        refused = await shell.result(*change, "nihgtly")
+        assert isinstance(refused.exception, SetupError)
+        assert "no schedule 'nihgtly': is 'nightly' meant?" in str(refused.exception)
+        refused = await shell.result(*change, "hourly")
+        assert "no schedule 'hourly': `sqlbroker schedules` lists them" in str(refused.exception)
     assert "ola" in await shell.run("schedules")
     refused = await shell.result("run-schedule", "nightly")
     assert isinstance(refused.exception, SetupError)

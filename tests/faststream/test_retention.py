@@ -279,4 +279,5 @@ async def test_the_command(broker: SqlBroker, archive: Archive, database_url: st
     assert "0 completed, 1 failed and 0 discarded messages removed" in shown
     result = await shell.result("prune", "--yes")
     assert isinstance(result.exception, SetupError)
+    assert "give --completed, --failed, --discarded or --max-rows" in str(result.exception)
     assert len(await archive.left()) == 1

@@ -632,6 +632,7 @@ LEASE_TOKEN = "what reserve has answered as lease_token"
         ("/reserve", b"", None),
         ("/reserve", {"limit": 0}, "limit must be greater than or equal to 1, got 0"),
         ("/reserve", {"limit": "1"}, "limit must be a valid integer, got '1'"),
+        ("/publish-batch", {"messages": []}, "messages must have at least 1 item, not 0, got []"),
         (
             "/reserve",
             {"limit": 0, "lease": 5, "wait": 31},

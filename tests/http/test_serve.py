@@ -5,6 +5,7 @@ import re
 import socket
 import ssl
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -313,6 +314,16 @@ def test_a_password_is_asked_for_twice() -> None:
     assert stored_password(asked.output.splitlines()[-1]).fits("long enough")
     short = CliRunner().invoke(app, ["hash-password"], input="short\nshort\n")
     assert "8 characters" in str(short.exception)
+
+
+def test_a_script_gets_the_hash_alone() -> None:
+    """Prompts go to stderr."""
+    command = [sys.executable, "-W", "ignore", "-c", COMMAND, "hash-password"]
+    given = "long enough\nlong enough\n"
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    assert "Password" in done.stderr
+    [line] = done.stdout.splitlines()
+    assert stored_password(line).fits("long enough")
 
 
 async def test_a_signal_leaves_no_batch_half_written(

@@ -1,0 +1,49 @@
+"""What is wrong, in words of the shell: `broker.admin` names methods and arguments of Python."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.store.errors import NotConnectedError
+
+WORDS = (
+    ("broker.admin.subscribers()", "`sqlbroker subscribers`"),
+    ("broker.admin.audit()", "`sqlbroker jobs`"),
+    ("that dead_letters shows", "that `sqlbroker dead` shows"),
+    ("give archived=True", "give --archived"),
+    ("leave archived=True out", "leave --archived out"),
+    ("give force=True", "give --force"),
+    ("without stop()", "without a stop"),
+    ("give archive_partitions=", "give --every day, week or month, and --convert the first time"),
+)
+"""Words of Python in errors, and what a shell has in their place."""
+
+
+@contextmanager
+def errors_of_the_shell() -> Iterator[None]:
+    """Errors name commands and options, and say what to do without a connection.
+
+    Raises:
+        SetupError: as it was raised, with a command's words.
+        StoreError: the database cannot be reached.
+    """
+    try:
+        yield
+    except NotConnectedError as error:
+        raise StoreError(
+            f"the database cannot be reached: {error}: see whether its server runs, and whether "
+            "the URL names its host, port, user and database"
+        ) from None
+    except SetupError as error:
+        told = in_shell(str(error))
+        # Subclasses, which have more than a text, name nothing of Python.
+        if told == str(error) or type(error) is not SetupError:
+            raise
+        raise SetupError(told) from None
+
+
+def in_shell(text: str) -> str:
+    """`text` with a command's words in place of Python's."""
+    for python, shell in WORDS:
+        text = text.replace(python, shell)
+    return text
