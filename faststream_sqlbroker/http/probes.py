@@ -68,7 +68,10 @@ class Probes:
             Problem: there is none (404).
         """
         if self._service.exposition is None:
-            text = "no metrics: SqlBroker(metrics=SqlBrokerPrometheusMetrics(registry))"
+            text = (
+                "this broker has no metrics: give it SqlBrokerPrometheusMetrics(registry) as "
+                "SqlBroker(metrics=...); `sqlbroker serve` takes such a broker by --app module:name"
+            )
             raise Problem(404, text)
         # It takes locks of the registry: not in the event loop's thread.
         shown, kind = await asyncio.to_thread(self._service.exposition)

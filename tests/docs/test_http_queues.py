@@ -35,7 +35,7 @@ async def test_the_node_program(broker: SqlBroker, look: Look, tmp_path: Path) -
     process = await asyncio.create_subprocess_exec(
         node,
         str(program),
-        env={**os.environ, **TOKENS, "SQLBROKER_URL": url},
+        env={**os.environ, **TOKENS, "SERVER_URL": url},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
