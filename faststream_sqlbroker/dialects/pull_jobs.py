@@ -4,7 +4,7 @@ A job's row is locked before its state is judged, so of two requests the second 
 has done. What a lease allows is decided by the database's clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -32,6 +32,7 @@ from faststream_sqlbroker.dialects.cancels import discarded, of_leases, requests
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.job_changes import bring_back
 from faststream_sqlbroker.dialects.message_walks import Walk
+from faststream_sqlbroker.dialects.pull_pages import JobsPage
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -73,24 +74,48 @@ class Held:
 
 
 def queued(
-    connection: Connection, dialect: Dialect, queue: str, after: str | None, limit: int
-) -> tuple[list[PullJob], str | None]:
-    """Up to `limit` jobs that are due, the highest priority first, and where the next page begins.
+    connection: Connection,
+    dialect: Dialect,
+    queue: str,
+    after: str | None,
+    limit: int,
+    *,
+    gone: bool,
+    overdue: bool,
+) -> JobsPage:
+    """Up to `limit` jobs that are due, the highest priority first; with `gone`, also those that
+    have expired long ago. `overdue` is noted in the page.
 
     Raises:
         NotACursorError: `after` is not of such a list.
     """
-    found = _positions(connection, dialect, queue, after, limit + 1)
+    found = _positions(connection, dialect, queue, after, limit + 1, gone=gone)
     page = _of_size(found[:limit])
-    jobs = _with_bodies(connection, dialect, [row.id for row in page])
-    if len(page) == len(found):
-        return jobs, None
-    last = page[-1]
-    return jobs, pull_pages.cursor(last.priority, last.next_attempt_at, last.id)
+    jobs = _with_bodies(connection, dialect, [row.id for row in page if not row.gone])
+    following = None
+    if len(page) < len(found):
+        last = page[-1]
+        following = pull_pages.cursor(last.priority, last.next_attempt_at, last.id)
+    return JobsPage(jobs, following, overdue, [row.id for row in found if row.gone])
+
+
+def lock_expired(
+    connection: Connection, dialect: Dialect, queue: str, ids: Sequence[int]
+) -> list[int]:
+    """Lock those of `ids` that wait in `queue` and have expired long ago."""
+    # Looked at again: one that was dead since, and was taken again, lives.
+    found = connection.execute(statements.expired(dialect), {"ids": list(ids), "queue": queue})
+    return list(found.scalars())
 
 
 def _positions(
-    connection: Connection, dialect: Dialect, queue: str, after: str | None, limit: int
+    connection: Connection,
+    dialect: Dialect,
+    queue: str,
+    after: str | None,
+    limit: int,
+    *,
+    gone: bool,
 ) -> list[Any]:
     """Positions and sizes of up to `limit` jobs that are due, behind `after`."""
     at = None if after is None else pull_pages.position(after)
@@ -99,8 +124,8 @@ def _positions(
         if pair.due_in > 0 or (at is not None and pair.priority > at[0]):
             continue
         beyond = at[1:] if at is not None and pair.priority == at[0] else None
-        room = limit - len(found)
-        found += _due(connection, dialect, queue, pair.priority, beyond, room)
+        binds = {"queue": queue, "priority": pair.priority, "limit": limit - len(found)}
+        found += _due(connection, dialect, beyond, {**binds, "gone": int(gone)})
         if len(found) >= limit:
             break
     return found
@@ -116,16 +141,13 @@ def _with_bodies(connection: Connection, dialect: Dialect, ids: Sequence[int]) -
 def _due(
     connection: Connection,
     dialect: Dialect,
-    queue: str,
-    priority: int,
     beyond: Sequence[Any] | None,
-    limit: int,
+    binds: Mapping[str, Any],
 ) -> Sequence[Any]:
     """Position and size of jobs of one priority, in the order of their due times."""
     statement = statements.due(dialect)
     if beyond is not None:
         statement = statement.where(statements.due_walk(dialect).beyond(beyond, dialect))
-    binds = {"queue": queue, "priority": priority, "limit": limit}
     return connection.execute(statement, binds).all()
 
 

@@ -2,12 +2,25 @@
 
 from typing import Any
 
-from sqlalchemy import Integer, Select, Table, and_, bindparam, case, func, select, text
+from sqlalchemy import (
+    Integer,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+)
 
 from faststream_sqlbroker.dialects.live_subscribers import is_lasting, pause_of
 from faststream_sqlbroker.dialects.message_walks import Walk, shown_columns
 from faststream_sqlbroker.dialects.operations import Operations
-from faststream_sqlbroker.schema.types import MYSQL, clock
+from faststream_sqlbroker.dialects.pull_pages import LONG_AGO
+from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 _CLAIMABLE = "state IN ('PENDING', 'RETRYABLE')"
 _COLUMNS = ("id", "priority", "deliveries_count", "headers", "payload")
@@ -42,15 +55,20 @@ def showing(dialect: Operations, *, is_live: bool) -> Select[Any]:
 
 
 def due(dialect: Operations) -> Select[Any]:
-    """Positions and sizes of up to `limit` jobs of `due_walk`."""
+    """Positions and sizes of up to `limit` jobs of `due_walk` that live; if the bind `gone` is 1,
+    also of those that have expired long ago, and which are such.
+    """
 
     def build() -> Select[Any]:
         walk = due_walk(dialect)
         c = walk.table.c
         names = ("priority", "next_attempt_at", "id")
         size = func.length(c.payload).label("size")
-        columns = [*shown_columns(walk.table, names, dialect.name), size]
-        jobs = walk.select(dialect, columns).where(_lives(walk.table))
+        gone = case((_lives(walk.table), 0), else_=1).label("gone")
+        columns = [*shown_columns(walk.table, names, dialect.name), size, gone]
+        with_gone = bindparam("gone", type_=Integer) == 1
+        listed = or_(_lives(walk.table), and_(with_gone, _is_gone(walk.table)))
+        jobs = walk.select(dialect, columns).where(listed)
         return jobs.limit(bindparam("limit", type_=Integer))
 
     return dialect.built("due_jobs", build)
@@ -68,6 +86,19 @@ def due_walk(dialect: Operations) -> Walk:
         return Walk("ready", table, "ready_index", where, (c.next_attempt_at, c.id))
 
     return dialect.built("walk_of_due_jobs", build)
+
+
+def expired(dialect: Operations) -> Select[Any]:
+    """Locks those of the jobs `ids` in `queue` that wait, and have expired long ago."""
+
+    def build() -> Select[Any]:
+        table = dialect.tables.message
+        c = table.c
+        waiting = (c.queue == bindparam("queue"), text(_CLAIMABLE), _is_gone(table))
+        of_ids = c.id.in_(bindparam("ids", expanding=True))
+        return select(c.id).where(of_ids, *waiting).with_for_update(skip_locked=True)
+
+    return dialect.built("expired_jobs", build)
 
 
 def bodies(dialect: Operations) -> Select[Any]:
@@ -116,3 +147,8 @@ def _times(table: Table) -> list[Any]:
 
 def _lives(table: Table) -> Any:
     return func.coalesce(table.c.expires_at > clock(), True)
+
+
+def _is_gone(table: Table) -> Any:
+    ago: Any = literal_column(str(-LONG_AGO * 1_000_000))
+    return table.c.expires_at <= later(ago)

@@ -34,6 +34,9 @@ LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.1
 """Seconds: a lease that ends just now is found by the next look."""
 
+MOST_ROUNDS = 4
+"""Times that one request ends expired jobs, and looks anew; then it passes over the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
@@ -212,6 +215,14 @@ class PullJobs:
         if page.overdue:
             await self._sweep(queue)
             page = await self.store.channels.queued(queue, after, limit)
+        # As a claim of a subscriber does: nothing else ends them, and each page would walk over
+        # them again.
+        for rounds in range(1, MOST_ROUNDS + 1):
+            if not page.expired:
+                break
+            await self.store.channels.end_expired(queue, page.expired)
+            more = rounds < MOST_ROUNDS
+            page = await self.store.channels.queued(queue, after, limit, gone=more)
         return page.jobs, page.following
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:

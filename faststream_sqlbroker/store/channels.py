@@ -157,24 +157,41 @@ class ChannelStore:
         )
         return [queue_of(*each) for each in found]
 
-    async def queued(self, queue: str, after: str | None, limit: int) -> JobsPage:
-        """A page of the jobs that are due.
+    async def queued(
+        self, queue: str, after: str | None, limit: int, *, gone: bool = True
+    ) -> JobsPage:
+        """A page of the jobs that are due; with `gone`, also of those that have expired long ago.
 
         Raises:
             NotACursorError: `after` is not of such a list.
         """
         quick = self._dialect.quick_jobs
         if quick is not None and after is None:
-            first = quick.first(queue, limit)
+            first = quick.first(queue, limit, gone=gone)
             page: JobsPage = await self._transactions.run(first, self._places, write=False)
             return page
 
         def work(connection: Connection) -> JobsPage:
             overdue, _ = self._overdue(connection, [queue])
-            jobs, following = pull_jobs.queued(connection, self._dialect, queue, after, limit)
-            return JobsPage(jobs, following, overdue=bool(overdue))
+            return pull_jobs.queued(
+                connection, self._dialect, queue, after, limit, gone=gone, overdue=bool(overdue)
+            )
 
         return await self._transactions.run(work, self._places, write=False)
+
+    async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
+        """Discard those of the jobs `ids` that wait and have expired long ago."""
+
+        def work(connection: Connection) -> None:
+            held = pull_jobs.lock_expired(connection, self._dialect, queue, ids)
+            self._discard_expired(connection, queue, held)
+
+        await self._transactions.run(work, self._places)
+
+    def _discard_expired(self, connection: Connection, queue: str, ids: Sequence[int]) -> None:
+        """Discard locked jobs, into the archive."""
+        ends = {each: Discard(EXPIRED) for each in ids}
+        PolicyRows(self._dialect).discard(connection, queue, ends, keep=True)
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job, live or archived."""
@@ -264,8 +281,7 @@ class ChannelStore:
         if held.state is JobState.QUEUED and not held.due:
             if not pull_jobs.has_expired(connection, dialect, held):
                 return Changed("refused", held.state)
-            ends = {held.id: Discard(EXPIRED)}
-            PolicyRows(dialect).discard(connection, held.queue, ends, keep=True)
+            self._discard_expired(connection, held.queue, [held.id])
             return Changed("expired", held.state)
         started = pull_jobs.start(connection, dialect, held, request.lease, token)
         if started is None:

@@ -1,18 +1,22 @@
 """Pull consumers: what is rare."""
 
 import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import true, update
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import SqlBroker, SqlBrokerResponse
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.dialects import channels as channel_rows
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow import configured
 from faststream_sqlbroker.flow.configured import Configured
+from faststream_sqlbroker.flow.pull_jobs import MOST_ROUNDS
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from tests.faststream.conftest import Look
 from tests.http.conftest import on_sqlite
@@ -54,6 +58,76 @@ async def test_w4_a_job_that_was_dropped_before_its_first_delivery(
         assert await pulling.state(job["ID"]) == ("DEAD", 0)
         await pulling.start(job["ID"])
         assert await pulling.state(job["ID"]) == ("INFLIGHT", 1)
+
+
+async def test_jobs_that_have_expired_leave_with_a_page(broker: SqlBroker, look: Look) -> None:
+    """As with a claim of a subscriber: nothing else would end them, and pages walk over them."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        for priority in (5, 0, 0):
+            await broker.publish("late", QUEUE, priority=priority, lookup="ann", expires_in="1h")
+        waits = await broker.publish("later", QUEUE, delay="2h", expires_in="1h")
+        await _expire(look, timedelta(minutes=2))
+        fresh = await broker.publish("just now", QUEUE, expires_in="1h")
+        await _expire(look, timedelta(seconds=1), of=fresh)
+        lives = await broker.publish("in time", QUEUE, lookup="ann", expires_in="1h")
+        [job] = await pulling.queued("?limit=2")
+        assert job["ID"] == str(lives)
+        # A client that has listed it a moment ago is told that it has expired.
+        assert {row["id"] for row in await look.rows()} == {lives, waits, fresh}
+        assert (await pulling.post(str(fresh), "INFLIGHT")).status_code == 400
+        ended = await look.rows(archive=True)
+        assert [(row["state"], row["reason"]) for row in ended] == [("DISCARDED", "expired")] * 4
+        assert await broker.admin.count_mirrored(lookup="ann") == 1
+
+
+async def test_many_that_have_expired_hide_no_job(broker: SqlBroker, look: Look) -> None:
+    """One request ends a bounded number of them, and the page has the others' jobs all the same."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        rows = [SqlBrokerResponse(b"late", expires_in="1h")] * (2 * MOST_ROUNDS + 4)
+        await broker.publish_batch(*rows, queue=QUEUE)
+        await _expire(look, timedelta(minutes=2))
+        await broker.publish("in time", QUEUE)
+        for left in (4, 0):
+            assert [job["Message"]["Payload"] for job in await pulling.queued("?limit=1")] == [
+                "in time"
+            ]
+            assert len(await look.rows()) == left + 1
+
+
+async def _expire(look: Look, ago: timedelta, of: int | None = None) -> None:
+    """Let all messages, or one, have expired some time ago."""
+    table = look.tables.message
+    where = true() if of is None else table.c.id == of
+    async with look.engine.begin() as connection:
+        over = datetime.now(timezone.utc) - ago
+        await connection.execute(update(table).where(where).values(expires_at=over))
+
+
+async def test_an_expired_job_that_another_client_takes_stays_taken(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
+    """It is dead by another client's request, and the next one takes it again and lets it live."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        late = str(await broker.publish("late", QUEUE, expires_in="1h"))
+        await _expire(look, timedelta(minutes=2))
+        store = broker._store.channels
+        end_expired = store.end_expired
+
+        async def taken_before(queue: str, ids: Sequence[int]) -> None:
+            assert (await pulling.post(late, "INFLIGHT")).status_code == 400
+            await pulling.start(late)
+            await end_expired(queue, ids)
+
+        monkeypatch.setattr(store, "end_expired", taken_before)
+        assert await pulling.queued() == []
+        [row] = await look.rows()
+        assert row["state"] == "PROCESSING"
 
 
 async def test_a_consumer_that_becomes_a_push_one_gives_its_jobs_up(

@@ -23,8 +23,8 @@ from faststream_sqlbroker.dialects.pull_pages import JobsPage
 from faststream_sqlbroker.dialects.query import Query
 
 _CLAIMABLE = "m.state IN ('PENDING', 'RETRYABLE')"
-_IS_DUE = """m.next_attempt_at <= statement_timestamp()
-    AND coalesce(m.expires_at > statement_timestamp(), true)"""
+_LIVES = "coalesce(m.expires_at > statement_timestamp(), true)"
+_LONG_AGO = f"statement_timestamp() - interval '{pull_pages.LONG_AGO} seconds'"
 _OPEN = """NOT EXISTS (SELECT 1 FROM {policy_state} s
     WHERE s.scope = 'paused' AND s.key = :queue
       AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp()))"""
@@ -41,10 +41,12 @@ WITH RECURSIVE p(priority) AS (
   FROM p WHERE p.priority IS NOT NULL
 ), d AS MATERIALIZED (
   SELECT x.* FROM p CROSS JOIN LATERAL (
-    SELECT m.id, m.priority, m.next_attempt_at, m.deliveries_count, m.headers, m.payload
+    SELECT m.id, m.priority, m.next_attempt_at, m.deliveries_count, m.headers, m.payload,
+      NOT {_LIVES} AS gone
     FROM {{message}} m
     WHERE m.queue = :queue AND m.priority = p.priority AND {_CLAIMABLE}
-    AND {_IS_DUE}
+    AND m.next_attempt_at <= statement_timestamp()
+    AND ({_LIVES} OR :gone = 1 AND m.expires_at <= {_LONG_AGO})
     ORDER BY m.next_attempt_at, m.id LIMIT :limit) x
   LIMIT :limit
 ), s AS (
@@ -55,7 +57,7 @@ SELECT s.id, s.priority, s.next_attempt_at, s.deliveries_count, s.headers::text,
   CASE WHEN s.number = 1 OR s.size <= :bytes THEN s.payload END,
   coalesce((SELECT m.lease_expires_at <= statement_timestamp() FROM {{message}} m
     WHERE m.queue = :queue AND m.state = 'PROCESSING'
-    ORDER BY m.lease_expires_at LIMIT 1), false)
+    ORDER BY m.lease_expires_at LIMIT 1), false), s.gone
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN s ON true
 ORDER BY s.number
 """
@@ -67,7 +69,8 @@ _TAKE = f"""
 UPDATE {{message}} m
 SET {LEASED}
 WHERE m.id = :job AND {ANEW_GUARD} AND CASE WHEN m.queue = :queue AND {_CLAIMABLE}
-    AND {_IS_DUE}
+    AND m.next_attempt_at <= statement_timestamp()
+    AND {_LIVES}
     AND {_OPEN}
     THEN true ELSE false END
 RETURNING {{columns}}
@@ -98,7 +101,8 @@ class QuickJobs:
         of_queue = bindparam("queue", type_=String)
         anew = bindparam("one", type_=Integer)
         sizes = bindparam("limit", type_=Integer), bindparam("bytes", type_=BigInteger)
-        dialect.add_statement("first_jobs", _FIRST, of_queue, *sizes, anew)
+        gone = bindparam("gone", type_=Integer)
+        dialect.add_statement("first_jobs", _FIRST, of_queue, *sizes, gone, anew)
         one = of_queue, bindparam("job", type_=BigInteger), bindparam("token", type_=Uuid())
         lease = bindparam("lease", type_=Float(53))
         claiming = {"columns": claimed_columns}
@@ -106,8 +110,10 @@ class QuickJobs:
         ending = {"columns": kept, "of_message": of_message, "guard": ANEW_GUARD}
         dialect.add_statement("deliver_job", _DELIVER, *one, anew, **ending)
 
-    def first(self, queue: str, limit: int) -> Query[JobsPage]:
-        """The first page of the jobs that are due, with up to `limit` jobs."""
+    def first(self, queue: str, limit: int, *, gone: bool) -> Query[JobsPage]:
+        """The first page of the jobs that are due, with up to `limit` jobs; with `gone`, also those
+        that have expired long ago.
+        """
 
         def read(rows: Iterable[Sequence[Any]]) -> JobsPage:
             found = list(rows)
@@ -118,9 +124,12 @@ class QuickJobs:
             if len(page) < len(rows_of_jobs):
                 last, priority, due = page[-1][:3]
                 following = pull_pages.cursor(priority, due, last)
-            return JobsPage([_job(row) for row in page], following, overdue=overdue)
+            expired = [row[0] for row in rows_of_jobs if row[7]]
+            jobs = [_job(row) for row in page if not row[7]]
+            return JobsPage(jobs, following, overdue, expired)
 
-        binds = {"queue": queue, "limit": limit + 1, "bytes": pull_pages.PAGE_BYTES, "one": 1}
+        most = {"limit": limit + 1, "bytes": pull_pages.PAGE_BYTES}
+        binds = {"queue": queue, **most, "gone": int(gone), "one": 1}
         return Query(self._sql["first_jobs"], binds, read)
 
     def take(

@@ -13,11 +13,12 @@ WITH RECURSIVE p(priority) AS (
   FROM p WHERE p.priority IS NOT NULL
 ), d AS MATERIALIZED (
   SELECT x.* FROM p CROSS JOIN LATERAL (
-    SELECT m.id, m.priority, m.next_attempt_at, m.deliveries_count, m.headers, m.payload
+    SELECT m.id, m.priority, m.next_attempt_at, m.deliveries_count, m.headers, m.payload,
+      NOT coalesce(m.expires_at > statement_timestamp(), true) AS gone
     FROM message m
     WHERE m.queue = :queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
     AND m.next_attempt_at <= statement_timestamp()
-    AND coalesce(m.expires_at > statement_timestamp(), true)
+    AND (coalesce(m.expires_at > statement_timestamp(), true) OR :gone = 1 AND m.expires_at <= statement_timestamp() - interval '60 seconds')
     ORDER BY m.next_attempt_at, m.id LIMIT :limit) x
   LIMIT :limit
 ), s AS (
@@ -28,6 +29,6 @@ SELECT s.id, s.priority, s.next_attempt_at, s.deliveries_count, s.headers::text,
   CASE WHEN s.number = 1 OR s.size <= :bytes THEN s.payload END,
   coalesce((SELECT m.lease_expires_at <= statement_timestamp() FROM message m
     WHERE m.queue = :queue AND m.state = 'PROCESSING'
-    ORDER BY m.lease_expires_at LIMIT 1), false)
+    ORDER BY m.lease_expires_at LIMIT 1), false), s.gone
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN s ON true
 ORDER BY s.number
