@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from faststream_sqlbroker.exceptions import SetupError, StoreError
+from faststream_sqlbroker.exceptions import AccessError, SetupError, StoreError
 from faststream_sqlbroker.store.errors import NotConnectedError
 
 WORDS = (
@@ -12,8 +12,14 @@ WORDS = (
     ("that dead_letters shows", "that `sqlbroker dead` shows"),
     ("give archived=True", "give --archived"),
     ("leave archived=True out", "leave --archived out"),
+    ("give ids= or keys=", "give --id or --key"),
+    ("give exported= (the path of an export), older_than=", "give --exported, --older-than"),
     ("give force=True", "give --force"),
     ("without stop()", "without a stop"),
+    (
+        "run the migrations, or await broker.create_tables() while developing",
+        "run `sqlbroker migrate`, or see whether --schema and --message-table name the right ones",
+    ),
     ("give archive_partitions=", "give --every day, week or month, and --convert the first time"),
 )
 """Words of Python in errors, and what a shell has in their place."""
@@ -25,6 +31,7 @@ def errors_of_the_shell() -> Iterator[None]:
 
     Raises:
         SetupError: as it was raised, with a command's words.
+        AccessError: the same.
         StoreError: the database cannot be reached.
     """
     try:
@@ -34,12 +41,12 @@ def errors_of_the_shell() -> Iterator[None]:
             f"the database cannot be reached: {error}: see whether its server runs, and whether "
             "the URL names its host, port, user and database"
         ) from None
-    except SetupError as error:
+    except (SetupError, AccessError) as error:
         told = in_shell(str(error))
-        # Subclasses, which have more than a text, name nothing of Python.
-        if told == str(error) or type(error) is not SetupError:
+        # Other subclasses have more than a text, and name nothing of Python.
+        if told == str(error) or type(error) not in {SetupError, AccessError}:
             raise
-        raise SetupError(told) from None
+        raise type(error)(told) from None
 
 
 def in_shell(text: str) -> str:

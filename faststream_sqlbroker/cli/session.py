@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker import spark
+from faststream_sqlbroker.cli.errors import errors_of_the_shell
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.spark.address import parse_address
@@ -33,15 +34,16 @@ def quiet_session(
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Errors of the database and of Spark as one line: a traceback could show the URL, and its
-    password.
+    """Errors of the database and of Spark as one line, and words of the shell: a traceback could
+    show the URL, and its password.
 
     Raises:
         StoreError: the database refused, or does not answer; or Spark failed, as where it cannot
             write files.
     """
     try:
-        yield
+        with errors_of_the_shell():
+            yield
     except SQLAlchemyError as error:
         raise StoreError(
             f"the database answered: {_line(getattr(error, 'orig', None) or error)}"

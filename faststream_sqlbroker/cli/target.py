@@ -9,7 +9,6 @@ from typing import TypeVar
 import typer
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
-from faststream_sqlbroker.cli.errors import errors_of_the_shell
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
@@ -79,7 +78,7 @@ def run(
             await broker.stop()
             await broker.engine.dispose()
 
-    with database_errors(), errors_of_the_shell():
+    with database_errors():
         return asyncio.run(working())
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.exceptions import LockLostError, SetupError
+from faststream_sqlbroker.exceptions import AccessError, LockLostError, SetupError
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -112,6 +112,17 @@ async def test_a_table_for_a_program_has_whole_lines(
         [line] = [each for each in found.output.splitlines() if "ola" in each]
         assert "ended" in line
         assert max(map(len, found.output.splitlines())) <= int(columns or 999) or columns == "40"
+
+
+async def test_tables_that_are_missing_are_told_with_the_command_that_makes_them(
+    shell: Shell, look: Look
+) -> None:
+    async with look.engine.begin() as connection:
+        await connection.run_sync(look.tables.metadata.drop_all)
+    refused = await shell.result("queues")
+    assert isinstance(refused.exception, AccessError)
+    assert "run `sqlbroker migrate`, or see whether --schema" in str(refused.exception)
+    assert "create_tables" not in str(refused.exception)
 
 
 async def test_a_database_that_is_away_is_told_with_what_to_do() -> None:

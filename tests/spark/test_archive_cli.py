@@ -152,7 +152,8 @@ def test_by_age_and_what_is_refused(archive: Archive, tmp_path: Path) -> None:
     assert (gone.exit_code, archive.count()) == (0, 0)
     assert "20 rows removed; 0 windows were refused" in gone.output
     for words, message in (
-        (["prune", "--url", archive.url], "give exported="),
+        (["prune", "--url", archive.url], "give --exported, --older-than (like '720h'), or both"),
+        (["erase", "--url", archive.url, "--yes"], "give --id or --key of the messages"),
         (["prune", "--url", archive.url, "--older-than", "30 days"], "--older-than cannot be"),
         (["prune", "--url", archive.url, "--older-than", "2d3"], "--older-than cannot be"),
     ):
