@@ -96,8 +96,8 @@ REFUSED = _of_messages(
 PUBLISHED_OVER_HTTP = _of_messages(
     "http_published_messages",
     ("queue",),
-    "Messages and jobs that clients have published over HTTP. No middleware runs for them, so "
-    "those of FastStream do not count them.",
+    "Messages and jobs that clients have published over HTTP. FastStream's own metrics of "
+    "publishes have them, too, so do not add the two.",
 )
 CLAIM_SECONDS = _seconds(
     "claim_seconds",
