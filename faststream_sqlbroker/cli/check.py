@@ -24,9 +24,7 @@ def check(
     ] = "5m",
     as_json: AsJson = False,
 ) -> None:
-    """Look at the database, the tables, the queues and what has no outcome; exit code 1 if
-    something is wrong.
-    """
+    """Look at database, tables, queues and unknown outcomes; exit code 1 if something is wrong."""
     longest = positive_seconds("max-age", max_age)
     oldest = positive_seconds("old-transaction", old_transaction)
     found = run(context, lambda broker: _findings(broker, longest, oldest))

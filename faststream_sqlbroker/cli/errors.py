@@ -12,6 +12,10 @@ WORDS = (
     ("that dead_letters shows", "that `sqlbroker dead` shows"),
     ("give archived=True", "give --archived"),
     ("leave archived=True out", "leave --archived out"),
+    (
+        "after must be what the call before returned as after",
+        "--after must be what the command before printed behind --after",
+    ),
     ("give ids= or keys=", "give --id or --key"),
     ("give exported= (the path of an export), older_than=", "give --exported, --older-than"),
     ("give force=True", "give --force"),

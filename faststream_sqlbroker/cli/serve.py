@@ -71,11 +71,13 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve the broker over HTTP until it is interrupted; no message is handled here, unless a file
-    of YAML says so.
+    """Serve the broker over HTTP until it is interrupted.
 
-    One of --config, --users, --auth and --insecure is needed. Make hashes with `sqlbroker
-    hash-password`.
+    No message is handled here, unless the file of --config says so.
+
+    One of --config, --users, --auth and --insecure is needed.
+
+    `sqlbroker hash-password` makes the hashes of --users.
     """
     if config is not None:
         refuse_more_options(context)

@@ -163,7 +163,10 @@ def _started(
     worker = str((row.info or {}).get("worker"))
     since = moment_text(row.created_at, now)
     if row.lease_expires_at > now:
-        words = f"ACK_FIRST removed it, and {worker} has been running its handler since {since}"
+        words = (
+            f"ACK_FIRST removed it, and {worker} began its handler {since}; its outcome is unknown "
+            f"if that process gives no sign of life until {moment_text(row.lease_expires_at, now)}"
+        )
         return [Reason("processing", words, until=row.lease_expires_at, worker=worker)]
     words = f"ACK_FIRST removed it, {worker} started its handler {since} and was not heard of again"
     return [Reason("unknown_outcome", words, worker=worker)]

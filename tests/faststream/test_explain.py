@@ -515,6 +515,8 @@ async def test_a_message_of_ack_first_that_never_ended_is_explained(
     await asyncio.wait_for(started.wait(), 60)
     explanation = await other.admin.explain(message_id)
     assert codes(explanation) == ["archived", "processing"]
+    # A process that has died looks the same until then.
+    assert "its outcome is unknown if that process gives no sign of life until" in str(explanation)
     past = bench.past(1)
     await bench.execute(
         f"UPDATE message_policy_state SET lease_expires_at = {past} WHERE scope = 'ack_first:q'"

@@ -125,6 +125,12 @@ async def test_tables_that_are_missing_are_told_with_the_command_that_makes_them
     assert "create_tables" not in str(refused.exception)
 
 
+async def test_a_page_goes_on_where_the_command_said(shell: Shell) -> None:
+    for command in ("messages", "verify"):
+        refused = await shell.result(command, "--after", "nonsense")
+        assert "--after must be what the command before printed" in str(refused.exception)
+
+
 async def test_a_database_that_is_away_is_told_with_what_to_do() -> None:
     for url in ("postgresql+asyncpg://shop@127.0.0.1:1/shop", "mysql+aiomysql://127.0.0.1:1/shop"):
         refused = await Shell(url).result("queues")
