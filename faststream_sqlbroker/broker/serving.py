@@ -226,7 +226,11 @@ class SqlBrokerServing:
         return current
 
     def _subscribed_queues(self) -> dict[str, str]:
-        return {q: str(each) for each in self.subscribers for q in getattr(each, "queues", ())}
+        return {
+            queue: each.specification.call_name
+            for each in self.subscribers
+            for queue in getattr(each, "queues", ())
+        }
 
     async def _refuse_pull_queues(self) -> None:
         """Called at the start, for consumers that were made before.
@@ -237,10 +241,21 @@ class SqlBrokerServing:
         subscribed = self._subscribed_queues()
         for queue in subscribed:
             # Most names cannot be such a queue, so mostly nothing is asked.
-            if (ids := ids_of(queue)) is not None:
-                consumer = await self._store.channels.find(*ids)
-                if consumer is not None and consumer.type == "pull":
-                    refuse_subscriber(queue, subscribed)
+            if (ids := ids_of(queue)) is not None and await self._is_pulled(*ids):
+                refuse_subscriber(queue, subscribed)
+
+    async def _is_pulled(self, channel: str, consumer: str) -> bool:
+        found = await self._store.channels.find(channel, consumer)
+        if found is None or found.type != "pull":
+            return False
+        for jobs in self._jobs_of_http:
+            if not isinstance(jobs, PullJobs) or jobs.store is not self._store:
+                continue
+            if jobs.makes_push(channel, consumer):
+                # The configuration wins; it would be made at the first request, which is too late.
+                await jobs.begin()
+                return False
+        return True
 
     async def _pulled(self) -> list[str]:
         return await self._store.channels.pulled()

@@ -104,6 +104,12 @@ class PullJobs:
         self.start()
         await self._configured.begin()
 
+    def makes_push(self, channel: str, consumer: str) -> bool:
+        """Whether the configuration says that the consumer is a push one."""
+        known = self._options.channels.get(channel)
+        named = None if known is None else known.consumers.get(consumer)
+        return named is not None and consumer_type(named.type) == "push"
+
     async def _configure(self) -> None:
         for channel, settings in self._options.channels.items():
             await self.store.channels.put(channel, by=BY_CONFIGURATION, token=settings.token)

@@ -29,7 +29,7 @@ from faststream_sqlbroker.store.channels import Changed
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tests.http.conftest import client_of, logins, on_sqlite
-from tests.http.pulling import CHANNEL, JOBS, LEASE, QUEUE, TOKENS, Pulling, channels
+from tests.http.pulling import CHANNEL, CONSUMER, JOBS, LEASE, QUEUE, TOKENS, Pulling, channels
 
 pytestmark = pytest.mark.capability("HTTP: channels with pull consumers")
 
@@ -749,6 +749,34 @@ async def test_a_queue_that_is_pulled_gets_no_subscriber(
     assert (await pulling.put(JOBS, {"type": "push"})).status_code == 200
     await other.start()
     await other.stop()
+
+
+async def test_a_configuration_makes_a_push_consumer_of_a_pull_one(
+    pulling: Pulling, engine: AsyncEngine
+) -> None:
+    """A new version has a subscriber in place of the clients: it starts, and gets their jobs."""
+    await pulling.broadcast()
+    [job] = await pulling.queued()
+    await pulling.start(job["ID"], IncrementalTimeout=100_000)
+    other = SqlBroker(engine, logger=None)
+    got: list[Any] = []
+
+    @other.subscriber(QUEUE, **QUICK)
+    async def handle(body: dict[str, int]) -> None:
+        got.append(body)
+
+    # Without a request, which alone would make what the configuration names.
+    other.asgi(
+        logins(), channels=Channels(channels={CHANNEL: Channel(consumers={"x": Consumer()})})
+    )
+    with pytest.raises(SetupError, match="has the subscriber Handle: jobs of a pull consumer"):
+        await other.start()
+    consumers = {CONSUMER: Consumer(type="push")}
+    other.asgi(logins(), channels=Channels(channels={CHANNEL: Channel(consumers=consumers)}))
+    await other.start()
+    await eventually(lambda: got == [{"id": 1}])
+    await other.stop()
+    assert (await pulling.page()).status_code == 400
 
 
 async def test_a_queue_with_a_subscriber_cannot_be_pulled(
