@@ -4,7 +4,7 @@ from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.overview import nearest_name
 from faststream_sqlbroker.core.status import LiveSubscriber
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.exceptions import SetupError
 
 RELEASED_AT_ONCE = 1_000
@@ -137,5 +137,5 @@ class Workers(Operations):
 
 
 def _check_name(worker: str) -> None:
-    if not isinstance(worker, str):
+    if not isinstance(worker, str) or not storable(worker):
         raise SetupError(f"worker must be the name of a subscriber, got {short(worker)}")

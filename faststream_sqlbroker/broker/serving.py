@@ -98,9 +98,11 @@ class SqlBrokerServing:
             csrf_secret: 16 characters or more that CSRF tokens are made of, the same for all
                 processes behind one address. None: this process's own.
             dashboard: The pages for people: "full", "read_only" (no actions), or "off".
-            show_bodies: Whether these pages show headers and bodies of messages.
+            show_bodies: Whether these pages, and the records of `/v1/mirror`, show headers and
+                bodies of messages.
             redact: Changes each message before a page shows it, such as
-                `lambda m: replace(m, body="***")`.
+                `lambda m: replace(m, body="***")`. Records of `/v1/mirror` have no body, headers
+                and info then.
 
         Raises:
             SetupError: there is no authentication, or an option is not valid.

@@ -26,7 +26,7 @@ from faststream_sqlbroker.http.described import Part
 from faststream_sqlbroker.http.diagnosis import DiagnosisRoutes
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.local import LocalOnly
-from faststream_sqlbroker.http.mirror import MirrorRoutes
+from faststream_sqlbroker.http.mirror import OF_BODIES, OF_INFOS, MirrorRoutes
 from faststream_sqlbroker.http.mounting import (
     App,
     Below,
@@ -91,6 +91,15 @@ class HttpOptions:
         return BodyLimits(self.max_body, positive_seconds("body_timeout", self.body_timeout))
 
     @property
+    def hidden(self) -> tuple[str, ...]:
+        """Fields of records that are not shown, as the dashboard shows neither; `redact` changes
+        messages, and a record is none.
+        """
+        if self.redact is not None:
+            return (*OF_BODIES, *OF_INFOS)
+        return () if self.show_bodies else OF_BODIES
+
+    @property
     def csrf(self) -> Csrf:
         """With a secret of this process's own unless one is given."""
         secret = self.csrf_secret
@@ -117,7 +126,8 @@ class HttpApp:
         )
         routes: list[BaseRoute] = [*probe_routes(service, self._for), self._csrf_route()]
         routes.append(self._document_route())
-        routes += MirrorRoutes(service.admin, options.limits, self._for).routes()
+        hidden = options.hidden
+        routes += MirrorRoutes(service.admin, options.limits, self._for, hidden).routes()
         routes += DiagnosisRoutes(service.admin, self._for).routes()
         if service.jobs is not None:
             channels = ChannelRoutes(service.jobs, self._gate, options.limits, self._for)

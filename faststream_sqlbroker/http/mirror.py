@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -20,6 +20,9 @@ MOST = 100
 """Records of one answer."""
 FILTERS = ("Lookup", "Info")
 FIELDS = {"Lookup", "Info", "Name"}
+OF_BODIES = ("Payload", "Properties", "DestinationTopic")
+"""What records have of bodies and headers."""
+OF_INFOS = ("Info",)
 _NAME = re.compile("[0-9]{1,19}")
 """A message's id as text."""
 T = TypeVar("T")
@@ -29,10 +32,15 @@ class MirrorRoutes:
     """`/v1/count` for viewers, `/v1/mirror` for operators."""
 
     def __init__(
-        self, admin: Callable[[], Admin], limits: BodyLimits, guard: Callable[..., Any]
+        self,
+        admin: Callable[[], Admin],
+        limits: BodyLimits,
+        guard: Callable[..., Any],
+        hidden: Collection[str] = (),
     ) -> None:
-        """`guard` lets those in who have a role."""
+        """`guard` lets those in who have a role; the fields `hidden` of records are null."""
         self._admin = admin
+        self._hidden = hidden
         self._limits = limits
         self._guard = guard
 
@@ -52,7 +60,7 @@ class MirrorRoutes:
     async def _find(self, request: Request, _user: User) -> Response:
         lookup, info = _filters(request)
         found = await _checked(self._admin().mirrored(lookup=lookup, info=info, limit=MOST))
-        return JSONResponse({"Result": [record(each) for each in found]})
+        return JSONResponse({"Result": [record(each, self._hidden) for each in found]})
 
     async def _set_info(self, request: Request, user: User) -> Response:
         """Set the info of all messages with a lookup value, or of one; of how many."""
@@ -71,9 +79,11 @@ class MirrorRoutes:
         return JSONResponse({"Changed": changed})
 
 
-def record(message: MirroredMessage) -> dict[str, Any]:
+def record(message: MirroredMessage, hidden: Collection[str] = ()) -> dict[str, Any]:
     """Its record as JSON values: the body is base64, times are of ISO 8601."""
-    return {name: _value(value) for name, value in message.record.items()}
+    return {
+        name: None if name in hidden else _value(value) for name, value in message.record.items()
+    }
 
 
 def _value(value: Any) -> Any:

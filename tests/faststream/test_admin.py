@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -79,8 +80,10 @@ async def test_a_workers_messages_are_given_back_at_an_operators_word(
         await admin.release(live.worker)
     with pytest.raises(SetupError, match="no subscriber is known as 'nobody'"):
         await admin.release("nobody")
-    with pytest.raises(SetupError, match="worker must be the name of a subscriber, got 7"):
-        await admin.release(7)  # type: ignore[arg-type]
+    wrong: tuple[Any, ...] = (7, "a\0", "a\ud800")
+    for given in wrong:
+        with pytest.raises(SetupError, match="worker must be the name of a subscriber, got "):
+            await admin.release(given)
     assert await all_run()
     await broker.admin.pause("q")
     await broker.admin.pause("other")

@@ -140,6 +140,8 @@ async def test_an_unknown_worker_is_named_with_the_nearest(broker: SqlBroker) ->
             await broker.admin.drain(given)
     with pytest.raises(SetupError, match="no live subscriber or process is named 'x': broker"):
         await broker.admin.undrain("x")
-    with pytest.raises(SetupError, match="worker must be the name of a subscriber, got 7"):
-        await broker.admin.drain(7)  # type: ignore[arg-type]
+    wrong: tuple[Any, ...] = (7, "a\0", "a\ud800")
+    for given in wrong:
+        with pytest.raises(SetupError, match="worker must be the name of a subscriber, got "):
+            await broker.admin.drain(given)
     assert await broker.admin.audit() == []

@@ -114,6 +114,24 @@ async def test_p11_the_records_and_their_info_over_http(
         assert (await web.get(f"/v1/count{query}", auth=as_user("vic"))).status_code == 400
 
 
+@mirror
+async def test_p11_records_show_no_more_than_the_pages(broker: SqlBroker) -> None:
+    """P11: what is hidden on the dashboard is not in them either."""
+    options: dict[str, Any] = {"destination": "mails", "lookup": "a", "info": "of ann"}
+    await broker.publish("a secret", "q", headers={"x": "secret"}, **options)
+    bodies = {"Payload", "Properties", "DestinationTopic"}
+    for given, hidden in (
+        ({}, set()),
+        ({"show_bodies": False}, bodies),
+        ({"redact": lambda message: message}, bodies | {"Info"}),
+    ):
+        async with client_of(broker.asgi(logins(), **given)) as client:
+            found = await client.get("/v1/mirror?Lookup=a", auth=as_user("ola"))
+            [record] = found.json()["Result"]
+            assert {name for name, value in record.items() if value is None} == hidden
+            assert "mails" not in found.text or not hidden
+
+
 PARTS = [
     *("database", "schema", "rights", "clock", "pool"),
     *("listener", "subscribers", "relays", "versions"),

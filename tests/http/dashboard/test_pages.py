@@ -230,6 +230,18 @@ async def test_bodies_can_be_hidden_and_messages_redacted(broker: SqlBroker) -> 
 
 
 @on_sqlite
+async def test_hidden_headers_are_in_no_list_of_actions(broker: SqlBroker) -> None:
+    await fill(broker, "secret")
+    job = await broker.admin.bulk_retry(headers={"secret-name": "secret-value"}, dry_run=False)
+    pages = ("/ui/jobs", f"/ui/jobs/{job.id}", "/ui/audit")
+    for bodies in (True, False):
+        async with client_of(broker.asgi(logins(), show_bodies=bodies)) as client:
+            text = "".join([(await read(client, page)).text for page in pages])
+            assert ("secret-name" in text, "secret-value" in text) == (bodies, bodies)
+            assert ("a hidden header" in text) is not bodies
+
+
+@on_sqlite
 async def test_it_can_be_left_out_and_is_found_below_a_path(broker: SqlBroker) -> None:
     async with client_of(broker.asgi(logins(), dashboard="off")) as client:
         assert (await client.get("/", auth=as_user("ann"))).status_code == 404
