@@ -14,7 +14,7 @@ from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.failures import Failures, RightTokens
-from faststream_sqlbroker.http.lockout import LockedOut, Look
+from faststream_sqlbroker.http.lockout import LockedOut, Look, are_random
 from faststream_sqlbroker.http.proxies import Network, is_of, parsed_address, peer
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.users import Authentication, Role, User, role_of
@@ -89,6 +89,8 @@ class Gate:
         with_secret = given is not None
         self._check(request, name)
         user = await self._user(request)
+        # Again: many guesses at once would all have passed before the first has failed.
+        self._check(request, name)
         if user is None:
             if with_secret:
                 self._failed(request, name)
@@ -131,12 +133,20 @@ class Gate:
     def tokens_compared(
         self, connection: HTTPConnection, name: str, tokens: Sequence[str], *, right: bool
     ) -> None:
-        """Remember right tokens; count wrong ones by their address alone, and tell the log."""
+        """Remember right tokens; count wrong ones by their address alone, and tell the log.
+
+        Raises:
+            Problem: the address has sent too many wrong ones by now (429).
+        """
+        key = (self._address(connection),)
+        if not (self._right_tokens.has(name, tokens) or (right and are_random(tokens))):
+            # Again: many guesses at once would all have passed before the first has failed.
+            self._of_tokens.check(key)
         if right:
             self._right_tokens.add(name, tokens)
             return
         self._right_tokens.forget(name, tokens)
-        self._of_tokens.failed([(self._address(connection),)])
+        self._of_tokens.failed([key])
         self._tell_failure(connection, name)
 
     def _check(self, connection: HTTPConnection, name: str) -> None:

@@ -30,6 +30,11 @@ class _Held:
     looked: asyncio.Future[list[str]]
 
 
+def are_random(tokens: Sequence[str]) -> bool:
+    """Whether they cannot be guessed: all are as long as new tokens are."""
+    return all(len(token) >= RANDOM_TOKEN for token in tokens)
+
+
 class LockedOut:
     """Compares tokens of addresses that are locked out, with few looks at the database."""
 
@@ -47,7 +52,7 @@ class LockedOut:
             StoreError: the database could not be asked.
         """
         # A token of an administrator's choice could be guessed here as fast as requests come.
-        if any(len(token) < RANDOM_TOKEN for token in tokens):
+        if not are_random(tokens):
             return False
         held = self._current(name, look)
         if held is None:

@@ -6,14 +6,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.core.channels import (
     RANDOM_TOKEN,
+    Registered,
     hashed_token,
     new_token,
     token_fits,
 )
+from faststream_sqlbroker.core.queue_api import QueueRole
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.http import (
     BasicAuth,
@@ -26,12 +29,14 @@ from faststream_sqlbroker.http import (
     hash_password,
 )
 from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.failures import MOST_KNOWN, WINDOW, Failures, RightTokens
 from faststream_sqlbroker.http.gate import NO_USER, WRONG
 from faststream_sqlbroker.http.lockout import HELD, LOOKS, LockedOut
 from faststream_sqlbroker.http.passwords import COST, StoredPassword, stored_password
 from tests.faststream.conftest import Heard
+from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.pulling import CHANNEL, JOBS, TOKENS, channels
 from tests.http.queueing import PATH, PUBLISH, QUEUE, bearer, queues
@@ -349,6 +354,52 @@ async def test_wrong_tokens_are_counted_by_address_whatever_they_are_for(
         random["X-Broker-Consumer-Token"] = made.json()["Token"]
         assert await page(**random) == 200
         assert await publish(QUEUE, "guess") == 429
+
+
+@on_sqlite
+async def test_guesses_at_once_are_limited_as_those_one_after_the_other(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them ask before the first is compared; then the right one is told nothing either."""
+    compare = asyncio.Event()
+    waiting = 0
+
+    async def held() -> None:
+        nonlocal waiting
+        waiting += 1
+        await compare.wait()
+
+    async def user(connection: HTTPConnection) -> User | None:
+        await held()
+        given = credentials(connection)
+        return User("ann", "admin") if given == ("ann", "right") else None
+
+    async def find_token(queue: str, role: QueueRole) -> Registered | None:
+        await held()
+        return await real(queue, role)
+
+    app = broker.asgi(user, queues=queues(), max_failures=3)
+    async with client_of(app) as client:
+        path = f"/v1/queues/{QUEUE}/publish"
+        refused = await client.post(path, json={"body": 1}, headers=bearer("guess-0"))
+        assert refused.status_code == 403
+        jobs = app._service.queues()  # type: ignore[misc]
+        real = jobs.find_token
+        monkeypatch.setattr(jobs, "find_token", find_token)
+        asked = [
+            client.get("/csrf-token", auth=("ann", password))
+            for password in (*("wrong" for _ in range(6)), "right")
+        ]
+        asked += [
+            client.post(path, json={"body": 1}, headers=bearer(token))
+            for token in (*(f"guess-{n}" for n in range(6)), PUBLISH)
+        ]
+        answers = asyncio.gather(*asked)
+        await eventually(lambda: waiting == len(asked))
+        compare.set()
+        found = [answer.status_code for answer in await answers]
+        assert found[:7] == [401, 401, 401, 429, 429, 429, 429]
+        assert found[7:] == [403, 403, 429, 429, 429, 429, 429]
 
 
 async def test_tokens_of_a_lock_out_cause_few_looks() -> None:
