@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -32,6 +33,14 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 """A NUL character in JSON text, where it is written as an escape; PostgreSQL stores no NUL."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which has no UTF-8."""
+DEEPEST = 30
+"""Levels of headers; MariaDB reads no JSON of more than 31."""
+LONGEST_NAME = 65_535
+"""Bytes of a name within headers; MySQL stores no longer one."""
+LARGEST = int(sys.float_info.max)
+"""The largest number in headers; MySQL stores larger ones not at all."""
+DIGITS = sys.float_info.max_10_exp
+"""Digits of a number that may be larger."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
 """A number as text: the command line gives all values as text."""
 
@@ -143,15 +152,48 @@ def _headers(given: Any, own: dict[str, Any]) -> str | None:
         if not isinstance(name, str):
             msg = f"the header {name!r} must have a string as its name, not {type(name).__name__}"
             raise PublishError(msg)
-    try:
-        text = _encode(merged)
-    except (TypeError, ValueError, RecursionError) as error:
-        msg = f"headers must be JSON values (str, int, float, bool, None, list, dict): {error}"
-        raise PublishError(msg) from error
+    text = _as_json(merged)
     if _unstorable(text):
         options = frozenset(own) - frozenset(given or {})
         raise _unstorable_header(merged, options)
     return text
+
+
+def _as_json(headers: Mapping[str, Any]) -> str:
+    """The text of `headers`, which is no more than all databases take.
+
+    Raises:
+        PublishError: they are no JSON values, or too much.
+    """
+    try:
+        text = _encode(headers)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"headers must be JSON values (str, int, float, bool, None, list, dict): {error}"
+        raise PublishError(msg) from error
+    # Nearly all are too short for it, which is found out fast.
+    if len(text) > DIGITS or text.count("[") + text.count("{") > DEEPEST:
+        _refuse_too_much(headers)
+    return text
+
+
+def _refuse_too_much(value: Any, level: int = 1) -> None:
+    """Refuse headers that only some of the databases store.
+
+    Raises:
+        PublishError: they are nested too deeply, or a name or a number is too large.
+    """
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise PublishError("a number in headers must be 1.8e308 at most: give it as text")
+    if not isinstance(value, Mapping | list | tuple):
+        return
+    if level > DEEPEST:
+        raise PublishError(f"headers must have {DEEPEST} levels at most: give the rest as text")
+    for name in value if isinstance(value, Mapping) else ():
+        if len(str(name).encode()) > LONGEST_NAME:
+            msg = f"a name in headers must have {LONGEST_NAME} bytes at most, got {short(name)}"
+            raise PublishError(msg)
+    for each in value.values() if isinstance(value, Mapping) else value:
+        _refuse_too_much(each, level + 1)
 
 
 def _unstorable(text: str) -> bool:

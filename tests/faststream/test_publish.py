@@ -16,6 +16,7 @@ from faststream_sqlbroker import (
     SqlBroker,
     SqlBrokerResponse,
 )
+from faststream_sqlbroker.publisher.rows import DEEPEST, LARGEST, LONGEST_NAME
 from tests.faststream.conftest import Look
 
 
@@ -90,6 +91,14 @@ async def test_a_dedup_id_is_published_once(broker: SqlBroker, look: Look) -> No
     assert len(await look.rows()) == 2
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """Headers of so many levels."""
+    value: Any = 1
+    for _ in range(levels - 1):
+        value = [value]
+    return {"a": value}
+
+
 REFUSED: list[dict[str, Any]] = [
     {"queue": ""},
     {"queue": 5},
@@ -124,6 +133,9 @@ REFUSED: list[dict[str, Any]] = [
     {"headers": {"a": "\x00"}},
     {"headers": {"a": ["\ud800"]}},
     {"headers": "a"},
+    {"headers": nested(DEEPEST + 1)},
+    {"headers": {"a": [LARGEST + 1]}},
+    {"headers": {"a": {"ä" * (LONGEST_NAME // 2 + 1): 1}}},
 ]
 
 
@@ -160,6 +172,13 @@ async def test_refusals_write_nothing(broker: SqlBroker, look: Look, wrong: dict
     with pytest.raises(PublishError):
         await broker.publish_batch("x", "y", **arguments)
     assert await look.rows() == []
+
+
+async def test_headers_at_their_limits_are_stored(broker: SqlBroker, look: Look) -> None:
+    """What one database refuses, all refuse; the rest all store."""
+    for headers in (nested(DEEPEST), {"a": [LARGEST, -LARGEST]}, {"n" * LONGEST_NAME: {"b": 1}}):
+        await broker.publish("x", "q", headers=headers)
+    assert len(await look.rows()) == 3
 
 
 async def test_a_batch_is_all_or_nothing(broker: SqlBroker, look: Look) -> None:

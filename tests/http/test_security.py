@@ -243,6 +243,10 @@ async def test_odd_values_are_refused(site: Site) -> None:
     huge = "9" * 5_000
     bodies = ["[" * 100_000, '{"body":' * 50_000, f'{{"body": 1, "priority": {huge}}}']
     bodies += ['{"body": 1, "key": "a\\u0000"}', '{"body": NaN}', '{"body": 1, "delay": 1e999}']
+    bodies += [
+        f'{{"body": 1, "headers": {{"a": {huge}}}}}',
+        f'{{"body": 1, "headers": {{"a": {"[" * 99}{"]" * 99}}}}}',
+    ]
     for body in bodies:
         found = await site.http.post(f"{PATH}/publish", content=body, headers=bearer(PUBLISH))
         assert found.status_code == 400, (body[:40], found.text)
