@@ -16,6 +16,10 @@ WORDS = (
         "after must be what the call before returned as after",
         "--after must be what the command before printed behind --after",
     ),
+    (
+        "after must be what the page before returned for the same filters",
+        "--after must be what the command before printed behind --after, for the same options",
+    ),
     ("give ids= or keys=", "give --id or --key"),
     ("give exported= (the path of an export), older_than=", "give --exported, --older-than"),
     ("give force=True", "give --force"),
