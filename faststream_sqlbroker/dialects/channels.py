@@ -3,7 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, String, Table, and_, bindparam, func, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Select,
+    String,
+    Table,
+    and_,
+    bindparam,
+    func,
+    or_,
+    select,
+    update,
+)
 
 from faststream_sqlbroker.core.channels import Registered, hashed_token, new_token
 from faststream_sqlbroker.core.text import load_headers
@@ -11,6 +22,7 @@ from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.policy_state import insert_new
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.types import MYSQL
 
 CHANNEL = "channel"
 """Scope of channels; the key is the id."""
@@ -23,6 +35,30 @@ READ_AT_ONCE = 1_000
 _READ = "SELECT s.scope, s.{key}, s.info FROM {policy_state} s\n"
 _ONE = _READ + "WHERE s.scope = :scope1 AND s.{key} = :key1"
 _BOTH = _ONE + "\nUNION ALL\n" + _READ + "WHERE s.scope = :scope2 AND s.{key} = :key2"
+
+
+def place_of(queue: str) -> tuple[str, str]:
+    """Scope and key of the consumer whose jobs are in `queue`."""
+    channel, _, consumer = queue.partition("/")
+    return CONSUMER + channel, consumer
+
+
+def is_pulled(connection: Connection, dialect: Operations, queue: str) -> bool:
+    """Whether `queue` is a pull consumer's. On MySQL and MariaDB it stays so until the end of the
+    transaction.
+    """
+
+    def build() -> Select[Any]:
+        c = dialect.tables.policy_state.c
+        of_consumer = (c.scope == bindparam("scope"), c.key == bindparam("consumer"))
+        found = select(c.key, c.info).where(*of_consumer)
+        # On PostgreSQL a shared lock would be a write of the consumer's row for each job.
+        return found.with_for_update(read=True) if dialect.name in MYSQL else found
+
+    scope, key = place_of(queue)
+    statement = dialect.built("type_of_consumer", build)
+    row = connection.execute(statement, {"scope": scope, "consumer": key}).first()
+    return row is not None and _registered(row.key, row.info).type == "pull"
 
 
 def add_registered(dialect: Operations) -> None:

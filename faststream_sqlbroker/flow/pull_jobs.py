@@ -34,6 +34,8 @@ LONGEST_PAUSE = 5.0
 SHORTEST_PAUSE = 0.1
 """Seconds: a lease that ends just now is found by the next look."""
 
+LATE_TAKES = (0.0, 0.05, 0.25)
+"""Seconds before each look for jobs that were taken in spite of a consumer's change to push."""
 MOST_ROUNDS = 4
 """Times that one request ends expired jobs, and looks anew; then it passes over the others."""
 
@@ -160,9 +162,19 @@ class PullJobs:
             refuse_subscriber(queue, self._subscribed())
             living = await self.store.live_subscribers.subscribers()
             refuse_subscriber(queue, {q: each.worker for each in living for q in each.queues})
-        return await self.store.channels.put(
+        found = await self.store.channels.put(
             channel, consumer, by=by, kind=wanted, rotate=rotate, token=token
         )
+        became_push = found is not None and (found.earlier_type, wanted) == ("pull", "push")
+        if became_push and self.store.channels.takes_without_lock:
+            await self._give_up(queue)
+        return found
+
+    async def _give_up(self, queue: str) -> None:
+        """Queue again what statements take that have begun before the consumer was a push one."""
+        for pause in LATE_TAKES:
+            await self._wakeups.clock.sleep(pause)
+            await self.store.channels.requeue_all(queue)
 
     async def find(self, channel: str) -> Registered | None:
         """The channel; None for what cannot be an id, which the database may refuse to look up."""

@@ -256,11 +256,7 @@ class ChannelRoutes:
         self._verify(request, name, [(of_channel, CHANNEL_TOKEN), (of_consumer, CONSUMER_TOKEN)])
         assert of_consumer is not None  # noqa: S101 - its token was right
         if of_consumer.type != "pull":
-            text = (
-                f"the consumer is a push one: subscribe to the queue {queue!r}, or let an "
-                "administrator make it a pull one by PUT with type=pull"
-            )
-            raise Problem(400, text)
+            raise _push(queue)
         return queue
 
     async def _check(self, request: Request, name: str, look: Look, *headers: str) -> None:
@@ -293,6 +289,8 @@ def _answer(
     """What a consumer is told of a change."""
     if changed.verdict == "not_found":
         raise _no_job(request)
+    if changed.verdict == "push":
+        raise _push(queue_of(*_ids(request)))
     if changed.verdict == "refused":
         raise Problem(400, _refusal(changed, wanted, with_timeout))
     refused = {
@@ -320,6 +318,14 @@ def _refusal(changed: Changed, wanted: JobState, with_timeout: bool) -> str:
     ways = " or ".join(to.value for came, to in TRANSITIONS if came is state)
     able = f"can become {ways} only" if ways else "is done, and stays so"
     return f"a job that is {state.value} {able}, got NextState {wanted.value}"
+
+
+def _push(queue: str) -> Problem:
+    text = (
+        f"the consumer is a push one: subscribe to the queue {queue!r}, or let an administrator "
+        "make it a pull one by PUT with type=pull"
+    )
+    return Problem(400, text)
 
 
 def _no_job(request: Request) -> Problem:

@@ -46,7 +46,7 @@ class ChangeRequest:
     """The lease that the consumer believes to have; None: it does not say."""
 
 
-Verdict = Literal["done", "not_found", "refused", "lost", "paused", "expired"]
+Verdict = Literal["done", "not_found", "refused", "lost", "paused", "expired", "push"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,11 @@ class ChannelStore:
     def has_archive(self) -> bool:
         """Whether finished jobs can be kept, which their states need."""
         return self._dialect.has_archive
+
+    @property
+    def takes_without_lock(self) -> bool:
+        """Whether a job may be taken while its consumer's type changes, and a little later."""
+        return self._dialect.quick_jobs is not None
 
     async def find(self, channel: str, consumer: str | None = None) -> Registered | None:
         """The channel, or one of its consumers."""
@@ -143,6 +148,12 @@ class ChannelStore:
             return found
 
         return await self._operating.run(work, self._places)
+
+    async def requeue_all(self, queue: str) -> None:
+        """Queue all jobs again that are in flight."""
+        await self._transactions.run(
+            lambda c: pull_jobs.requeue_all(c, self._dialect, queue), self._places
+        )
 
     async def consumers(self, channel: str) -> list[Registered]:
         """The consumers of a channel."""
@@ -240,6 +251,10 @@ class ChannelStore:
         return None
 
     def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> Changed:
+        # Before the job is locked: who changes the type locks the consumer first, too.
+        starts = request.wanted is JobState.INFLIGHT
+        if starts and not channels.is_pulled(connection, self._dialect, request.queue):
+            return Changed("push")
         held = self._hold(connection, request)
         if held is None:
             return Changed("not_found")

@@ -18,9 +18,10 @@ from faststream_sqlbroker.flow import configured
 from faststream_sqlbroker.flow.configured import Configured
 from faststream_sqlbroker.flow.pull_jobs import MOST_ROUNDS
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
+from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import Look
 from tests.http.conftest import on_sqlite
-from tests.http.pulling import CHANNEL, JOBS, LEASE, QUEUE, TOKENS, Pulling
+from tests.http.pulling import CHANNEL, CONSUMER, JOBS, LEASE, QUEUE, TOKENS, Pulling
 from tests.http.test_pull_consumers import over
 
 pytestmark = pytest.mark.capability("HTTP: channels with pull consumers")
@@ -150,6 +151,59 @@ async def test_a_consumer_that_becomes_a_push_one_gives_its_jobs_up(
         await pulling.put(JOBS, {"type": "pull", "rotate": "true"})
         [row] = await look.rows()
         assert row["state"] == "PROCESSING"
+
+
+async def test_a_request_that_was_let_in_before_takes_no_job_of_a_push_consumer(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
+    """Its body came late, or other clients kept it waiting: no client could end that job."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        await pulling.post(job["ID"], "DEAD", lease=await pulling.start(job["ID"]))
+        await pulling.broadcast()
+        [waiting] = await pulling.queued()
+        jobs = pulling.app._service.jobs()  # type: ignore[misc]
+        before = await jobs.both(CHANNEL, CONSUMER)
+        await pulling.put(JOBS, {"type": "push"})
+
+        async def both(channel: str, consumer: str) -> Any:
+            return before
+
+        monkeypatch.setattr(jobs, "both", both)
+        for each in (waiting, job):
+            refused = await pulling.post(each["ID"], "INFLIGHT", IncrementalTimeout=100_000)
+            assert refused.status_code == 400
+            assert "the consumer is a push one" in refused.json()["error"]
+        assert [row["state"] for row in await look.rows()] == ["PENDING"]
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_job_that_is_taken_during_a_change_to_push_is_queued_again(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
+    """By a statement that has begun before the change was committed, and ends after it."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        store = broker._store.channels
+        put = store.put
+
+        async def taken_at_last(*arguments: Any, **options: Any) -> Any:
+            found = await put(*arguments, **options)
+            table = look.tables.message
+            leased = {"state": "PROCESSING", "lease_token": uuid4(), "acquired_at": clock()}
+            async with look.engine.begin() as connection:
+                values = update(table).values(**leased, lease_expires_at=clock())
+                await connection.execute(values)
+            return found
+
+        monkeypatch.setattr(store, "put", taken_at_last)
+        assert (await pulling.put(JOBS, {"type": "push"})).status_code == 200
+        [row] = await look.rows()
+        assert (str(row["id"]), row["state"], row["lease_token"]) == (job["ID"], "PENDING", None)
 
 
 async def test_a_job_in_flight_that_is_cancelled_is_dead_when_its_time_is_over(

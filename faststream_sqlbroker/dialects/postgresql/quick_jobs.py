@@ -15,6 +15,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.dialects import pull_pages
+from faststream_sqlbroker.dialects.channels import place_of
 from faststream_sqlbroker.dialects.claimed_rows import MESSAGE_COLUMNS, load_payload
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.postgresql.answers import read_claimed
@@ -63,6 +64,8 @@ ORDER BY s.number
 """
 """Priorities are walked lazily until `limit` jobs are found. No page reads bodies that it does not
 show: of a large body only its length is known before."""
+_PULLED = """EXISTS (SELECT 1 FROM {policy_state} s
+    WHERE s.scope = :channel AND s.key = :consumer AND s.info ->> 'type' = 'pull')"""
 # Trap: without fresh statistics the planner takes another index than that of ids, and reads all
 # rows of a deep queue. No index serves a CASE.
 _TAKE = f"""
@@ -72,6 +75,7 @@ WHERE m.id = :job AND {ANEW_GUARD} AND CASE WHEN m.queue = :queue AND {_CLAIMABL
     AND m.next_attempt_at <= statement_timestamp()
     AND {_LIVES}
     AND {_OPEN}
+    AND {_PULLED}
     THEN true ELSE false END
 RETURNING {{columns}}
 """
@@ -106,7 +110,8 @@ class QuickJobs:
         one = of_queue, bindparam("job", type_=BigInteger), bindparam("token", type_=Uuid())
         lease = bindparam("lease", type_=Float(53))
         claiming = {"columns": claimed_columns}
-        dialect.add_statement("take_job", _TAKE, *one, lease, anew, **claiming)
+        consumer = [bindparam(name, type_=String) for name in ("channel", "consumer")]
+        dialect.add_statement("take_job", _TAKE, *one, *consumer, lease, anew, **claiming)
         ending = {"columns": kept, "of_message": of_message, "guard": ANEW_GUARD}
         dialect.add_statement("deliver_job", _DELIVER, *one, anew, **ending)
 
@@ -135,15 +140,17 @@ class QuickJobs:
     def take(
         self, queue: str, job_id: int, lease: float, token: UUID
     ) -> Query[ClaimedMessage | None]:
-        """Lease the job for `lease` seconds. None: it is not queued, due and free, or the queue is
-        paused.
+        """Lease the job for `lease` seconds. None: it is not queued, due and free, the queue is
+        paused, or no pull consumer's.
         """
 
         def read(rows: Iterable[Sequence[Any]]) -> ClaimedMessage | None:
             found = read_claimed(rows, token)
             return found[0] if found else None
 
-        binds = {"queue": queue, "job": job_id, "lease": lease, "token": token, "one": 1}
+        scope, key = place_of(queue)
+        of_consumer = {"queue": queue, "channel": scope, "consumer": key}
+        binds = {**of_consumer, "job": job_id, "lease": lease, "token": token, "one": 1}
         return Query(self._sql["take_job"], binds, read)
 
     def deliver(self, queue: str, job_id: int, token: UUID | None) -> Query[Settlement | None]:
