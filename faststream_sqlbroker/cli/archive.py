@@ -132,7 +132,7 @@ def export(
 
 
 def _print_exported(result: "spark.ExportResult") -> None:
-    table_ = Table("window", "", "rows", title=result.path)
+    table_ = Table("window", "action", "rows", title=result.path)
     for one in result.windows:
         table_.add_row(one.name, one.action, f"{one.rows:,}")
     print_parts(
@@ -275,4 +275,8 @@ def print_parts(*parts: Any) -> None:
     """Lines and tables, one below the other."""
     console = PlainConsole()
     for part in parts:
-        console.print(part)
+        if isinstance(part, Table) and part.title:
+            # Its path would be folded to the width of the columns.
+            console.print(str(part.title), soft_wrap=True)
+            part.title = None
+        console.print(part, soft_wrap=isinstance(part, str))

@@ -111,6 +111,10 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
         [f"2026-03-0{day}", "exported", "5"] for day in (1, 2, 3)
     ]
     assert "15 rows in the windows that were written" in done.output
+    # A path in pieces could not be copied, nor could a line be searched for.
+    narrow = run("status", path, COLUMNS="40").output.splitlines()
+    assert any(line.endswith(path) for line in narrow)
+    assert any(line.startswith("of kind ") and ", id " in line for line in narrow)
     status = run("status", path)
     assert "without a gap up to 2026-03-04 00:00:00+00:00; 15 rows" in status.output
     assert [line[:2] for line in lines(status.output)] == [
