@@ -137,11 +137,13 @@ class Document:
         for value in sorted(self.hidden, key=len, reverse=True):
             name = self.hidden[value]
             text = text.replace(repr(value), name)
-            if len(value) >= SHORTEST_HIDDEN:
-                text = text.replace(value, name)
+            if len(value) < SHORTEST_HIDDEN:
+                continue
+            for shown in _shown(value):
+                text = text.replace(shown, name)
                 # Errors cut what is long: the beginning of a secret must not stay.
-                for length in range(len(value), SHORTEST_HIDDEN - 1, -1):
-                    text = text.replace(f"{value[:length]}...", f"{name}...")
+                for length in range(len(shown), SHORTEST_HIDDEN - 1, -1):
+                    text = text.replace(f"{shown[:length]}...", f"{name}...")
         return text
 
     def check(self) -> None:
@@ -153,6 +155,12 @@ class Document:
         if self.mistakes:
             order = sorted(self.mistakes, key=lambda mistake: (mistake.line, mistake.column))
             raise ConfigError(self.path, order)
+
+
+def _shown(value: str) -> list[str]:
+    """`value` as it is, and as it stands within a longer text that an error has in quotes."""
+    escaped = "".join(repr(each)[1:-1] for each in value)
+    return list(dict.fromkeys((value, escaped, escaped.replace("'", "\\'"))))
 
 
 def written(path: Path) -> str:

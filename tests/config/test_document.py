@@ -1,5 +1,6 @@
 """YAML as values with their places; variables; what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,17 @@ def test_the_beginning_of_a_long_secret_is_not_shown() -> None:
     document = read("a: user:${PASSWORD}@host", PASSWORD=secret)
     assert "s3cr" not in document.masked(f"it is {short(document.value['a'])}")
     assert "s3cr" not in document.masked(f"it is {short(secret)}")
+
+
+@pytest.mark.parametrize("mark", ["'", '"', "\\", "'\"", "\n", "\u202e"], ids=ascii)
+def test_a_secret_with_quotes_is_not_shown_within_a_text(mark: str) -> None:
+    """An error shows a text in quotes, in which such characters are escaped."""
+    secret = f"s3cret{mark}-{mark}w0rd"
+    for text in ("x-${PASSWORD}-y", "'${PASSWORD}", "'\"${PASSWORD}", "x" * 60 + "${PASSWORD}"):
+        document = read(f"a: {json.dumps(text)}", PASSWORD=secret)
+        shown = document.masked(f"it is {short(document.value['a'])}")
+        assert "s3cret" not in shown
+        assert "w0rd" not in shown
 
 
 def test_a_default_is_no_secret() -> None:
