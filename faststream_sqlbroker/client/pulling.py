@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 
 from faststream_sqlbroker.client.answers import HttpUser, refused
+from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError
 
 _LEASE = "X-Broker-Lease"
@@ -124,13 +125,14 @@ class PullConsumer(HttpUser):
             longer: Seconds to add to the timeout that the server gives.
 
         Raises:
-            SetupError: `longer` is no whole number, or less than 0.
+            SetupError: `longer` is no whole number, less than 0, or more than ten years.
         """
         body: dict[str, Any] = {"NextState": "INFLIGHT"}
         if longer is not None:
             # The server's 400 would look like that of a job which is not free.
-            if type(longer) is not int or longer < 0:
-                raise SetupError(f"longer is a whole number of seconds, 0 or more, got {longer!r}")
+            if type(longer) is not int or not 0 <= longer <= LONGEST_TIMEOUT:
+                allowed = f"a whole number of seconds, 0 to {LONGEST_TIMEOUT}"
+                raise SetupError(f"longer is {allowed}, got {longer!r}")
             body["IncrementalTimeout"] = longer
         answer = await self.send("POST", f"/job/{job.id}", body=body)
         lease = answer.headers.get(_LEASE)

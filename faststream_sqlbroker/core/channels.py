@@ -22,6 +22,8 @@ MESSAGE_ID = "channel-message-id"
 """The header with the id that the jobs of one message have in common."""
 TYPES = ("push", "pull")
 """Of consumers. A push consumer is a FastStream subscriber of its queue."""
+LONGEST_TIMEOUT = 10 * 365 * 86_400
+"""Seconds that a job may add to its timeout."""
 SHORTEST_TOKEN = 16
 """Characters of a token in a configuration."""
 RANDOM_TOKEN = 43

@@ -7,10 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
 from faststream_sqlbroker.http.models import Told
 
-LONGEST_TIMEOUT = 10 * 365 * 86_400
-"""Seconds that a job may add to its timeout."""
 # Not a token of anything: one that looks as they do.
 _TOKEN = "u3Jx0yK1mQ8b6TqVnZ2w5Rr7cFdLhA9eGsPiXoYtM4E"  # noqa: S105 - an example
 

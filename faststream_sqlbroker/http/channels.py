@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from faststream_sqlbroker.core.channels import (
+    LONGEST_TIMEOUT,
     TRANSITIONS,
     JobState,
     PullJob,
@@ -31,7 +32,6 @@ from faststream_sqlbroker.http.answers import (
     read_form,
     read_object,
 )
-from faststream_sqlbroker.http.channel_models import LONGEST_TIMEOUT
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.lockout import Look
 from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id, whole

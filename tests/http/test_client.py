@@ -107,7 +107,7 @@ async def test_a_type_that_ends_like_that_of_base64(broker: SqlBroker) -> None:
         assert (job.payload, job.content_type) == (b"hello", "text/plain;base64")
 
 
-@pytest.mark.parametrize("longer", [-1, 1.5, "60", True])
+@pytest.mark.parametrize("longer", [-1, 1.5, "60", True, 10**9])
 async def test_a_time_that_is_not_valid_is_no_job_that_is_taken(longer: Any) -> None:
     async with PullConsumer(
         BASE, channel=CHANNEL, consumer=CONSUMER, channel_token="", consumer_token=""
