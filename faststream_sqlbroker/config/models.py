@@ -75,6 +75,11 @@ class _BrokerBase(Section):
         description="SQLAlchemy URL of the database, with an asynchronous driver. Take it, or its "
         "password, from the environment: ${NAME}.",
     )
+    metrics: bool = Field(
+        False,
+        description="Whether `/metrics` tells Prometheus what the broker does; needs the extra "
+        "prometheus.",
+    )
 
 
 class _QueueBase(Section):

@@ -46,6 +46,7 @@ class Service:
         Raises:
             SetupError: an option is not among `CODE_OPTIONS`.
             ConfigError: a queue, a schedule or an option of the broker is not valid.
+            MissingExtraError: the file wants metrics, and the extra `prometheus` is not installed.
         """
         for name in options:
             if name not in CODE_OPTIONS or name == "engine":
@@ -55,6 +56,8 @@ class Service:
                 )
         given = self.config.broker.given()
         url = given.pop("url")
+        if given.pop("metrics", False) and "metrics" not in options:
+            given["metrics"] = _metrics()
         routers = (*options.get("routers", ()), self._router())
         arguments = {**given, **options, "routers": routers}
         made: B | None = self._try(("broker",), kind, url, **arguments)
@@ -192,6 +195,12 @@ def _texts(document: Document, errors: Iterable[Any]) -> list[tuple[Path, str, b
 
 def _is_below(path: Path, other: Path) -> bool:
     return len(path) > len(other) and path[: len(other)] == other
+
+
+def _metrics() -> Any:
+    from faststream_sqlbroker.prometheus.metrics import in_own_registry  # noqa: PLC0415
+
+    return in_own_registry()
 
 
 def _function(path: str) -> Any:

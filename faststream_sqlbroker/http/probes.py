@@ -70,7 +70,8 @@ class Probes:
         if self._service.exposition is None:
             text = (
                 "this broker has no metrics: give it SqlBrokerPrometheusMetrics(registry) as "
-                "SqlBroker(metrics=...); `sqlbroker serve` takes such a broker by --app module:name"
+                "SqlBroker(metrics=...), which `sqlbroker serve` takes by --app module:name; or "
+                "write metrics: true below broker in the file of `sqlbroker serve --config`"
             )
             raise Problem(404, text)
         # It takes locks of the registry: not in the event loop's thread.

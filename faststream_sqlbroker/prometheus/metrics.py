@@ -1,15 +1,19 @@
 """The broker's own metrics in a registry of prometheus_client."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 
 from faststream_sqlbroker.core.metrics import METRICS, Kind, Labels, Metric
 from faststream_sqlbroker.core.times import Duration, positive_seconds
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 
 def exported_name(metric: Metric, prefix: str = "sqlbroker") -> str:
@@ -26,7 +30,7 @@ class SqlBrokerPrometheusMetrics:
 
     def __init__(
         self,
-        registry: "CollectorRegistry",
+        registry: CollectorRegistry,
         *,
         prefix: str = "sqlbroker",
         sample_interval: Duration = 15.0,
@@ -81,7 +85,7 @@ class SqlBrokerPrometheusMetrics:
         return child
 
 
-def _registered(metric: Metric, prefix: str, registry: "CollectorRegistry") -> Any:
+def _registered(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any:
     kinds: dict[Kind, Callable[..., Any]] = {
         Kind.COUNTER: Counter,
         Kind.HISTOGRAM: Histogram,
@@ -95,3 +99,8 @@ def _registered(metric: Metric, prefix: str, registry: "CollectorRegistry") -> A
         registry=registry,
         **options,
     )
+
+
+def in_own_registry() -> SqlBrokerPrometheusMetrics:
+    """Metrics that only `/metrics` of their broker shows."""
+    return SqlBrokerPrometheusMetrics(CollectorRegistry())

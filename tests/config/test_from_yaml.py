@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from faststream import AckPolicy
+from prometheus_client import CollectorRegistry, Gauge
 
 from faststream_sqlbroker import (
     DESTINATION,
@@ -32,8 +33,10 @@ from faststream_sqlbroker import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
 from tests.config import handlers
 from tests.config.conftest import SERVICE
+from tests.http.conftest import as_user, client_of, logins
 
 pytestmark = pytest.mark.capability("A service from a file of YAML, checked at start")
 Write = Callable[[str], Path]
@@ -218,16 +221,44 @@ def test_code_gives_what_a_file_cannot_have_and_nothing_else(write: Write) -> No
         SqlBroker.from_yaml(path, loger=None)
 
 
-def test_a_missing_extra_is_named(write: Write) -> None:
-    """In a process of its own: here PyYAML is imported already."""
+async def test_metrics_of_the_file_are_shown(write: Write) -> None:
+    """In a registry of the broker's own, so two brokers of one process do not meet."""
+    path = write(f"{SERVICE}  metrics: true\n")
+    for broker in (SqlBroker.from_yaml(path, logger=None), SqlBroker.from_yaml(path, logger=None)):
+        async with client_of(broker.asgi(logins())) as client:
+            shown = await client.get("/metrics", auth=as_user("ann"))
+            assert shown.status_code == 200
+            assert "# TYPE sqlbroker_ready_messages gauge" in shown.text
+    own = CollectorRegistry()
+    Gauge("shop_orders", "Of the program.", registry=own)
+    broker = SqlBroker.from_yaml(path, metrics=SqlBrokerPrometheusMetrics(own), logger=None)
+    async with client_of(broker.asgi(logins())) as client:
+        shown = await client.get("/metrics", auth=as_user("ann"))
+        assert "# TYPE shop_orders gauge" in shown.text
+
+
+async def test_without_metrics_it_is_told_how_to_have_them(write: Write) -> None:
+    broker = SqlBroker.from_yaml(write(SERVICE), logger=None)
+    async with client_of(broker.asgi(logins())) as client:
+        refused = await client.get("/metrics", auth=as_user("ann"))
+        assert refused.status_code == 404
+        assert "write metrics: true below broker" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "module", "more"),
+    [("config", "yaml", ""), ("prometheus", "prometheus_client", "  metrics: true\n")],
+)
+def test_a_missing_extra_is_named(write: Write, extra: str, module: str, more: str) -> None:
+    """In a process of its own: here both are imported already."""
     code = (
-        "import sys; sys.modules['yaml'] = None\n"
+        f"import sys; sys.modules[{module!r}] = None\n"
         "from faststream_sqlbroker import SqlBroker\n"
-        f"try: SqlBroker.from_yaml({str(write(SERVICE))!r})\n"
+        f"try: SqlBroker.from_yaml({str(write(SERVICE + more))!r})\n"
         "except ImportError as error: print(type(error).__name__, error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert "MissingExtraError" in done.stdout, done.stderr
-    assert "pip install 'sqlbroker[config]'" in done.stdout
+    assert f"pip install 'sqlbroker[{extra}]'" in done.stdout
