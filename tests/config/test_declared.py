@@ -17,7 +17,7 @@ from faststream_sqlbroker.http import Channel, Channels, Consumer, Login, ProxyA
 from faststream_sqlbroker.subscriber.options import SubscriberOptions
 
 OF_FILES = {
-    models.BrokerSection: {"url"},
+    models.BrokerSection: {"url", "metrics"},
     models.QueueSection: {"handler"},
     models.ScheduleSection: set(),
     models.HttpSection: {"host", "port", "certificate", "key", "users", "proxy_auth"},
