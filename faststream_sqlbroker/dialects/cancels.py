@@ -71,14 +71,19 @@ def request_of(key: str, info: Any) -> CancelRequest:
 
 
 def end_expired(
-    connection: Connection, dialect: Operations, queues: Sequence[str], *, archive: bool
+    connection: Connection,
+    dialect: Operations,
+    queues: Sequence[str],
+    requested: Sequence[CancelRequest],
+    *,
+    archive: bool,
 ) -> int:
-    """Discard the messages of `queues` whose lease has run out, if that lease was to be cancelled;
-    how many.
+    """Discard the messages of `queues` whose lease has run out, if that lease is one of those
+    `requested` to be cancelled; how many.
 
     Rows that another transaction has locked are left out.
     """
-    asked = {each.message_id: each for each in requests(connection, dialect.tables.policy_state)}
+    asked = {each.message_id: each for each in requested}
     if not asked:
         return 0
     c = dialect.tables.message.c

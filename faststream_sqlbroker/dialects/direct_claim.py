@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select, update
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, Settlement, SettleResult
 from faststream_sqlbroker.core.text import load_text
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.cancels import end_expired
+from faststream_sqlbroker.dialects.cancels import end_expired, requests
 from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, load_payload
 from faststream_sqlbroker.dialects.message_walks import shown_columns
 
@@ -68,8 +68,11 @@ def take(
     """
 
     def give_back() -> int:
-        ended = end_expired(connection, dialect, queues, archive=archive)
-        return ended + dialect.release_stuck(connection, queues, RELEASED)
+        asked = requests(connection, dialect.tables.policy_state)
+        # What ends while they are looked at is left: it may be one of them.
+        before = dialect.now(connection) if asked else None
+        ended = end_expired(connection, dialect, queues, asked, archive=archive)
+        return ended + dialect.release_stuck(connection, queues, RELEASED, before)
 
     if release:
         give_back()

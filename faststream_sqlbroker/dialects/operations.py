@@ -280,8 +280,16 @@ class Operations(ClaimedRows, ABC):
         yield
 
     @abstractmethod
-    def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
-        """Give back up to `limit` rows whose lease has expired; returns how many."""
+    def release_stuck(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        limit: int,
+        before: datetime | None = None,
+    ) -> int:
+        """Give back up to `limit` rows whose lease ended before that moment, None: by now; returns
+        how many.
+        """
 
     @abstractmethod
     def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:

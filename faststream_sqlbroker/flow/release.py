@@ -69,8 +69,11 @@ class StuckReleaser:
         count = cancelled = 0
         ends_in = await self._lookout.lease_ends_in(self._queues, told=self._told)
         if ends_in is not None and ends_in <= 0:
+            # A lease that ends while cancels are looked for may be one of them: it waits for the
+            # next search.
+            before = await self._store.now()
             cancelled = await self._end_cancelled()
-            count = await self._store.release_stuck(self._queues, BATCH)
+            count = await self._store.release_stuck(self._queues, BATCH, before)
         if count:
             self._log(
                 logging.WARNING, f"{count} expired leases given back in {', '.join(self._queues)}"

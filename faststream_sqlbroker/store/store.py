@@ -352,20 +352,25 @@ class Store:
         async with self.handlers.open() as transaction:
             yield transaction
 
-    async def release_stuck(self, queues: Sequence[str], limit: int) -> int:
-        """Release up to `limit` rows of `queues` whose lease has run out; how many."""
+    async def release_stuck(
+        self, queues: Sequence[str], limit: int, before: datetime | None = None
+    ) -> int:
+        """Release up to `limit` rows of `queues` whose lease ended before that moment, None: by
+        now; how many.
+        """
         return await self._consuming.run(
-            lambda c: self.dialect.release_stuck(c, queues, limit), self._places
+            lambda c: self.dialect.release_stuck(c, queues, limit, before), self._places
         )
 
     async def end_cancelled(self, queues: Sequence[str], *, archive: bool) -> int:
         """Discard messages of `queues` whose lease was to be cancelled and is over; how many."""
         doing = {Activity.STATE, Activity.ARCHIVE} if archive else {Activity.STATE}
-        return await self._consuming.run(
-            lambda c: cancels.end_expired(c, self.dialect, queues, archive=archive),
-            self._places,
-            doing=lambda: frozenset(doing),
-        )
+
+        def work(connection: Connection) -> int:
+            asked = cancels.requests(connection, self.dialect.tables.policy_state)
+            return cancels.end_expired(connection, self.dialect, queues, asked, archive=archive)
+
+        return await self._consuming.run(work, self._places, doing=lambda: frozenset(doing))
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
         """Seconds until the first lease of any worker in `queues` ends; None without a lease."""

@@ -1,14 +1,20 @@
 """A request to cancel a leased message means that lease only, and is honoured when it runs out."""
 
+from collections.abc import Sequence
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import cancels, worker_leases
+from faststream_sqlbroker.dialects import cancels, direct_claim, worker_leases
+from faststream_sqlbroker.flow.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.release import StuckReleaser
 from tests.contract.conftest import Bench, done
 
 pytestmark = pytest.mark.capability("`broker.admin.cancel` of a running message")
@@ -55,6 +61,79 @@ async def test_an_expired_lease_honours_the_request(bench: Bench) -> None:
     assert ended["last_error"] == "cancelled by Ann: why"
     assert [r["id"] for r in await bench.rows()] == [other]
     assert (await bench.store.settle([done(row)])).lost == {message_id}
+
+
+def end_lease(bench: Bench, message_id: int) -> str:
+    """SQL by which the lease of the message ends now."""
+    return f"UPDATE message SET lease_expires_at = {bench.past(0)} WHERE id = {message_id}"
+
+
+def quiet(*_: Any, **__: Any) -> None:
+    """A log that is not read."""
+
+
+def cancelled(rows: list[dict[str, Any]]) -> list[int]:
+    return [row["id"] for row in rows if row["reason"] == "cancelled"]
+
+
+async def test_a_lease_that_ends_while_cancels_are_looked_for_is_not_given_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, message_id = await bench.put(2)
+    await bench.claim(2)
+    assert await cancel(bench, message_id) == "requested"
+    await bench.execute(end_lease(bench, other))
+    end = bench.store.end_cancelled
+
+    async def looked(queues: Sequence[str], *, archive: bool) -> int:
+        count = await end(queues, archive=archive)
+        await bench.execute(end_lease(bench, message_id))
+        return count
+
+    monkeypatch.setattr(bench.store, "end_cancelled", looked)
+    releaser = StuckReleaser(
+        bench.store,
+        ["q"],
+        quiet,
+        interval=60.0,
+        released=lambda: None,
+        lookout=Lookout(bench.store, Clock()),
+        housekeeping=Housekeeping(bench.store, quiet, Clock()),
+    )
+    await releaser.tick()
+    assert [(row["id"], row["state"]) for row in await bench.rows()] == [
+        (other, "PENDING"),
+        (message_id, "PROCESSING"),
+    ]
+    monkeypatch.setattr(bench.store, "end_cancelled", end)
+    await releaser.tick()
+    assert cancelled(await bench.rows(archive=True)) == [message_id]
+
+
+async def test_a_direct_claim_gives_nothing_back_that_ends_while_it_looks_for_cancels(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [message_id] = await bench.put(1)
+    await bench.claim(1)
+    assert await cancel(bench, message_id) == "requested"
+    end = cancels.end_expired
+
+    def looked(connection: Connection, *given: Any, **options: Any) -> int:
+        count = end(connection, *given, **options)
+        connection.execute(text(end_lease(bench, message_id)))
+        return count
+
+    async def taken() -> list[Any]:
+        claim = await bench.store.takes.take(
+            ["q"], 60.0, uuid4(), lambda _row: (None, True), release=True
+        )
+        return list(claim.rows)
+
+    monkeypatch.setattr(direct_claim, "end_expired", looked)
+    assert await taken() == []
+    monkeypatch.setattr(direct_claim, "end_expired", end)
+    assert await taken() == []
+    assert cancelled(await bench.rows(archive=True)) == [message_id]
 
 
 async def test_without_an_archive_for_rejects_nothing_is_kept(bench: Bench) -> None:

@@ -387,7 +387,10 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
         async def end_cancelled(self, _queues: Any, **_: Any) -> int:
             return 0
 
-        async def release_stuck(self, _queues: Any, _limit: int) -> int:
+        async def now(self) -> None:
+            return None
+
+        async def release_stuck(self, _queues: Any, _limit: int, _before: Any) -> int:
             return counts.pop(0)
 
         @property

@@ -321,12 +321,19 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
             message.acquired = now
             message.deliveries_count += 1
 
-    def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
+    def release_stuck(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        limit: int,
+        before: datetime | None = None,
+    ) -> int:
         """Lock what is free, then update by id."""
         ids: list[int] = []
+        moment = None if before is None else self.bind_time(before)
         for names in chunks(queues):
             if len(ids) < limit:
-                binds = {"queues": list(names), "limit": limit - len(ids)}
+                binds = {"queues": list(names), "limit": limit - len(ids), "before": moment}
                 ids += connection.execute(self.sql["stuck"], binds).scalars()
         for part in chunks(sorted(ids)):
             connection.execute(self.sql["release_stuck"], {"ids": list(part)})

@@ -53,7 +53,8 @@ BY_QUEUES = {
     "FROM {message} FORCE INDEX ({leased_index})\n"
     "WHERE queue IN :queues AND lease_expires_at IS NOT NULL",
     "stuck": _LEASED_IN
-    + "lease_expires_at < UTC_TIMESTAMP(6)\nLIMIT :limit FOR UPDATE SKIP LOCKED",
+    + "lease_expires_at < COALESCE(CAST(:before AS DATETIME(6)), UTC_TIMESTAMP(6))\n"
+    "LIMIT :limit FOR UPDATE SKIP LOCKED",
     # FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have
     # locked for long.
     "claimed_by": _LEASED_IN + "lease_expires_at IS NOT NULL AND lease_token = :token",

@@ -344,9 +344,15 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             query.clause, query.binds, lambda rows: settled_of([settlement], query.read(rows))
         )
 
-    def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
+    def release_stuck(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        limit: int,
+        before: datetime | None = None,
+    ) -> int:
         """One statement; rows locked elsewhere are skipped."""
-        binds = {"queues": list(queues), "limit": limit}
+        binds = {"queues": list(queues), "limit": limit, "before": before}
         return len(connection.execute(self.sql["release_stuck"], binds).all())
 
     def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:

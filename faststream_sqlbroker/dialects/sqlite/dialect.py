@@ -248,9 +248,16 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             self._mend_times(connection)
         return Claimed(sorted(rows, key=lambda m: (m.next_attempt_at, m.id)), suspects)
 
-    def release_stuck(self, connection: Connection, queues: Sequence[str], limit: int) -> int:
+    def release_stuck(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        limit: int,
+        before: datetime | None = None,
+    ) -> int:
         """One UPDATE."""
-        binds = {"queues": json.dumps(list(queues)), "limit": limit}
+        moment = None if before is None else to_microseconds(before)
+        binds = {"queues": json.dumps(list(queues)), "limit": limit, "before": moment}
         return len(connection.execute(self.sql["release_stuck"], binds).all())
 
     def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:

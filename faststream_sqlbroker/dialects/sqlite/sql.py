@@ -160,7 +160,8 @@ PLAIN = {
     "release_stuck": _GIVEN_BACK
     + """
 WHERE id IN (SELECT m.id FROM json_each(:queues) q CROSS JOIN {message} m INDEXED BY {leased_index}
-  WHERE m.queue = q.value AND m.state = 'PROCESSING' AND m.lease_expires_at < {now} LIMIT :limit)
+  WHERE m.queue = q.value AND m.state = 'PROCESSING'
+  AND m.lease_expires_at < COALESCE(:before, {now}) LIMIT :limit)
 RETURNING id
 """,
     "lease_ends_in": """

@@ -2,7 +2,7 @@ WITH r AS MATERIALIZED (
   SELECT x.c FROM unnest(:queues) AS q(queue)
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c FROM message m
-    WHERE m.queue = q.queue AND m.state = 'PROCESSING' AND m.lease_expires_at < statement_timestamp()
+    WHERE m.queue = q.queue AND m.state = 'PROCESSING' AND m.lease_expires_at < COALESCE(:before, statement_timestamp())
     ORDER BY m.lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )
