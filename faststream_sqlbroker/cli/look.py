@@ -1,5 +1,6 @@
 """Commands that show what is there: queues, messages, show, explain, subscribers."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -112,7 +113,7 @@ def messages(
             key=key,
             error=error,
             reason=reason,
-            headers=_headers(header or []),
+            headers=headers_of(header),
             since=since,
             until=until,
             archived=archived,
@@ -145,9 +146,14 @@ def _hook(redact: str | None) -> Any:
     return None if redact is None else imported(redact, what="--redact")
 
 
-def _headers(given: list[str]) -> dict[str, str]:
+def headers_of(given: Sequence[str] | None) -> dict[str, str]:
+    """The headers of `--header name=value`.
+
+    Raises:
+        SetupError: one is written otherwise.
+    """
     found = {}
-    for each in given:
+    for each in given or ():
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise SetupError(f"--header must be name=value, got {each!r}")

@@ -12,7 +12,7 @@ from faststream_sqlbroker.admin import Repair
 from faststream_sqlbroker.cli.bulk import do_bulk
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.groups import BulkRun, By, Targets, Which, grouped, means_all
-from faststream_sqlbroker.cli.look import MessageId, empty_hint
+from faststream_sqlbroker.cli.look import MessageId, empty_hint, headers_of
 from faststream_sqlbroker.cli.shown import (
     AsJson,
     Yes,
@@ -259,6 +259,9 @@ def publish(
     key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
     priority: Annotated[int, typer.Option(help="-100 to 100; higher comes first.")] = 0,
     delay: Annotated[str | None, typer.Option(help='In how long it is due, like "5m".')] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="A header, as name=value; may be repeated.")
+    ] = None,
     by: By = None,
     as_json: AsJson = False,
 ) -> None:
@@ -266,7 +269,8 @@ def publish(
     text = sys.stdin.read() if body == "-" else body
 
     is_json, encoded = _body(text)
-    headers = {"content-type": "application/json"} if is_json else None
+    known = {"content-type": "application/json"} if is_json else {}
+    headers = {**known, **headers_of(header)}
     given: Any = {"key": key, "priority": priority, "delay": delay, "headers": headers}
 
     message_id = run(context, lambda broker: broker.admin.publish(encoded, queue, by=by, **given))

@@ -1,6 +1,5 @@
 """`sqlbroker archive replay`: publish rows of the archive, or of an export, again."""
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +8,7 @@ from rich.table import Table
 from faststream_sqlbroker import spark as our
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
+from faststream_sqlbroker.cli.look import headers_of
 from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, Until, Url
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.cli.shown import AsJson, print_json, refuse_json, row_of
@@ -102,7 +102,7 @@ def replay(
         "queue": into,
         "rate": rate,
         "delay": delay,
-        "headers": _headers(header or ()),
+        "headers": headers_of(header),
         "table": table,
         "schema": schema,
         "current_only": path is not None and not redriven,
@@ -151,13 +151,6 @@ def _of_error(
     from faststream_sqlbroker.spark.analytics.failures import failed_with  # noqa: PLC0415 - pyspark is an extra
 
     return frame.where(failed_with(failed_in, reason, error_type))
-
-
-def _headers(given: Iterable[str]) -> Mapping[str, str]:
-    for header in given:
-        if not header.partition("=")[1]:
-            raise SetupError(f"--header takes name=value, got {header!r}")
-    return {name: value for name, _, value in (header.partition("=") for header in given)}
 
 
 def _rows(session: "SparkSession", url: str, chosen: Selection, ids: list[int]) -> "DataFrame":

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.exceptions import AccessError, LockLostError, SetupError
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
@@ -149,8 +150,15 @@ async def test_pages_go_on(shell: Shell, broker: SqlBroker) -> None:
 async def test_a_message_is_mended_from_a_shell(
     shell: Shell, broker: SqlBroker, look: Look
 ) -> None:
-    published = await shell.json("publish", "q", '{"a": 1}', "--key", "k", "--delay", "10m")
+    asked = ("--key", "k", "--delay", "10m", "--header", "destination=out", "--header", "n=a=b")
+    published = await shell.json("publish", "q", '{"a": 1}', *asked)
     message_id = str(published["message_id"])
+    [row] = await look.rows()
+    assert load_headers(row["headers"]) == {
+        "content-type": "application/json",
+        "destination": "out",
+        "n": "a=b",
+    }
     refused = await shell.run("cancel", message_id, answer="n\n", code=1)
     assert "PENDING" in refused
     assert "cancel: 1 messages" in refused
@@ -389,8 +397,9 @@ async def test_a_password_is_never_shown(url: str) -> None:
 async def test_without_a_database_it_says_how_to_name_one() -> None:
     result = await asyncio.to_thread(CliRunner(env={"SQLBROKER_URL": None}).invoke, app, ["queues"])
     assert "give --app module:broker, or its SQLAlchemy URL" in str(result.exception)
-    result = await Shell("sqlite+aiosqlite:///none.db").result("messages", "--header", "x")
-    assert "--header must be name=value" in str(result.exception)
+    for command in (("messages",), ("publish", "q", "1")):
+        result = await Shell("sqlite+aiosqlite:///none.db").result(*command, "--header", "x")
+        assert "--header must be name=value" in str(result.exception)
 
 
 def test_operators_need_no_spark(tmp_path: Path) -> None:

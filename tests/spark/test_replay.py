@@ -815,7 +815,7 @@ def test_the_command_leaves_out_what_a_lake_knows_to_be_repaired(
 def test_the_command_refuses_impossible_options(spark: SparkSession, new_database: Any) -> None:
     archive = new_database("sqlite")
     for arguments, words in (
-        (("--header", "x"), "--header takes name=value, got 'x'"),
+        (("--header", "x"), "--header must be name=value, got 'x'"),
         (("--states", "pending"), "this table has COMPLETED, FAILED, DISCARDED"),
         (("--since", "yesterday"), "since 'yesterday' is no ISO 8601 time"),
     ):
