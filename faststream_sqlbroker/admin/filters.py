@@ -36,7 +36,7 @@ def filters_of(
         archived=archived or wanted in ARCHIVED_STATES,
         queue=None if queue is None else queue_name(queue),
         state=wanted,
-        key=filter_text("key", key),
+        key=_key(key),
         error=filter_text("error", error),
         reason=filter_text("reason", reason),
         fingerprint=_fingerprint(fingerprint),
@@ -56,6 +56,14 @@ def _state(value: MessageState | str | None) -> MessageState | None:
         allowed = ", ".join(MessageState.__members__)
         raise SetupError(f"state must be one of {allowed}, got {short(value)}")
     return MessageState[name]
+
+
+def _key(value: str | None) -> str | None:
+    key = filter_text("key", value)
+    # MySQL and MariaDB would take it for the key without its spaces.
+    if key is not None and key.endswith(" "):
+        raise SetupError(f"key must not end in a space, as no key does, got {short(value)}")
+    return key
 
 
 def _fingerprint(value: str | None) -> str | None:

@@ -15,7 +15,17 @@ from faststream_sqlbroker.admin.arguments import (
 from faststream_sqlbroker.admin.filters import filters_of
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import flag, name_problem
-from faststream_sqlbroker.core.jobs import BULK, CANCEL, MOVE, REDRIVE, REPLAY, RETRY, UNDO, Job
+from faststream_sqlbroker.core.jobs import (
+    BULK,
+    CANCEL,
+    MOVE,
+    OF_ARCHIVE,
+    REDRIVE,
+    REPLAY,
+    RETRY,
+    UNDO,
+    Job,
+)
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.core.times import Duration
@@ -90,8 +100,9 @@ class Jobs(Operations):
     """Bulk actions: each is a job, which visits each message once.
 
     Without `dry_run=False` each of them only counts, exactly, and returns a job in the state
-    "planned"; `run_job` runs it: on what matched then, as far as it has not changed since. A
-    message that comes later, or fails again, is not met.
+    "planned"; `run_job` runs it, up to the last message that there was then. A message that is
+    published later, or is archived later, is not met. One that ran then, or was in another queue,
+    and waits and matches when the job comes to it, is: so more may be done than was expected.
 
     A batch of messages, the job's position and its counts are one transaction. So a job survives
     its process: another one goes on with it, within about a minute, if it has a subscriber and the
@@ -232,9 +243,9 @@ class Jobs(Operations):
         """Take back what a job has done to messages that nothing has touched since.
 
         A message counts as untouched while it waits where the job has left it, with the same due
-        time, and was not delivered. Others are skipped. What was cancelled waits again, what was
-        redriven is in the archive again, and copies of a replay are deleted. A `dedup_id` that the
-        job has dropped stays dropped. It works for 30 days after the job.
+        time, priority and key, and was not delivered. Others are skipped. What was cancelled waits
+        again, what was redriven is in the archive again, and copies of a replay are deleted. A
+        `dedup_id` that the job has dropped stays dropped. It works for 30 days after the job.
 
         Args:
             job_id: That of a job that has ended or is stopped; it does not go on then.
@@ -343,10 +354,16 @@ class Jobs(Operations):
         which = dict(options)
         how = {name: which.pop(name, default) for name, default in DEFAULTS.items()}
         flag("dry_run", how["dry_run"])
+        filters = filters_of(has_archive=self._store.messages.has_archive, **which)
+        if filters.archived and action not in OF_ARCHIVE:
+            raise SetupError(
+                f"{action} changes messages that wait, not archived ones, got {_given(which)}: "
+                "redrive and replay take those"
+            )
         job = Job(
             action=action,
             by=operator_name(how["by"]),
-            filters=filters_of(has_archive=self._store.messages.has_archive, **which),
+            filters=filters,
             arguments=arguments,
             rate=_rate(how["rate"]),
         )
@@ -370,6 +387,10 @@ def _woken_by(job: Job) -> list[str]:
     """The queues that may have a message which is due now."""
     to = job.arguments.get("to")
     return list(job.queues) if to is None else [str(to)]
+
+
+def _given(which: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={which[name]!r}" for name in ("state", "archived") if name in which)
 
 
 def _job_id(value: str) -> str:

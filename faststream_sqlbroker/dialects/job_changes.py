@@ -148,11 +148,16 @@ def _noted(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> 
     if not rows:
         return {}
     c = dialect.tables.message.c
-    left = select(c.id, c.queue, c.next_attempt_at, c.deliveries_count)
-    after = {
-        row.id: _plain({"queue": row.queue, "due": row[2], "deliveries": row[3]})
-        for row in connection.execute(left.where(c.id.in_([row.id for row in rows])))
-    }
+    left = select(
+        c.id,
+        c.queue,
+        c.next_attempt_at.label("due"),
+        c.deliveries_count.label("deliveries"),
+        c.priority,
+        c.key,
+    )
+    found = connection.execute(left.where(c.id.in_([row.id for row in rows])))
+    after = {row.id: before_of(row) for row in found}
     return {row.id: {"before": before_of(row), "after": after[row.id]} for row in rows}
 
 
@@ -182,10 +187,16 @@ def note_cancelled(
     connection.execute(update(dialect.tables.message).where(c.id.in_(ids)).values(last_error=error))
 
 
-def cancelled(connection: Connection, dialect: Operations, ids: Sequence[int]) -> Changed:
-    """What is noted of messages that were cancelled: when they were archived."""
+def cancelled(connection: Connection, dialect: Operations, were: Sequence[Any]) -> Changed:
+    """What is noted of messages that were cancelled: when they were archived, and what the archive
+    does not keep of the rows that they `were`.
+    """
     table = dialect.tables.archive
     if table is None:
-        return {i: {} for i in ids}
-    rows = connection.execute(select(table.c.id, table.c.archived_at).where(table.c.id.in_(ids)))
-    return {row.id: {"after": _plain({"archived": row.archived_at})} for row in rows}
+        return {row.id: {} for row in were}
+    marks = {row.id: {"policy_marks": row.policy_marks} for row in were}
+    rows = connection.execute(select(table.c.id, table.c.archived_at).where(table.c.id.in_(marks)))
+    return {
+        row.id: {"before": marks[row.id], "after": _plain({"archived": row.archived_at})}
+        for row in rows
+    }

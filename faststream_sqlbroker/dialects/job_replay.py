@@ -134,7 +134,8 @@ def _published(
     if dialect.name == "sqlite":
         # Another program may have stored there what is not JSON, which would be an error.
         name = case((func.json_valid(c.headers) == 1, name))
-    ours = select(c.id, c.origin_id, c.queue, c.next_attempt_at).where(
+    columns = c.id, c.origin_id, c.queue, c.next_attempt_at, c.priority, c.key
+    ours = select(*columns).where(
         c.id > literal_column(str(int(last))),
         c.origin_id.in_([each.origin for each in copies]),
         name == str(job.arguments["name"]),
@@ -161,6 +162,8 @@ def _note_ids(
                     "queue": row.queue,
                     "due": to_microseconds(row.next_attempt_at),
                     "deliveries": 0,
+                    "priority": row.priority,
+                    "key": row.key,
                 },
             },
         }

@@ -1,7 +1,7 @@
 """Takes back what a job has done with messages that nothing has touched since.
 
-A message counts as untouched if it waits where the job has left it, with the due time and the
-deliveries of then; a cancelled one if it was archived by the job.
+A message counts as untouched if it waits where the job has left it, with the due time, the
+deliveries, the priority and the key of then; a cancelled one if it was archived by the job.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -80,6 +80,13 @@ def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> se
     state = case((c.attempts_count > 0, "RETRYABLE"), else_="PENDING")
     new = {"state": state, "dedup_id": None}
     bring_back(connection, dialect, sorted(untouched), new, records)
+    marks = {i: notes[i].get("before", {}).get("policy_marks") for i in sorted(untouched)}
+    binds = [{"of_id": i, "marks": of_one} for i, of_one in marks.items() if of_one]
+    if binds:
+        # Else Delay would shift it a second time, for example.
+        table = dialect.tables.message
+        one = update(table).where(table.c.id == bindparam("of_id"))
+        connection.execute(one.values(policy_marks=bindparam("marks")), binds)
     return untouched
 
 
@@ -106,20 +113,18 @@ UNDOS: Mapping[str, Undo] = {
 def _untouched(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
     """Lock the messages that wait as the job has left them; their ids."""
     c = dialect.tables.message.c
-    waiting = select(c.id, c.queue, c.next_attempt_at, c.deliveries_count).where(
-        c.id.in_(list(notes)), _CLAIMABLE
-    )
+    columns = c.id, c.queue, c.next_attempt_at, c.deliveries_count, c.priority, c.key
+    waiting = select(*columns).where(c.id.in_(list(notes)), _CLAIMABLE)
     rows = connection.execute(waiting.order_by(c.id).with_for_update(skip_locked=True)).all()
     return {row.id for row in rows if _is_as_left(row, notes[row.id].get("after", {}))}
 
 
 def _is_as_left(row: Any, after: Mapping[str, Any]) -> bool:
     due: datetime = row.next_attempt_at
-    return (row.queue, to_microseconds(due), row.deliveries_count) == (
-        after.get("queue"),
-        after.get("due"),
-        after.get("deliveries"),
-    )
+    now = {"queue": row.queue, "due": to_microseconds(due), "deliveries": row.deliveries_count}
+    # A job of an earlier version has not noted these.
+    edited = {name: getattr(row, name) for name in ("priority", "key") if name in after}
+    return {**now, **edited} == dict(after)
 
 
 def _by_columns(notes: Notes, ids: set[int]) -> dict[tuple[str, ...], list[int]]:

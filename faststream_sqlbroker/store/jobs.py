@@ -360,7 +360,7 @@ class JobStore:
     def _cancel(
         self, connection: Connection, dialect: Any, job: Job, ids: Sequence[int]
     ) -> job_changes.Changed:
-        locked = job_walks.lock(connection, dialect, job, ids, ("id", "queue"))
+        locked = job_walks.lock(connection, dialect, job, ids, ("id", "queue", "policy_marks"))
         by_queue: dict[str, list[int]] = {}
         for row in locked:
             by_queue.setdefault(row.queue, []).append(row.id)
@@ -370,7 +370,7 @@ class JobStore:
         for queue, of_queue in sorted(by_queue.items()):
             ends = {i: Discard(CANCELLED) for i in of_queue}
             PolicyRows(self._dialect).discard(connection, queue, ends, keep=True)
-        return job_changes.cancelled(connection, dialect, theirs)
+        return job_changes.cancelled(connection, dialect, locked)
 
     def _undo(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, delete, select
 
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
+from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.dialects import job_replay, message_walks
@@ -96,6 +97,42 @@ async def test_all_that_match_are_cancelled_and_come_back(bench: Bench, batch: i
     assert await bench.rows(archive=True) == []
     back = [{**row, "last_error": None} for row in await bench.rows()]
     assert back == before
+
+
+async def test_what_comes_back_has_the_marks_of_its_policies(bench: Bench) -> None:
+    """Without them Delay would shift it a second time."""
+    await bench.put(3, delay=600.0)
+    await bench.execute(f"UPDATE message SET policy_marks = {DELAYED} WHERE id > 1")
+    before = await bench.rows()
+    job = await do(bench, CANCEL, {"text": "cancelled by Ann"}, queue="q")
+    assert counts(await undone(bench, job)) == (3, 3, 0)
+    assert [{**row, "last_error": None} for row in await bench.rows()] == before
+
+
+@pytest.mark.parametrize("action", [RETRY, MOVE, REDRIVE, REPLAY])
+async def test_an_undo_leaves_what_an_operator_has_edited_since(bench: Bench, action: str) -> None:
+    if action in {RETRY, MOVE}:
+        await bench.put(3, delay=600.0, key="k")
+    else:
+        await archive(bench, 3, **FAILED)
+    job = await do(bench, action, {"to": "mended", "name": "n"})
+    done_ = await bench.rows()
+    keyed, raised, _ = (row["id"] for row in done_)
+    await bench.store.repairs.edit(keyed, {"key": "other"}, None)
+    await bench.store.repairs.edit(raised, {"priority": 7}, None)
+    assert counts(await undone(bench, job)) == (3, 1, 2)
+    left = {row["id"]: row for row in await bench.rows()}
+    for row, edited in zip(done_, ({"key": "other"}, {"priority": 7}), strict=False):
+        assert left[row["id"]] == {**row, **edited}
+
+
+async def test_a_reason_is_compared_with_its_spaces(bench: Bench) -> None:
+    first, second = await archive(bench, 2, **FAILED)
+    await bench.execute(f"UPDATE message_archive SET reason = 'late ' WHERE id = {first}")
+    await bench.execute(f"UPDATE message_archive SET reason = 'late' WHERE id = {second}")
+    assert (await planned(bench, REDRIVE, reason="late")).expected == 1
+    assert counts(await do(bench, REDRIVE, reason="late ")) == (1, 1, 0)
+    assert [row["id"] for row in await bench.rows()] == [first]
 
 
 async def test_messages_are_due_at_once_and_an_undo_lets_them_wait(
