@@ -39,6 +39,29 @@ class Problem(Exception):  # noqa: N818 - it is an answer, not a failure of the 
         return JSONResponse({"error": self.text}, self.status, self.headers)
 
 
+class StoredJson(JSONResponse):
+    """Tells what is stored, as far as JSON of UTF-8 can: another program may have stored NaN, or
+    half of a surrogate pair. An answer that failed would hide all other messages with it.
+    """
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the answer."""
+        try:
+            return super().render(content)
+        except (ValueError, RecursionError):
+            return super().render(tellable(content))
+
+
+def tellable(value: Any) -> Any:
+    """`value` with texts in place of NaN and infinity, and ? for halves of surrogate pairs.
+
+    Raises:
+        ValueError, RecursionError: it is nothing that JSON has.
+    """
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
+    return json.loads(text, parse_constant=str)
+
+
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """What a request may send."""

@@ -28,6 +28,7 @@ from faststream_sqlbroker.flow.pull_jobs import PullJobs
 from faststream_sqlbroker.http.answers import (
     BodyLimits,
     Problem,
+    StoredJson,
     read_body,
     read_form,
     read_object,
@@ -198,7 +199,7 @@ class ChannelRoutes:
             query = urlencode({"limit": limit, "after": following})
             headers["Link"] = f'<{request.url.path}?{query}>; rel="next"'
         result = [_shown(job) for job in jobs]
-        return JSONResponse({"Result": result}, headers=headers)
+        return StoredJson({"Result": result}, headers=headers)
 
     async def show(self, request: Request) -> Response:
         """One job, with its state."""
@@ -206,7 +207,7 @@ class ChannelRoutes:
         job = await self._jobs.job(queue, row_id(request, "job"))
         if job is None:
             raise _no_job(request)
-        return JSONResponse({**_shown(job), "State": job.state.value, "RetryCount": job.retries})
+        return StoredJson({**_shown(job), "State": job.state.value, "RetryCount": job.retries})
 
     async def change(self, request: Request) -> Response:
         """Take a job, or end it."""

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_object
+from faststream_sqlbroker.http.answers import BodyLimits, Problem, StoredJson, read_object
 from faststream_sqlbroker.http.users import Role, User
 
 MOST = 100
@@ -60,7 +60,7 @@ class MirrorRoutes:
     async def _find(self, request: Request, _user: User) -> Response:
         lookup, info = _filters(request)
         found = await _checked(self._admin().mirrored(lookup=lookup, info=info, limit=MOST))
-        return JSONResponse({"Result": [record(each, self._hidden) for each in found]})
+        return StoredJson({"Result": [record(each, self._hidden) for each in found]})
 
     async def _set_info(self, request: Request, user: User) -> Response:
         """Set the info of all messages with a lookup value, or of one; of how many."""

@@ -27,7 +27,13 @@ from faststream_sqlbroker.dialects.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models
-from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
+from faststream_sqlbroker.http.answers import (
+    BodyLimits,
+    Problem,
+    StoredJson,
+    read_form,
+    tellable,
+)
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.mistakes import kind_of
 from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id
@@ -122,7 +128,7 @@ class QueueRoutes:
         wanted = await models.read_model(request, self._limits, models.Reserve)
         rows = await self._while_connected(request, queue, wanted)
         shown = [_shown(row, wanted.lease_seconds) for row in rows]
-        return JSONResponse({"messages": shown})
+        return StoredJson({"messages": shown})
 
     async def _while_connected(
         self, request: Request, queue: str, wanted: models.Reserve
@@ -283,7 +289,8 @@ def _replacing(result: models.Body) -> Callable[[ClaimedMessage], Replaced]:
     payload, content_type = _encoded(result)
 
     def replaced(row: ClaimedMessage) -> Replaced:
-        others = {name: value for name, value in row.headers.items() if name != CONTENT_TYPE}
+        # As they are told: some databases store no others.
+        others = {name: value for name, value in _headers(row).items() if name != CONTENT_TYPE}
         new = {**others, CONTENT_TYPE: content_type} if content_type else others
         return Replaced(payload, new)
 
@@ -364,8 +371,7 @@ def _headers(row: ClaimedMessage) -> dict[str, Any]:
     except (ValueError, RecursionError):
         # An answer that failed would leave all messages of it leased, each time anew.
         try:
-            text = json.dumps(headers, ensure_ascii=False).encode(errors="replace").decode()
-            found: dict[str, Any] = json.loads(text, parse_constant=str)
+            found: dict[str, Any] = tellable(headers)
         except (ValueError, RecursionError):
             return {}
         return found

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 from prometheus_client import CollectorRegistry
-from sqlalchemy import true, update
+from sqlalchemy import func, literal_column, select, true, update
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerResponse
 from faststream_sqlbroker.core.clock import Clock
@@ -20,7 +20,7 @@ from faststream_sqlbroker.flow.pull_jobs import MOST_ROUNDS
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import Look
-from tests.http.conftest import on_sqlite
+from tests.http.conftest import as_user, on_sqlite
 from tests.http.pulling import CHANNEL, CONSUMER, JOBS, LEASE, QUEUE, TOKENS, Pulling
 from tests.http.test_pull_consumers import over
 
@@ -233,6 +233,28 @@ async def test_a_job_in_flight_that_is_cancelled_is_dead_when_its_time_is_over(
             row = (await look.rows(archive=True))[-1]
             assert (row["state"], row["reason"]) == ("DISCARDED", "cancelled")
             assert row["last_error"] == f"cancelled by ann: {by}"
+
+
+@on_sqlite
+async def test_a_job_that_json_cannot_tell_hides_no_other(broker: SqlBroker, look: Look) -> None:
+    """Another program may have stored half of a surrogate pair, and NaN."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        for _ in range(2):
+            await broker.publish("x", QUEUE, lookup="ann")
+        headers = """'{"content-type": "\\ud800", "channel-message-id": "\\ud800", "a": NaN}'"""
+        table = look.tables.message
+        first = select(func.min(table.c.id)).scalar_subquery()
+        async with look.engine.begin() as connection:
+            odd = update(table).where(table.c.id == first).values(headers=literal_column(headers))
+            await connection.execute(odd)
+        one, two = await pulling.queued()
+        assert (one["Message"]["ContentType"], one["Message"]["MessageID"]) == ("?", "?")
+        assert two["Message"]["ContentType"] == "text/plain"
+        assert await pulling.state(one["ID"]) == ("QUEUED", 0)
+        records = await pulling.http.get("/v1/mirror?Lookup=ann", auth=as_user("ola"))
+        assert [each["Properties"].get("a") for each in records.json()["Result"]] == ["NaN", None]
 
 
 async def test_a_broadcast_is_sent_once_for_a_dedup_id(broker: SqlBroker, look: Look) -> None:

@@ -798,15 +798,31 @@ async def test_headers_that_json_cannot_tell(web: Queueing, look: Look) -> None:
     """Another program may have stored them; the messages that come with them are not held up."""
     await web.publish(1, headers={"a": [1]})
     await web.publish(2)
-    stored = literal_column("""'{"a": [NaN], "b": "\\ud800", "c": 1}'""")
+    stored = literal_column("""'{"a": [NaN], "b": "\\ud800", "c": 1, "content-type": "\\udfff"}'""")
     async with look.engine.begin() as connection:
         table = look.tables.message
         first = select(func.min(table.c.id)).scalar_subquery()
         await connection.execute(update(table).where(table.c.id == first).values(headers=stored))
     one, two = await web.reserve(limit=2)
-    assert one["headers"] == {"a": ["NaN"], "b": "?", "c": 1}
+    assert one["headers"] == {"a": ["NaN"], "b": "?", "c": 1, "content-type": "?"}
+    assert one["content_type"] == "?"
     assert two["body"] == "2"
     assert (await web.end(one)).status_code == 200
+
+
+@pytest.mark.parametrize("database", ["sqlite", "mariadb"], indirect=True)
+async def test_a_result_is_stored_with_headers_that_json_cannot_tell(
+    web: Queueing, look: Look
+) -> None:
+    """MariaDB reads 1e999, and takes no Infinity: each commit failed, and the message came back."""
+    await web.publish(1)
+    async with look.engine.begin() as connection:
+        stored = literal_column("""'{"a": 1e999}'""")
+        await connection.execute(update(look.tables.message).values(headers=stored))
+    [message] = await web.reserve()
+    assert (await web.end(message, result={"body": 2})).status_code == 200
+    [row] = await look.rows(archive=True)
+    assert bytes(row["payload"]) == b"2"
 
 
 async def test_a_message_that_is_cancelled_does_not_come_back(
