@@ -21,6 +21,7 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
+from faststream_sqlbroker.flow.housekeeping import BATCH
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -36,6 +37,8 @@ SHORTEST_PAUSE = 0.1
 
 LATE_TAKES = (0.0, 0.05, 0.25)
 """Seconds before each look for jobs that were taken in spite of a consumer's change to push."""
+CLEANED = 60.0
+"""Seconds between two looks for states that have expired, such as those of lookup values."""
 MOST_ROUNDS = 4
 """Times that one request ends expired jobs, and looks anew; then it passes over the others."""
 
@@ -87,6 +90,7 @@ class PullJobs:
         self._metrics = DirectMetrics(recorder)
         self._loop = Loop("pull jobs", self._tick, log, wakeups.clock)
         self._configured = Configured(self._configure, wakeups.clock)
+        self._clean_at = float("-inf")
         for channel, of_channel in options.channels.items():
             for name, consumer in of_channel.consumers.items():
                 if consumer_type(consumer.type) == "pull":
@@ -306,11 +310,20 @@ class PullJobs:
         queues = await self.store.channels.pulled()
         if not queues:
             return LONGEST_PAUSE
+        await self._clean()
         overdue, ends_in = await self.store.channels.overdue(queues)
         for queue in overdue:
             await self._sweep(queue)
         pause = LONGEST_PAUSE if ends_in is None else ends_in
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, pause))
+
+    async def _clean(self) -> None:
+        """Forget states that have expired, as a subscriber does: there may be none anywhere."""
+        now = self._wakeups.clock.monotonic()
+        if now < self._clean_at:
+            return
+        more = await self.store.policies.forget_expired(BATCH) == BATCH
+        self._clean_at = now + (0.0 if more else CLEANED)
 
     async def _sweep(self, queue: str) -> None:
         for end in await self.store.channels.sweep(queue, self._options.max_retries):

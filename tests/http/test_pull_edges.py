@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import uuid4
 
 import pytest
@@ -295,6 +296,37 @@ async def test_middlewares_see_a_broadcast_as_one_batch(broker: SqlBroker) -> No
         "faststream_published_messages_total", {**labels, "status": "success"}
     )
     assert found == 2
+
+
+async def test_what_has_expired_is_forgotten_without_any_subscriber(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
+    """Rows of lookup values whose messages have left; nothing else may be there to remove them."""
+    pulling = Pulling(broker)
+    table = look.tables.policy_state
+
+    async def mirrored() -> int:
+        counted = select(func.count()).where(table.c.scope == "mirror:ann")
+        async with look.engine.connect() as connection:
+            return int((await connection.execute(counted)).scalar_one())
+
+    async with pulling.http:
+        await pulling.queued()
+        jobs = pulling.app._service.jobs()  # type: ignore[misc]
+        await jobs.stop()
+        job = str(await broker.publish("x", QUEUE, lookup="ann"))
+        await broker.publish("y", QUEUE, lookup="ann")
+        await pulling.post(job, "DELIVERED", lease=await pulling.start(job))
+        async with look.engine.begin() as connection:
+            over = update(table).where(table.c.scope == "mirror:ann").values(expires_at=clock())
+            await connection.execute(over)
+        monkeypatch.setattr(jobs, "_clean_at", float("-inf"))
+        await jobs._tick()
+        assert await mirrored() == 1
+        forgotten = AsyncMock()
+        monkeypatch.setattr(jobs.store.policies, "forget_expired", forgotten)
+        await jobs._tick()
+        assert not forgotten.called, "it comes once a minute"
 
 
 @on_sqlite
