@@ -11,9 +11,11 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    LargeBinary,
     Select,
     Table,
     bindparam,
+    cast,
     delete,
     func,
     insert,
@@ -28,7 +30,7 @@ from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.sizes import chunks
-from faststream_sqlbroker.schema.types import later
+from faststream_sqlbroker.schema.types import MYSQL, later
 
 MIRROR = "mirror:"
 """The scope is this and the lookup value; the key is the message's id, and so is the counter."""
@@ -202,6 +204,13 @@ def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]
     return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living)]
 
 
+def _is_text(dialect: Operations, column: Any, text: str) -> Any:
+    # As texts, those that differ in spaces at their end would be equal there.
+    if dialect.name in MYSQL:
+        return cast(column, LargeBinary) == text.encode()
+    return column == text
+
+
 def _matching(
     dialect: Operations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
 ) -> Select[Any]:
@@ -213,7 +222,7 @@ def _matching(
     else:
         wanted = [state.c.scope == MIRROR + lookup]
     if info is not None:
-        wanted.append(state.c.info["text"].as_string() == info)
+        wanted.append(_is_text(dialect, state.c.info["text"].as_string(), info))
     joined = state.join(message, message.c.id == state.c.counter)
     return select(*columns).select_from(joined).where(*wanted)
 

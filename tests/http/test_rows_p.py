@@ -52,6 +52,8 @@ async def test_p12_the_bare_number_of_mirrored_messages(
     assert await count(Lookup="a b", Info="x&y") == "1"
     assert await count(Lookup="", Info="") == "3"
     assert await count(Lookup="A B") == await count(Lookup="%") == "0"
+    # MySQL and MariaDB compare texts without the spaces at their end.
+    assert await count(Info="z ") == await count(Info="Z") == "0"
     # Until it leaves.
     await broker.admin.cancel(ids[0] or 0, by="ann")
     assert await count() == "2"
