@@ -356,6 +356,10 @@ async def test_wrong_tokens_are_counted_by_address_whatever_they_are_for(
         assert await publish(QUEUE, "guess") == 429
 
 
+@pytest.mark.attack(
+    "many wrong passwords and tokens at the same moment",
+    "429 for all but as many as one after the other; the right one among them is not told",
+)
 @on_sqlite
 async def test_guesses_at_once_are_limited_as_those_one_after_the_other(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
