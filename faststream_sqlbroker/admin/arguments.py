@@ -1,7 +1,7 @@
 """Checks of what an operator gives."""
 
 import re
-from datetime import datetime
+from datetime import datetime, timezone
 
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.text import clean_text, short, storable
@@ -76,16 +76,29 @@ def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
     """The moment that the argument `name` gives, or in how many seconds it is.
 
     Raises:
-        SetupError: it is neither an aware datetime nor a length of time of 0 or more.
+        SetupError: it is neither an aware datetime within 100 years nor a length of time of 0 or
+            more.
     """
     if isinstance(value, datetime):
-        return _aware(name, value)
+        return near(name, value)
     seconds = parse_duration(value, name=name)
     if not 0 <= seconds <= LONGEST_AGE:
         raise SetupError(
             f"{name} must be a datetime, or a duration of 0 to 100 years, got {short(value)}"
         )
     return seconds
+
+
+def near(name: str, value: datetime) -> datetime:
+    """`value`, if every database can hold it.
+
+    Raises:
+        SetupError: it has no time zone, or is more than 100 years away.
+    """
+    away = abs(_aware(name, value) - datetime.now(timezone.utc))
+    if away.total_seconds() > LONGEST_AGE:
+        raise SetupError(f"{name} must be within 100 years from now, got {value.isoformat()}")
+    return value
 
 
 def _aware(name: str, value: datetime) -> datetime:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from faststream_sqlbroker.admin.arguments import operator_name, queue_name, text_or_none
+from faststream_sqlbroker.admin.arguments import near, operator_name, queue_name, text_or_none
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.core.text import short
@@ -40,7 +40,7 @@ class Pauses(Operations):
             by: Who pauses, as text; default the host and the process id.
 
         Raises:
-            SetupError: `queue` is not a valid name, `until` is not above 0 or has no time zone, or
+            SetupError: `queue` is not a valid name, `until` is over or has no time zone, or
                 `reason` or `by` is not text.
         """
         info = {
@@ -48,11 +48,14 @@ class Pauses(Operations):
             "reason": text_or_none("reason", reason),
         }
         async with self._turn:
-            self._heard(
-                await self._store.live_subscribers.pause(
-                    queue_name(queue), _until(until), info, self._channel
-                )
+            paused = await self._store.live_subscribers.pause(
+                queue_name(queue), _until(until), info, self._channel
             )
+            if paused is None:
+                raise SetupError(
+                    f"until must be ahead of the database's clock, got {until}: resume ends a pause"
+                )
+            self._heard(paused)
 
     async def resume(self, queue: str, *, by: str | None = None) -> bool:
         """End the pause of `queue`; processes claim again as soon as they would learn of a pause.
@@ -83,12 +86,7 @@ class Pauses(Operations):
 
 def _until(value: Duration | datetime | None) -> datetime | float | None:
     if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise SetupError(
-                f"until needs a time zone, got the naive datetime {value!r}: "
-                "use datetime.now(timezone.utc)"
-            )
-        return value
+        return near("until", value)
     if value is None:
         return None
     seconds = parse_duration(value, name="until")

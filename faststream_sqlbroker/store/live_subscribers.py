@@ -94,10 +94,14 @@ class LiveSubscribers:
 
     async def pause(
         self, queue: str, until: datetime | float | None, info: Mapping[str, Any], channel: str
-    ) -> frozenset[str]:
-        """Pause `queue` and notify `channel`; the names of the queues that are paused then."""
+    ) -> frozenset[str] | None:
+        """Pause `queue` and notify `channel`; the names of the queues that are paused then. None,
+        and nothing is done: `until` is over.
+        """
 
-        def work(connection: Connection) -> frozenset[str]:
+        def work(connection: Connection) -> frozenset[str] | None:
+            if isinstance(until, datetime) and until <= self._dialect.now(connection):
+                return None
             rows.pause(connection, self._table, queue, until, info)
             end = until.isoformat() if isinstance(until, datetime) else until
             given = {"queue": queue, "reason": info.get("reason"), "until": end}

@@ -90,12 +90,17 @@ async def test_an_expired_lease_ends_a_registration_by_the_databases_clock(bench
     assert [row.key for row in await state(bench)] == ["alive", "dead"]
 
 
+async def end_pauses(bench: Bench) -> None:
+    """Let every pause be over."""
+    over = f"UPDATE message_policy_state SET expires_at = {bench.past(3600)} WHERE scope = 'paused'"
+    await bench.execute(over)
+
+
 async def test_only_long_expired_registrations_are_removed(bench: Bench) -> None:
     await announce(bench, known("dead"), lease=-KEPT_SECONDS - 1.0)
     await announce(bench, known("lately"), lease=-1.0)
-    await bench.store.live_subscribers.pause(
-        "over", datetime(2020, 1, 1, tzinfo=timezone.utc), {"by": "me"}, CHANNEL
-    )
+    await bench.store.live_subscribers.pause("over", None, {"by": "me"}, CHANNEL)
+    await end_pauses(bench)
     await bench.store.live_subscribers.pause("lasting", None, {"by": "me"}, CHANNEL)
     await announce(bench, known("alive"), clean=True)
     assert [row.key for row in await state(bench)] == ["lasting", "alive", "lately"]
@@ -157,11 +162,22 @@ async def test_a_pause_ends_by_the_databases_clock(bench: Bench) -> None:
     await eventually(over)
     assert await announce(bench, known("w")) == frozenset()
     assert await fleet.resume("a", CHANNEL) == (False, frozenset())
-    before = datetime(2020, 1, 1, tzinfo=timezone.utc)
-    assert await fleet.pause("a", before, {"by": "me"}, CHANNEL) == frozenset()
+    assert await fleet.pause("a", None, {"by": "me"}, CHANNEL) == {"a"}
+    await bench.execute(f"UPDATE message_policy_state SET created_at = {bench.past(7200)}")
+    [before] = await fleet.paused()
+    await end_pauses(bench)
     assert await fleet.pause("a", None, {"by": "me"}, CHANNEL) == {"a"}
     [row] = await fleet.paused()
-    assert row.since > before, "a pause that was over is not the beginning of the next one"
+    assert row.since > before.since, "a pause that was over is not the beginning of the next one"
+
+
+async def test_an_end_that_is_over_pauses_nothing(bench: Bench) -> None:
+    fleet = bench.store.live_subscribers
+    assert await fleet.pause("a", None, {"by": "me"}, CHANNEL) == {"a"}
+    for end in (datetime(2020, 1, 1, tzinfo=timezone.utc), await bench.store.now()):
+        assert await fleet.pause("a", end, {"by": "me"}, CHANNEL) is None
+    assert [(each.queue, each.until) for each in await fleet.paused()] == [("a", None)]
+    assert [job.action for job in await bench.store.jobs.listed(None, 10)] == ["pause"]
 
 
 async def test_names_are_compared_exactly(bench: Bench) -> None:

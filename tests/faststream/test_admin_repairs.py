@@ -1,7 +1,7 @@
 """broker.admin: cancel, retry_now, postpone, move, edit, next to running subscribers."""
 
 import asyncio
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -88,6 +88,11 @@ async def test_a_running_handler_is_not_disturbed(broker: SqlBroker, look: Look)
         ("postpone", {"message_id": 1, "until": -1}, "until must be"),
         ("postpone", {"message_id": 1, "until": datetime(2026, 1, 1)}, "until needs a time zone"),
         ("postpone", {"message_id": 1, "until": 4e9}, "0 to 100 years"),
+        (
+            "edit",
+            {"message_id": 1, "due": datetime(9999, 12, 31, tzinfo=timezone.utc)},
+            "due must be within 100 years",
+        ),
         ("move", {"message_id": 1, "queue": ""}, "cannot be the name of a queue"),
         ("edit", {"message_id": 1}, "edit needs priority, key or due"),
         ("edit", {"message_id": 1, "priority": 101}, "from -100 to 100, got 101"),

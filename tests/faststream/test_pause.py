@@ -212,6 +212,15 @@ async def test_a_pause_returns_its_end(broker: SqlBroker) -> None:
     assert paused.until - paused.since == timedelta(minutes=1)
 
 
+async def test_an_end_that_is_over_is_refused_and_the_pause_stays(broker: SqlBroker) -> None:
+    await broker.admin.pause("q")
+    before = await broker.admin.paused()
+    with pytest.raises(SetupError, match="until must be ahead of the database's clock"):
+        await broker.admin.pause("q", until=datetime.now(timezone.utc) - timedelta(hours=1))
+    assert await broker.admin.paused() == before
+    assert [job.action for job in await broker.admin.audit()] == ["pause"]
+
+
 async def test_until_may_be_a_moment(broker: SqlBroker) -> None:
     moment = datetime(2100, 1, 1, tzinfo=timezone(timedelta(hours=2)))
     await broker.admin.pause("q", until=moment)
@@ -226,6 +235,7 @@ async def test_until_may_be_a_moment(broker: SqlBroker) -> None:
         ({"until": "-5s"}, "until must be a duration above 0"),
         ({"until": "200 years"}, "until cannot be '200 years'"),
         ({"until": datetime(2100, 1, 1)}, "until needs a time zone"),
+        ({"until": datetime(9999, 1, 1, tzinfo=timezone.utc)}, "until must be within 100 years"),
         ({"reason": 5}, "reason must be text, got 5"),
         ({"by": b"x"}, "by must be text"),
         ({"queue": ""}, "cannot be the name of a queue"),
