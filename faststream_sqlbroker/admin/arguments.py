@@ -1,7 +1,7 @@
 """Checks of what an operator gives."""
 
 import re
-from datetime import datetime, timezone
+from datetime import datetime
 
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.text import clean_text, short, storable
@@ -13,6 +13,10 @@ LARGEST_ID = 2**63 - 1
 """The largest value of the id column, a signed integer of 64 bits."""
 LONGEST_AGE = 100 * 365 * 86_400.0
 """Seconds; every database knows the time so long ago."""
+FIRST_YEAR = 1001
+"""Every database knows all moments from its begin on, in any time zone."""
+LAST_YEAR = 9998
+"""The same until its end."""
 LONGEST_TEXT = 1_000
 """Bytes of a reason and of the name of an operator; longer text is cut."""
 _ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -76,8 +80,8 @@ def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
     """The moment that the argument `name` gives, or in how many seconds it is.
 
     Raises:
-        SetupError: it is neither an aware datetime within 100 years nor a length of time of 0 or
-            more.
+        SetupError: it is neither an aware datetime that every database can hold nor a length of
+            time of 0 or more.
     """
     if isinstance(value, datetime):
         return near(name, value)
@@ -93,11 +97,12 @@ def near(name: str, value: datetime) -> datetime:
     """`value`, if every database can hold it.
 
     Raises:
-        SetupError: it has no time zone, or is more than 100 years away.
+        SetupError: it has no time zone, or is in a year that not every database has.
     """
-    away = abs(_aware(name, value) - datetime.now(timezone.utc))
-    if away.total_seconds() > LONGEST_AGE:
-        raise SetupError(f"{name} must be within 100 years from now, got {value.isoformat()}")
+    if not FIRST_YEAR <= _aware(name, value).year <= LAST_YEAR:
+        raise SetupError(
+            f"{name} must be in a year from {FIRST_YEAR} to {LAST_YEAR}, got {value.isoformat()}"
+        )
     return value
 
 

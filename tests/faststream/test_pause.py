@@ -235,7 +235,7 @@ async def test_until_may_be_a_moment(broker: SqlBroker) -> None:
         ({"until": "-5s"}, "until must be a duration above 0"),
         ({"until": "200 years"}, "until cannot be '200 years'"),
         ({"until": datetime(2100, 1, 1)}, "until needs a time zone"),
-        ({"until": datetime(9999, 1, 1, tzinfo=timezone.utc)}, "until must be within 100 years"),
+        ({"until": datetime(9999, 1, 1, tzinfo=timezone.utc)}, "until must be in a year"),
         ({"reason": 5}, "reason must be text, got 5"),
         ({"by": b"x"}, "by must be text"),
         ({"queue": ""}, "cannot be the name of a queue"),
