@@ -277,7 +277,6 @@ class JobStore:
             alike = self._alike[batch.job.id] = refused_batch(batch.job, batch.ids, error)
         if len(batch.ids) > 1:
             return Step(batch.job, 0.0)
-        alike.count += 1
         failure = Failure(batch.ids[0], clean_text(str(error), limit=ERROR_BYTES))
 
         def leave(connection: Connection) -> Step:

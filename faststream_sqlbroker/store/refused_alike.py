@@ -21,13 +21,13 @@ class RefusedAlike:
     """Which error, without what it says of a row."""
     needed: int
     """So many make it an error of the whole job."""
-    count: int = 0
 
     def is_whole(self, job: Job) -> bool:
         """Whether it is one by now; `job` is in front of the last message that was refused."""
-        # Another process may have done some between them: then the error does not meet all.
-        alike = job.done == self.before.done and job.failed == self.before.failed + self.count - 1
-        return alike and FEWEST <= self.needed <= self.count
+        # Other processes take turns, and count what they were refused in the same row. If one of
+        # them has done some, the error does not meet all.
+        refused = job.failed + 1 - self.before.failed
+        return job.done == self.before.done and FEWEST <= self.needed <= refused
 
     def failed(self, job: Job, error: str) -> Job:
         """`job`, to be tried again from the first of these messages on, when it is resumed."""

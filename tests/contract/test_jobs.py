@@ -509,6 +509,28 @@ async def test_an_error_that_meets_a_whole_batch_fails_the_job(
     assert len(moved) == 60
 
 
+async def test_processes_that_take_turns_see_that_an_error_meets_a_whole_batch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 25)
+    await bench.put(30, key="bad")
+    await refuse(bench, "bad", "other")
+    job = await bench.store.jobs.begin(await planned(bench, MOVE, {"to": "other"}), "c")
+    store = bench.store
+    other = jobs.JobStore(store._transactions, store.dialect, store._places)
+    fleet = [store.jobs, other]
+    for turn in range(400):
+        step = await fleet[turn % 2].step(job.id)
+        if step.pause is None:
+            break
+    assert step.job is not None
+    assert (step.job.state, step.job.failed, step.job.visited) == ("failed", 0, 0)
+    await allow(bench)
+    await other.resume(job.id)
+    ended = await steps(bench, job)
+    assert (ended.state, ended.done, ended.failed) == ("ended", 30, 0)
+
+
 async def test_small_batches_are_refused_together(bench: Bench) -> None:
     """A job with a rate of two a second has batches of two."""
     await bench.put(30, key="bad")
