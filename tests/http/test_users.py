@@ -403,7 +403,9 @@ async def test_guesses_at_once_are_limited_as_those_one_after_the_other(
         compare.set()
         found = [answer.status_code for answer in await answers]
         assert found[:7] == [401, 401, 401, 429, 429, 429, 429]
-        assert found[7:] == [403, 403, 429, 429, 429, 429, 429]
+        # The database answers in any order, so the right token may be among the first.
+        assert sorted(found[7:13]) == [403, 403, 429, 429, 429, 429]
+        assert found[13] in {201, 429}
 
 
 async def test_tokens_of_a_lock_out_cause_few_looks() -> None:

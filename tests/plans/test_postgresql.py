@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -28,7 +29,9 @@ def literal(value: Any) -> str:
     """`value` as SQL text; an array as one untyped literal, which takes the parameter's type."""
     if isinstance(value, list):
         return "'{" + ", ".join("NULL" if v is None else str(v) for v in value) + "}'"
-    return f"'{value}'" if isinstance(value, str | UUID) else str(value)
+    if value is None:
+        return "NULL"
+    return f"'{value}'" if isinstance(value, str | UUID | datetime) else str(value)
 
 
 def explain(connection: Connection, name: str, **binds: Any) -> dict[str, Any]:
@@ -263,8 +266,10 @@ def test_release_reads_expired_leases_only(leased: tuple[Connection, dict[str, l
     connection, _ = leased
     plan = explain(connection, "lease_ends_in", queues=["q", "other7"])
     check(plan, indexes={"message_leased"}, buffers=60)
-    plan = explain(connection, "release_stuck", queues=["q", "other7"], limit=1000)
-    check(plan, indexes={"message_leased"}, buffers=60 * LEASED)
+    for before in (None, datetime.now(timezone.utc)):
+        binds = {"queues": ["q", "other7"], "limit": 1000, "before": before}
+        plan = explain(connection, "release_stuck", **binds)
+        check(plan, indexes={"message_leased"}, buffers=60 * LEASED)
 
 
 def test_a_look_for_replies_reads_its_queue_only(crowded: Engine) -> None:

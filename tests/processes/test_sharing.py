@@ -4,6 +4,8 @@ import signal
 from collections import Counter
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.core.rows import NewMessage
 from tests.forked import Process
@@ -64,7 +66,7 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
     """A process that resumes starts nothing that others have; its heartbeat decides nothing."""
     await fleet.publish(600)
     stopped = await _stalled(fleet, at=200)
-    stopped.send_signal(signal.SIGSTOP)
+    await _stop_without_lock(fleet, stopped)
     killed = await _stalled(fleet, at=400)
     killed.kill()
     leases = {
@@ -91,6 +93,19 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
     # The waiting rows of both, each charged as if they had been started.
     assert await fleet.count("deliveries_count = 2", archive=True) >= len(leases)
     assert await fleet.count("deliveries_count > 2 OR state <> 'COMPLETED'", archive=True) == 0
+
+
+async def _stop_without_lock(fleet: Fleet, worker: Process) -> None:
+    """Stop it while it writes nothing: on SQLite all others would wait for the end of its write."""
+    while True:
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            async with fleet.store.engine.begin() as connection:
+                await connection.execute(text("UPDATE message SET priority = 0 WHERE 1 = 0"))
+        except OperationalError:
+            worker.send_signal(signal.SIGCONT)
+        else:
+            return
 
 
 async def _stalled(fleet: Fleet, *, at: int) -> Process:
