@@ -16,10 +16,11 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.dialects import pull_pages
 from faststream_sqlbroker.dialects.channels import place_of
-from faststream_sqlbroker.dialects.claimed_rows import MESSAGE_COLUMNS, load_payload
+from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.postgresql.answers import read_claimed
 from faststream_sqlbroker.dialects.postgresql.sql import ANEW_GUARD, KEEP_ACKED, LEASED
+from faststream_sqlbroker.dialects.postgresql.statements import kept_columns
 from faststream_sqlbroker.dialects.pull_pages import JobsPage
 from faststream_sqlbroker.dialects.query import Query
 
@@ -99,9 +100,6 @@ class QuickJobs:
     def __init__(self, dialect: Operations, claimed_columns: str) -> None:
         """Add them to `dialect`; `claimed_columns` are those of a claim."""
         self._sql = dialect.sql
-        kept = MESSAGE_COLUMNS.format(key=dialect.names["key"])
-        # Not all columns of the message: one of the user's may have the name of ours.
-        of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
         of_queue = bindparam("queue", type_=String)
         anew = bindparam("one", type_=Integer)
         sizes = bindparam("limit", type_=Integer), bindparam("bytes", type_=BigInteger)
@@ -112,7 +110,7 @@ class QuickJobs:
         claiming = {"columns": claimed_columns}
         consumer = [bindparam(name, type_=String) for name in ("channel", "consumer")]
         dialect.add_statement("take_job", _TAKE, *one, *consumer, lease, anew, **claiming)
-        ending = {"columns": kept, "of_message": of_message, "guard": ANEW_GUARD}
+        ending = {**kept_columns(dialect.names), "guard": ANEW_GUARD}
         dialect.add_statement("deliver_job", _DELIVER, *one, anew, **ending)
 
     def first(self, queue: str, limit: int, *, gone: bool) -> Query[JobsPage]:

@@ -57,6 +57,14 @@ def claimed_columns(names: Mapping[str, str]) -> str:
     return columns
 
 
+def kept_columns(names: Mapping[str, str]) -> dict[str, str]:
+    """What `KEEP_ACKED` is filled with: the columns that the archive keeps, and those of `m`."""
+    kept = MESSAGE_COLUMNS.format(key=names["key"])
+    # Not all columns of the message: one of the user's may have the name of ours.
+    of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
+    return {"columns": kept, "of_message": of_message}
+
+
 def add_statements(dialect: Operations) -> None:
     """Add them to `dialect`."""
     _add_inserts(dialect)
@@ -192,12 +200,9 @@ def _add_settles(dialect: Operations) -> None:
             _array("related", BigInteger),
             _array("fingerprints", String),
         )
-        kept = MESSAGE_COLUMNS.format(key=dialect.names["key"])
-        add("archive", sql.ARCHIVE, *ended, *why, columns=kept)
-        # Not all columns of the message: one of the user's may have the name of ours.
-        of_message = ", ".join(f"m.{column}" for column in kept.split(", "))
+        words = kept_columns(dialect.names)
+        add("archive", sql.ARCHIVE, *ended, *why, columns=words["columns"])
         ends = bindparam("ends", type_=Text)
-        words = {"columns": kept, "of_message": of_message}
         add("archive_acked", sql.ARCHIVE_ACKED, *held, ends, **words)
         acked_too = on_ack(sql.ARCHIVE_ACKED)
         dialect.add_statement("archive_acked" + ON_ACK, acked_too, *held, ends, *owned, **words)
