@@ -34,6 +34,10 @@ screenshots: setup
 test *args: setup
     @{{ servers }} -- sh tools/test.sh "$@"
 
+# Run tests while random processes of the run are stopped for two seconds each (STALLED="--seed 1 --every 20")
+test-stalled *args: setup
+    @{{ python }} -m tools.stalled ${STALLED:-} -- {{ servers }} -- sh tools/test.sh "$@"
+
 # The inner loop, under a minute: unit tests, and the contract on SQLite
 test-quick *args: setup
     @sh tools/quick.sh "$@"

@@ -20,6 +20,7 @@ from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store import store
 from tests import quick_tables, scheduling
 from tests.compiled import Compiled
+from tests.costs import Costs
 from tests.quick_tables import QuickTables
 from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, own_server, server
@@ -112,6 +113,10 @@ class Servers:
             if isinstance(found, Engine):
                 found.dispose()
         self._stack.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Costs(config), "costs")
 
 
 @pytest.hookimpl(tryfirst=True)
