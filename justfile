@@ -34,6 +34,10 @@ screenshots: setup
 test *args: setup
     @{{ servers }} -- sh tools/test.sh "$@"
 
+# Run all tests, and keep how long each file takes: later runs begin with the longest
+record-times *args: setup
+    @SQLBROKER_RECORD_TIMES=1 {{ servers }} -- sh tools/test.sh "$@"
+
 # Run tests while random processes of the run are stopped for two seconds each (STALLED="--seed 1 --every 20")
 test-stalled *args: setup
     @{{ python }} -m tools.stalled ${STALLED:-} -- {{ servers }} -- sh tools/test.sh "$@"

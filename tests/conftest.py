@@ -1,5 +1,6 @@
 """Databases for every test: an empty one each time."""
 
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -21,12 +22,14 @@ from faststream_sqlbroker.store import store
 from tests import quick_tables, scheduling
 from tests.compiled import Compiled
 from tests.costs import Costs
+from tests.failures import Explained, SecondChance, passes_alone
 from tests.quick_tables import QuickTables
 from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, own_server, server
+from tools.stalled import VARIABLE as STALLS
 
 # A pause of a busy machine is no failure: 200 ms for an example are not ours to promise.
-settings.register_profile("ours", deadline=None)
+settings.register_profile("ours", deadline=None, print_blob=True)
 settings.load_profile("ours")
 
 DRIVERS = {
@@ -117,6 +120,9 @@ class Servers:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Costs(config), "costs")
+    config.pluginmanager.register(Explained(), "explained")
+    if config.getoption("numprocesses", None) and STALLS not in os.environ:
+        config.pluginmanager.register(SecondChance(passes_alone), "second chance")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -126,6 +132,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = config.getoption("ignore") or config.getoption("ignore_glob")
     config.stash[ALL] = list(items) if whole == [Path(__file__).parent] and not left_out else []
     items[:] = scheduling.order(items)
+
+
+def pytest_collection_finish() -> None:
+    """What the tests and their imports are made of stays: no collection looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

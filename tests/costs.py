@@ -4,6 +4,7 @@ The seconds are of the tests' processes and of all that these start, also of wha
 servers of `tools.servers` are not among them: it tells their seconds when it stops them.
 """
 
+import json
 import os
 import resource
 import time
@@ -14,8 +15,14 @@ from typing import Any
 
 import pytest
 
+from tests import scheduling
+
 SLOWEST = 10
 TICKS = os.sysconf("SC_CLK_TCK")
+KEEP = "SQLBROKER_TEST_COSTS"
+"""Names a file for all figures."""
+RECORD = "SQLBROKER_RECORD_TIMES"
+"""If set, the seconds of each file are kept for the order of later runs."""
 OUTSIDE = "(start, collection and end)"
 
 
@@ -110,9 +117,10 @@ class Costs:
         slowest = sorted(self._tests.items(), key=lambda test: -test[1])[:SLOWEST]
         for name, seconds in slowest:
             terminalreporter.write_line(f"{seconds:8.1f} {name}")
-        if path := os.environ.get("COSTS"):
-            import json
-
+        if path := os.environ.get(KEEP):
             Path(path).write_text(
                 json.dumps({"cpu": self.cpu, "wall": self.wall, "tests": self._tests}, indent=0)
             )
+        if RECORD in os.environ:
+            self.wall.pop(OUTSIDE, None)
+            scheduling.record(self.wall)

@@ -7,6 +7,9 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
+MIN_STEP, MAX_STEP = 0.005, 0.05
+"""Seconds of the first pause of `eventually`, and of the longest."""
+
 MYSQL = ("mariadb", "mysql")
 """The two that share a dialect."""
 
@@ -51,11 +54,15 @@ class Awake:
 
 
 async def eventually(
-    check: Callable[[], Awaitable[T] | T], timeout: float = 60.0, step: float = 0.01
+    check: Callable[[], Awaitable[T] | T], timeout: float = 60.0, step: float = MAX_STEP
 ) -> T:
     """Call `check` until it returns something true; fail with its last answer after `timeout`
-    seconds."""
+    seconds.
+
+    The pause between two calls grows to `step` seconds: most checks ask a database.
+    """
     deadline = time.monotonic() + timeout
+    pause = min(MIN_STEP, step)
     while True:
         answer = check()
         if isinstance(answer, Awaitable):
@@ -64,4 +71,5 @@ async def eventually(
             return answer
         if time.monotonic() > deadline:
             raise AssertionError(f"not true after {timeout} seconds, last answer: {answer!r}")
-        await asyncio.sleep(step)
+        await asyncio.sleep(pause)
+        pause = min(pause * 1.5, step)

@@ -1,6 +1,9 @@
 """The order of the tests, and which stay together when several processes share them."""
 
+import json
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,15 +11,8 @@ import pytest
 TOGETHER = ("tests/spark/",)
 """Folders whose tests have one owner: a Spark session is started once."""
 
-LONGEST_FIRST = (
-    "tests/faults/",
-    "tests/spark/",
-    "tests/processes/",
-    "tests/docs/",
-    "tests/flow/",
-    "tests/faststream/",
-)
-"""What takes long begins early: else one process works on it alone at the end."""
+TIMES = Path(__file__).parent / "times.json"
+"""The seconds that each file took: `just record-times` writes it."""
 
 
 def scope(nodeid: str) -> str:
@@ -26,15 +22,26 @@ def scope(nodeid: str) -> str:
 
 
 def order(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """The same tests, the longest folders' first; within a folder as they were."""
+    """The same tests, those of the longest scopes first; within one as they were.
 
-    def place(item: pytest.Item) -> int:
-        return next(
-            (n for n, folder in enumerate(LONGEST_FIRST) if item.nodeid.startswith(folder)),
-            len(LONGEST_FIRST),
-        )
+    What begins late is short then, so that all processes end at about the same time.
+    """
+    seconds: Counter[str] = Counter()
+    for file, taken in recorded().items():
+        seconds[scope(file)] += taken
+    return sorted(items, key=lambda item: -seconds[scope(item.nodeid)])
 
-    return sorted(items, key=place)
+
+def recorded() -> dict[str, float]:
+    """Seconds by file, as they were recorded; a new file has none."""
+    times: dict[str, float] = json.loads(TIMES.read_text())
+    return times
+
+
+def record(seconds: dict[str, float]) -> None:
+    """Keep the seconds that each file took."""
+    kept = {file: round(taken, 1) for file, taken in sorted(seconds.items()) if taken >= 1}
+    TIMES.write_text(json.dumps(kept, indent=0) + "\n")
 
 
 def scheduler(config: pytest.Config, log: Any) -> Any:

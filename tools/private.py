@@ -154,13 +154,18 @@ class Process:
         self._server: subprocess.Popen[bytes] | None = None
         self._postgresql = "postgres" in command[0]
 
+    @property
+    def log(self) -> Path:
+        """The file of what it says."""
+        return self._folder / "log"
+
     def start(self) -> None:
         """Start it, and wait until it accepts connections.
 
         Raises:
             CannotStartError: it ended, or does not accept in time.
         """
-        with (self._folder / "log").open("ab") as log:
+        with self.log.open("ab") as log:
             server = self._server = subprocess.Popen(
                 self._command,
                 preexec_fn=self._become,  # noqa: PLW1509
@@ -171,7 +176,7 @@ class Process:
         deadline = time.monotonic() + START_TIMEOUT
         while not _accepts(self.port):
             if server.poll() is not None or time.monotonic() > deadline:
-                last = (self._folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+                last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
                 msg = f"{Path(self._command[0]).name} did not start: {' '.join(last)}"
                 raise CannotStartError(msg)
             time.sleep(0.05)

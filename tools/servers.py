@@ -4,15 +4,18 @@ us.
     python -m tools.servers run [--only postgresql] -- COMMAND...
 
 runs COMMAND with the addresses in `SQLBROKER_TEST_POSTGRESQL_URL`, `…_MARIADB_URL` and
-`…_MYSQL_URL`.
+`…_MYSQL_URL`, and for each of them `…_URL_VERSION` and, of a server started here, the file
+`…_URL_LOG`. At the end it tells how much the servers that it started have worked.
 """
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 
 from sqlalchemy import create_engine, text
 
@@ -37,6 +40,9 @@ LISTENING = {
 }
 """Where a developer's server usually is, and who may use it without being told. MySQL and MariaDB
 share a port: what answers there is asked what it is."""
+
+LOGS: dict[str, Path] = {}
+"""What the servers started here say, by their URLs."""
 
 FAMILY = ("mariadb", "mysql")
 """Kinds whose servers take each other's clients."""
@@ -111,7 +117,8 @@ def own_server(kind: str) -> Iterator[str]:
 
 @contextmanager
 def _private(kind: str) -> Iterator[str]:
-    with private.STARTERS[kind]() as (url, _process):
+    with private.STARTERS[kind]() as (url, process):
+        LOGS[url] = process.log
         yield url
 
 
@@ -142,13 +149,44 @@ def run(kinds: list[str], command: list[str], say: Callable[[str], object]) -> i
     with ExitStack() as stack:
         for kind in kinds:
             try:
-                environment[VARIABLES[kind]] = stack.enter_context(server(kind))
+                url = stack.enter_context(_counted(kind, say))
             except NoServerError as error:
                 say(str(error))
                 if os.environ.get("CI") and not error.excused:
                     return 1
                 environment[f"{VARIABLES[kind]}_MISSING"] = str(error)
+                continue
+            environment[VARIABLES[kind]] = url
+            environment[f"{VARIABLES[kind]}_VERSION"] = version_of(url)
+            if url in LOGS:
+                environment[f"{VARIABLES[kind]}_LOG"] = str(LOGS[url])
         return _execute(command, environment)
+
+
+@contextmanager
+def _counted(kind: str, say: Callable[[str], object]) -> Iterator[str]:
+    """As `server`; say at the end what one that was started here has cost."""
+    with ExitStack() as stack:
+        yield stack.enter_context(server(kind))
+        before = _seconds_of_children()
+        stack.close()
+        if seconds := round(_seconds_of_children() - before):
+            say(f"CPU seconds of {kind}: {seconds}")
+
+
+def _seconds_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def version_of(url: str) -> str:
+    """What the server of `url` says that it is."""
+    engine = create_engine(url)
+    try:
+        with engine.connect() as connection:
+            return str(connection.scalar(text("SELECT version()")))
+    finally:
+        engine.dispose()
 
 
 def _execute(command: list[str], environment: dict[str, str]) -> int:

@@ -44,6 +44,8 @@ class Process:
     def kind(self) -> str | None:
         """What it is: "server", "JVM", "worker" or "child"; None for what only waits."""
         name = Path(self.words[0]).name if self.words else ""
+        if name.startswith("ld-linux"):  # a MySQL that is not installed
+            name = next((n for w in self.words if (n := Path(w).name) in SERVERS), "")
         if name.rstrip(":").startswith(SERVERS):
             return "server"
         if name == "java":
