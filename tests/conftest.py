@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -23,6 +24,7 @@ from tests import quick_tables, scheduling
 from tests.compiled import Compiled
 from tests.costs import Costs
 from tests.failures import Explained, SecondChance, passes_alone
+from tests.kept_tables import CREATING, KeptTables
 from tests.quick_tables import QuickTables
 from tools.private import CannotStartError, pgbouncer
 from tools.servers import VARIABLES, NoServerError, own_server, server
@@ -61,7 +63,7 @@ class Servers:
         self._stack = ExitStack()
         self._found: dict[str, Engine | NoServerError] = {}
         self._pgbouncer: int | str | None = None
-        self._kept: set[str] = set()
+        self._kept: dict[tuple[str, str], Engine] = {}
 
     def admin(self, kind: str) -> Engine:
         """The engine of `kind`'s administrator; skip without a server, fail in CI if nothing
@@ -100,18 +102,35 @@ class Servers:
             pytest.skip(self._pgbouncer)
         return self._pgbouncer
 
-    def keep(self, name: str) -> bool:
-        """Whether PostgreSQL's database `name` is there already; it stays until the end."""
-        self._kept.add(name)
-        with self.admin("postgresql").connect() as connection:
-            # Not only our own: a module may have servers of its own, which end earlier.
-            query = text(f"SELECT count(*) FROM pg_database WHERE datname = '{name}'")
-            return connection.scalar(query) == 1
+    def inside(self, kind: str, name: str) -> Engine | None:
+        """An engine on the database `name`, which stays until the end; None: it is not there."""
+        admin = self.admin(kind)
+        # Not only ours: a module may have servers of its own, which end earlier.
+        query = f"SELECT count(*) FROM information_schema.schemata WHERE schema_name = '{name}'"
+        if kind == "postgresql":
+            query = f"SELECT count(*) FROM pg_database WHERE datname = '{name}'"
+        with admin.connect() as connection:
+            is_there = connection.scalar(text(query)) == 1
+        if not is_there:
+            return None
+        if (kind, name) not in self._kept:
+            self._kept[kind, name] = create_engine(
+                admin.url.set(database=name), isolation_level="AUTOCOMMIT", poolclass=NullPool
+            )
+        return self._kept[kind, name]
+
+    def create(self, kind: str, name: str) -> Engine:
+        """As `inside`, of a new database."""
+        with self.admin(kind).connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        inside = self.inside(kind, name)
+        assert inside is not None
+        return inside
 
     def close(self) -> None:
         """End what was started here."""
-        for name in self._kept:
-            _drop(self.admin("postgresql"), name)
+        for kind, name in self._kept:
+            _drop(self.admin(kind), name)
         for found in self._found.values():
             if isinstance(found, Engine):
                 found.dispose()
@@ -160,28 +179,40 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def database_url(database: str, servers: Servers, tmp_path: Path) -> Iterator[str]:
-    """URL (asyncio driver) of an empty database."""
+def database_url(
+    database: str,
+    servers: Servers,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    _kept_tables: KeptTables,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> str:
+    """URL (asyncio driver) of an empty database.
+
+    Where a fixture of the test creates the usual tables, they may be there already: empty.
+    """
+    creates = not CREATING.isdisjoint(request.fixturenames)
     if database == "sqlite":
-        yield f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
-        return
+        file = tmp_path / "test.db"
+        if creates:
+            _kept_tables.copy_to(file, tmp_path_factory.getbasetemp() / "template.db")
+        return f"sqlite+aiosqlite:///{file}"
     kind = "postgresql" if database == "pgbouncer" else database
     # PgBouncer's sessions are not ended with those of other tests.
     suffix = "_pooled" if database == "pgbouncer" else ""
     admin = servers.admin(kind)
     name = f"sqlbroker_test_{os.getpid()}{suffix}"
-    if kind == "postgresql" and servers.keep(name):
-        _empty(admin, name)
-    else:
-        _drop(admin, name)
-        with admin.connect() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
+    inside = servers.inside(kind, name)
+    if inside is not None:
+        _end_sessions(admin, name)
+    if inside is None or not (creates and _kept_tables.empty(inside, name)):
+        inside = _emptied(servers, kind, name, inside)
+        if creates:
+            _kept_tables.create(inside, name)
     url = admin.url.set(drivername=f"{kind}+{_driver(kind)}", database=name)
     if database == "pgbouncer":
         url = url.set(port=servers.pgbouncer())
-    yield url.render_as_string(hide_password=False)
-    if kind != "postgresql":
-        _drop(admin, name)
+    return url.render_as_string(hide_password=False)
 
 
 def _driver(kind: str) -> str:
@@ -197,21 +228,39 @@ def _drop(admin: Engine, name: str) -> None:
         connection.execute(text(f"DROP DATABASE IF EXISTS {name}{force}"))
 
 
-def _empty(admin: Engine, name: str) -> None:
-    """Make PostgreSQL's database `name` as good as new, ten times as fast as a new one: it copies
-    no files.
-
-    Its sessions are ended, as they are when a database is dropped.
-    """
-    with admin.connect() as connection:
-        connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                f"WHERE datname = '{name}' AND backend_type = 'client backend'"
+def _end_sessions(admin: Engine, name: str) -> None:
+    """End what the test before, or a process that it started, has left."""
+    if admin.dialect.name == "postgresql":
+        with admin.connect() as connection:
+            connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    f"WHERE datname = '{name}' AND backend_type = 'client backend'"
+                )
             )
-        )
+        return
+    with admin.connect() as connection:
+        query = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
+        for session in connection.scalars(text(query)).all():
+            with suppress(DBAPIError):  # it has just ended
+                connection.execute(text(f"KILL {session}"))
+
+
+def _emptied(servers: Servers, kind: str, name: str, inside: Engine | None) -> Engine:
+    """Make the database `name` anew, or as good as new."""
+    admin = servers.admin(kind)
+    if kind == "postgresql" and inside is not None:
+        _empty(admin, name, inside)
+        return inside
+    _drop(admin, name)
+    return servers.create(kind, name)
+
+
+def _empty(admin: Engine, name: str, inside: Engine) -> None:
+    """Make PostgreSQL's database `name` as good as new, ten times as fast as a new one: it copies
+    no files."""
+    with admin.connect() as connection:
         connection.execute(text(f"ALTER DATABASE {name} RESET ALL"))
-    inside = create_engine(admin.url.set(database=name), poolclass=NullPool)
     with inside.begin() as connection:
         schemas = connection.scalars(
             text(
@@ -226,10 +275,16 @@ def _empty(admin: Engine, name: str) -> None:
         connection.execute(text(f"GRANT {rights} ON SCHEMA public TO PUBLIC"))
 
 
+@pytest.fixture(scope="session")
+def _kept_tables(_quick_tables: QuickTables) -> KeptTables:
+    return KeptTables(_quick_tables)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _quick_tables() -> Iterator[None]:
+def _quick_tables() -> Iterator[QuickTables]:
+    quick = QuickTables()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "create_all", QuickTables())
+        patch.setattr(store, "create_all", quick)
         patch.setattr(broker, "build_tables", quick_tables.built)
         # A broker has a hundred statements: those that others have had are not read again.
         patch.setattr(operations, "text", cache(text))
@@ -238,7 +293,7 @@ def _quick_tables() -> Iterator[None]:
             "for_dialect",
             lambda tables, name: quick_tables.built(tables.config, name, tables.revision),
         )
-        yield
+        yield quick
 
 
 @pytest.fixture

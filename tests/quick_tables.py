@@ -37,17 +37,25 @@ class QuickTables:
 
     def __init__(self) -> None:
         self._statements: dict[Hashable, list[tuple[str, Any]]] = {}
+        self.there: set[str] = set()
+        """Names of databases in which the usual tables are already, for the first that asks."""
 
     def __call__(self, connection: Connection, tables: Tables) -> None:
         names = tuple(
             t.fullname for t in (*tables.for_dialect(connection.dialect.name).ours, tables.version)
         )
+        database = str(connection.engine.url.database)
+        if database in self.there:
+            self.there.remove(database)
+            if tables.config == TABLES.config and tables.revision is None:
+                return
         # A driver has its own way to write binds.
         key = (
             connection.dialect.name,
             connection.dialect.driver,
             is_mariadb(connection.dialect),
-            names,
+            tables.config,
+            tables.revision,
         )
         if _any_there(connection, tables, names):
             create_all(connection, tables)
