@@ -9,6 +9,9 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 """Asked by Debian's packages before they start their service; 101 forbids it."""
 
 
+JAVA = "default-jre-headless"
+"""The Java of this Debian: 17 in Debian 12, 21 in Debian 13."""
+
 WAIT = ("-o", "DPkg::Lock::Timeout=300")
 """Another test process may be installing."""
 

@@ -226,8 +226,7 @@ def need_java() -> Java:
     java = find_java()
     where = f"JAVA_HOME={os.environ['JAVA_HOME']}" if "JAVA_HOME" in os.environ else "PATH"
     hint = (
-        f"install Java {OLDEST_JAVA} or newer, e.g. Debian's openjdk-17-jre-headless, or set "
-        "JAVA_HOME"
+        f"install Java {OLDEST_JAVA} or newer, e.g. Debian's default-jre-headless, or set JAVA_HOME"
     )
     if java is None:
         raise SetupError(f"Spark needs Java and none was found ({where}): {hint}")

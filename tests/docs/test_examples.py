@@ -15,13 +15,13 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.drivers import need_jar, need_java
 from tests import forked
 from tests.helpers import eventually
-from tools.packages import install
+from tools.packages import JAVA, install
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 NOTEBOOK = "<!-- one notebook -->"
 """First line of a page whose blocks are the cells of one program."""
-SPARK = ("openjdk-17-jre-headless", "libxerial-sqlite-jdbc-java")
+SPARK = (JAVA, "libxerial-sqlite-jdbc-java")
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 
 

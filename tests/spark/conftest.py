@@ -18,12 +18,12 @@ from faststream_sqlbroker.schema.tables import build_tables, ddl
 from faststream_sqlbroker.spark import build_session
 from tests.conftest import Servers
 from tests.spark.lookups import remembered
-from tools.packages import install
+from tools.packages import JAVA, install
 
 NUMBERS = itertools.count()
 NEW_YORK = "America/New_York"
 PACKAGES = (
-    "openjdk-17-jre-headless",
+    JAVA,
     "libpostgresql-jdbc-java",
     "libmariadb-java",
     "libxerial-sqlite-jdbc-java",
