@@ -74,6 +74,10 @@ test-generic *args: setup
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"
 
+# README's two commands, `./dev demo` and `./dev test`, in a fresh Debian 13 in a folder (root; arguments reach pytest)
+test-debian13 *args: setup
+    @{{ python }} -m tools.debian13 "$@"
+
 # The fault machine's full matrix: every promise under every fault; writes docs/explanation/reliability.md (an hour; --minutes ends it early, --resume goes on)
 test-faults *args: setup
     @{{ servers }} -- {{ python }} -m tools.reliability "$@"

@@ -60,12 +60,12 @@ def _locked(file: Path) -> Iterator[None]:
 
 def _unpack(place: Path) -> None:
     """Fill a folder under another name first: `place` is whole, or it is not there."""
-    mirror = _mirror()
+    source = mirror()
     print("unpacking Debian unstable's MySQL, about 60 MB ...", flush=True)
     with tempfile.TemporaryDirectory(prefix="mysql-", dir=place.parent) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        debs = _download(folder, mirror)
+        debs = _download(folder, source)
         root = folder / "unpacked" / "root"
         for part in ("lib", "lib64", "bin", "sbin"):
             (root / "usr" / part).mkdir(parents=True)
@@ -77,7 +77,7 @@ def _unpack(place: Path) -> None:
         root.parent.rename(place)
 
 
-def _mirror() -> str:
+def mirror() -> str:
     """The Debian mirror that this machine's own release comes from.
 
     Raises:
@@ -124,7 +124,7 @@ def _sources() -> Iterator[tuple[str, list[str], list[str]]]:
                 )
 
 
-def _download(folder: Path, mirror: str) -> list[Path]:
+def _download(folder: Path, source: str) -> list[Path]:
     """The packages of the server and of all it needs, with a package database of their own.
 
     Raises:
@@ -134,7 +134,7 @@ def _download(folder: Path, mirror: str) -> list[Path]:
     debs = folder / "debs"
     for part in (apt / "etc", apt / "state/lists/partial", apt / "cache/archives/partial", debs):
         part.mkdir(parents=True)
-    (apt / "etc/sources.list").write_text(f"deb [signed-by={KEYS}] {mirror} sid main\n")
+    (apt / "etc/sources.list").write_text(f"deb [signed-by={KEYS}] {source} sid main\n")
     (apt / "state/status").touch()
     options = {
         "Dir::Etc": apt / "etc",
