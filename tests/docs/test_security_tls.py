@@ -1,20 +1,16 @@
 """What docs/howto/security.md says of TLS, with servers and certificates made by the test."""
 
-import datetime as dt
 import os
 import re
 import shutil
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from faststream.security import SASLPlaintext
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
@@ -26,6 +22,7 @@ from tests.docs.test_security import PAGE
 from tools.private import CannotStartError, folder_of, mariadb, postgresql
 
 ROWS = dict(re.findall(r"^\| (\w+) \| `connect_args=(.+)` \|$", PAGE, re.MULTILINE))
+[CERTIFICATES] = re.findall(r"```sh\n(.*?openssl.*?)```", PAGE, re.DOTALL)
 DRIVERS = {
     "asyncpg": "postgresql+asyncpg",
     "psycopg": "postgresql+psycopg",
@@ -42,49 +39,12 @@ ENCRYPTED = {
 """Whether the connection is encrypted, as the server says."""
 
 
-def _name(text_: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text_)])
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.timezone.utc)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-    )
-
-
 def make_certificates(folder: Path, host: str) -> None:
-    """Write ca.pem, and server.pem with server.key for `host`, which that CA has signed."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"the CA of {folder.name}")
-    basic = x509.BasicConstraints(ca=True, path_length=None)
-    ca = _builder(name, name, key).add_extension(basic, critical=True).sign(key, hashes.SHA256())
-    own = ec.generate_private_key(ec.SECP256R1())
-    names = x509.SubjectAlternativeName([x509.DNSName(host)])
-    server = (
-        _builder(_name(host), name, own)
-        .add_extension(names, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    encoding = serialization.Encoding.PEM
-    private = own.private_bytes(
-        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    for file, content in (
-        ("ca.pem", ca.public_bytes(encoding)),
-        ("server.pem", server.public_bytes(encoding)),
-        ("server.key", private),
-    ):
+    """Write ca.pem, and server.pem with server.key for `host`, by the page's commands."""
+    script = CERTIFICATES.replace("db.example", host)
+    subprocess.run(["sh", "-ec", script], cwd=folder, check=True, capture_output=True)
+    for file in ("ca.pem", "server.pem", "server.key"):
         path = folder / file
-        path.write_bytes(content)
         path.chmod(0o600 if file == "server.key" else 0o644)
         shutil.chown(path, folder.owner())
 
