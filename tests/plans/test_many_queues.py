@@ -177,7 +177,9 @@ def test_sqlite_searches_the_index_for_each_queue(name: str, tmp_path: Path) -> 
     compiled = SqliteDialect(TABLES, DRIVER).sql[name].compile(dialect=DRIVER)
     raw = sqlite3.connect(path)
     binds: dict[str, Any] = dict.fromkeys(compiled.params, 1)
-    rows = [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {compiled}", binds)]
+    plan = raw.execute(f"EXPLAIN QUERY PLAN {compiled}", binds)
+    # Newer versions say of more searches that the index alone is read.
+    rows = [row[3].replace("COVERING INDEX", "INDEX") for row in plan]
     raw.close()
     assert sorted(row for row in rows if " m " in row) == sorted(STEPS[name]), rows
     assert any("TEMP B-TREE" in row for row in rows) == (name == "ready_pairs"), rows
