@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http import Queues, QueueTokens
 from faststream_sqlbroker.http.server import ProbeServer
+from tests.docs.test_other_languages import installed
 from tests.faststream.conftest import Look, broker, heard, logger, look
 from tests.http.conftest import logins
 
@@ -21,9 +21,7 @@ TOKENS = {"PUBLISH_TOKEN": "publish-token-1234", "CONSUME_TOKEN": "consume-token
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 async def test_the_node_program(broker: SqlBroker, look: Look, tmp_path: Path) -> None:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("Node.js is not installed")
+    node = await asyncio.to_thread(installed, "node", "nodejs")
     [code] = re.findall(r"```js\n// client\n(.*?)```", PAGE.read_text(), re.DOTALL)
     tokens = QueueTokens(publish=TOKENS["PUBLISH_TOKEN"], consume=TOKENS["CONSUME_TOKEN"])
     app = broker.asgi(logins(), queues=Queues(queues={"orders": tokens}))

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SqlBroker
 from tests.accounts import account
 from tests.faststream.conftest import Look
+from tools.private import CannotStartError, find, needed
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "howto" / "other_languages.md").read_text()
@@ -25,18 +25,27 @@ HOW = {"postgresql": "PostgreSQL", "mariadb": "MySQL and MariaDB", "mysql": "MyS
 servers_only = pytest.mark.parametrize("database", list(HOW), indirect=True)
 
 
+def installed(program: str, package: str) -> str:
+    """Its path; skip where it cannot be installed, fail in CI."""
+    try:
+        return needed(program, package)
+    except CannotStartError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
+
+
 def client(url: URL, script: str) -> str:
     """What psql, or MySQL's client, prints."""
     if url.get_backend_name() == "postgresql":
-        command = ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d"]
+        psql = installed("psql", "postgresql-client")
+        command = [psql, "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d"]
         command.append(url.set(drivername="postgresql").render_as_string(hide_password=False))
         secret = {}
     else:
-        command = ["mysql", "-N", "--protocol=tcp", f"-h{url.host}", f"-P{url.port}"]
+        # MariaDB's packages need not bring the old name.
+        mysql = find("mysql") or installed("mariadb", "mariadb-client")
+        command = [mysql, "-N", "--protocol=tcp", f"-h{url.host}", f"-P{url.port}"]
         command += [f"-u{url.username}", "--default-character-set=utf8mb4", str(url.database)]
         secret = {"MYSQL_PWD": url.password or ""}
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed")
     done = subprocess.run(
         command,
         input=script,
@@ -128,12 +137,11 @@ async def test_the_grants_are_enough(url: URL, database: str, look: Look) -> Non
 
 @pytest.fixture(scope="session")
 def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Node's packages, by npm; skip where there is no Node, or npm cannot install."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("Node.js is not installed")
+    """Node's packages, by npm; skip where it cannot have them."""
+    npm = installed("npm", "npm")
     folder = tmp_path_factory.mktemp("node")
     done = subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", *PACKAGES.values()],
+        [npm, "install", "--no-audit", "--no-fund", *PACKAGES.values()],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -158,7 +166,7 @@ async def test_the_node_program(
         "DATABASE_URL": plain.render_as_string(hide_password=False),
     }
     done = subprocess.run(
-        ["node", str(program)],
+        [installed("node", "nodejs"), str(program)],
         env=environment,
         capture_output=True,
         text=True,
