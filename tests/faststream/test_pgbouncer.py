@@ -1,8 +1,10 @@
 """Through PgBouncer in transaction mode: named statements are off, LISTEN goes past it."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -46,8 +48,23 @@ async def test_messages_published_and_handled_at_once(
     await broker.stop()
 
 
+@pytest.fixture
+def forgetting(servers: Servers) -> Iterator[None]:
+    """PgBouncer keeps no statements of its clients: before 1.21 none does, from 1.24 on all do."""
+    place = f"host=127.0.0.1 port={servers.pgbouncer()} user=postgres dbname=pgbouncer"
+    name = "max_prepared_statements"
+    with psycopg.connect(place, autocommit=True) as console:
+        kept = {row[0]: row[1] for row in console.execute("SHOW CONFIG")}.get(name)
+        if kept is not None:
+            console.execute(f"SET {name} = 0")
+        yield
+        if kept is not None:
+            console.execute(f"SET {name} = {kept}")
+
+
 @capability
 @through
+@pytest.mark.usefixtures("forgetting")
 async def test_the_option_is_needed(engine: AsyncEngine, database_url: str) -> None:
     """A plain engine prepares statements that the next transaction may not find."""
     plain = create_async_engine(database_url, pool_size=10)
