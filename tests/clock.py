@@ -119,6 +119,14 @@ class VirtualTime:
             await asyncio.sleep(0)
 
 
+def let_loop_pass(seconds: float) -> None:
+    """Let the time of the running event loop jump: what is bounded by it ends as if it had waited
+    so long, such as a statement without an answer."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
+
+
 class ShiftedTime(RealTime):
     """Real time, which a test lets jump."""
 

@@ -12,14 +12,14 @@ from tests.contract.test_live_subscribers import known
 CHANNEL = "sqlbroker_message"
 
 
-def sign(*names: str, changed: bool = True, lease: float = 60.0, **fields: object) -> SignOfLife:
+def sign(*names: str, changed: bool = True, lease: float = 600.0, **fields: object) -> SignOfLife:
     says = known(*names, **fields)
     return SignOfLife(says, frozenset(says if changed else ()), lease)
 
 
 async def test_a_look_finds_what_a_scan_finds_and_when_the_first_lease_ends(bench: Bench) -> None:
     await bench.put(3, "a")
-    await bench.put(1, "b", priority=7, delay=100.0)
+    await bench.put(1, "b", priority=7, delay=1_000.0)
     found = await bench.store.look_around(["a", "b", "c"], ["a", "b", "c"])
     scanned = await bench.store.ready_pairs(["a", "b", "c"])
     assert (
@@ -28,18 +28,18 @@ async def test_a_look_finds_what_a_scan_finds_and_when_the_first_lease_ends(benc
         == [("a", 0), ("b", 7)]
     )
     assert found.pairs[0].due_in <= 0
-    assert 90 < found.pairs[1].due_in <= 100
+    assert 800 < found.pairs[1].due_in <= 1_000
     assert (found.lease_ends_in, found.orders) == (None, None)
-    await bench.claim(2, "a", lease=50.0)
-    await bench.claim(1, "a", lease=20.0)
-    for leased, longest in (["a", "b"], 20.0), (["b"], None):
+    await bench.claim(2, "a", lease=5_000.0)
+    await bench.claim(1, "a", lease=1_000.0)
+    for leased, longest in (["a", "b"], 1_000.0), (["b"], None):
         found = await bench.store.look_around(["b"], leased)
         assert [p.queue for p in found.pairs] == ["b"]
         if longest is None:
             assert found.lease_ends_in is None
         else:
             assert found.lease_ends_in is not None
-            assert longest - 10 < found.lease_ends_in <= longest
+            assert longest - 200 < found.lease_ends_in <= longest
     empty = await bench.store.look_around(["c"], ["c"])
     assert (list(empty.pairs), empty.lease_ends_in) == ([], None)
 
@@ -86,15 +86,15 @@ async def test_a_sign_tells_which_of_its_subscribers_are_drained(bench: Bench) -
 
 async def test_a_sign_lengthens_the_lease_and_tells_only_what_has_changed(bench: Bench) -> None:
     subscribers = bench.store.live_subscribers
-    await bench.store.look_around(["a"], ["a"], sign("h:1:00", lease=10.0))
+    await bench.store.look_around(["a"], ["a"], sign("h:1:00", lease=600.0))
     [first] = await subscribers.subscribers()
     await bench.store.look_around(
-        ["a"], ["a"], sign("h:1:00", changed=False, lease=60.0, paused=True)
+        ["a"], ["a"], sign("h:1:00", changed=False, lease=6_000.0, paused=True)
     )
     [second] = await subscribers.subscribers()
     assert not second.paused, "it was not said to be new"
     assert second.since == first.since
-    assert (second.lease_expires_at - first.lease_expires_at).total_seconds() > 40
+    assert (second.lease_expires_at - first.lease_expires_at).total_seconds() > 4_000
     await bench.store.look_around(["a"], ["a"], sign("h:1:00", paused=True))
     [third] = await subscribers.subscribers()
     assert third.paused

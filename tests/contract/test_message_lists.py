@@ -192,7 +192,7 @@ async def test_a_row_of_another_program_does_not_hide_the_others(bench: Bench) -
         "UPDATE message SET headers = 'no json', payload = 'text', created_at = 'noon', "
         f"next_attempt_at = x'00', expires_at = 9e300, last_attempt_at = -1e17 WHERE id = {bad}"
     )
-    for filters in ({}, {"queue": "q"}, {"since": 60.0}):
+    for filters in ({}, {"queue": "q"}, {"since": 600.0}):
         found = await bench.store.messages.page(Filters(**filters), 5, None, hidden=True)
         assert {m.id for m in found.messages} >= {good}
     first = await bench.store.messages.page(Filters(queue="q"), 1, None, hidden=True)
@@ -202,7 +202,7 @@ async def test_a_row_of_another_program_does_not_hide_the_others(bench: Bench) -
     assert (one.headers, one.body) == ({"value": "no json"}, b"text")
     assert (one.expires_at, one.last_attempt_at) == (None, None)
     now = await bench.store.now()
-    assert abs((one.created_at - now).total_seconds()) < 60
+    assert abs((one.created_at - now).total_seconds()) < 600
     assert one.next_attempt_at == one.created_at
 
 

@@ -6,18 +6,28 @@ from unittest.mock import patch
 
 import pytest
 from sqlalchemy import event, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.store import Store, publish_coalescer
 from faststream_sqlbroker.store.publish_coalescer import MOST_CONNECTION_TIME
+from tests.clock import let_loop_pass
 from tests.contract.conftest import Bench
 from tests.helpers import MYSQL, Awake, eventually
 
 NO_QUEUE: Any = None
 """A queue that no row may have."""
+
+
+async def waits_for_lock(connection: AsyncConnection) -> bool:
+    """Whether a session of this PostgreSQL database waits for a lock."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    return bool((await connection.execute(text(waiting))).scalar_one())
 
 
 class Counting:
@@ -202,7 +212,7 @@ class TestShortcut:
         for name in ("LINGER", "MOST_CONNECTION_TIME"):
             monkeypatch.setattr(publish_coalescer, name, 60.0)
         engine = create_async_engine(bench.store.engine.url)
-        store = Store(engine, bench.store.tables, statement_timeout=1.0)
+        store = Store(engine, bench.store.tables)
         for _ in range(2):  # how the engine connects is known from the first on
             await store.insert([NewMessage("q", b"1")])
 
@@ -213,8 +223,11 @@ class TestShortcut:
         await eventually(is_alone)
         async with bench.store.engine.connect() as holder:
             await holder.execute(text("LOCK TABLE message IN EXCLUSIVE MODE"))
-            with pytest.raises(UnknownOutcomeError, match=r"no answer within 1\.0 seconds"):
-                await store.insert([NewMessage("q", b"2")])
+            publishing = asyncio.create_task(store.insert([NewMessage("q", b"2")]))
+            await eventually(lambda: waits_for_lock(holder))
+            let_loop_pass(31)
+            with pytest.raises(UnknownOutcomeError, match=r"no answer within 30\.0 seconds"):
+                await publishing
             await holder.rollback()
         task = asyncio.current_task()
         assert task is not None
@@ -307,7 +320,7 @@ async def test_a_publish_is_bounded_however_many_are_before_it(bench: Bench, dat
         url = bench.store.engine.url
     engine = create_async_engine(url)
     store = Store(
-        engine, bench.store.tables, statement_timeout=3.0, pgbouncer=database == "pgbouncer"
+        engine, bench.store.tables, statement_timeout=1.0, pgbouncer=database == "pgbouncer"
     )
     async with bench.store.engine.connect() as holder:
         await holder.execute(text(lock))

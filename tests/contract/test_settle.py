@@ -31,7 +31,7 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench, done
 
-RULES = SettleRules(retry_strategy=ConstantRetryStrategy(delay_seconds=30, max_attempts=3))
+RULES = SettleRules(retry_strategy=ConstantRetryStrategy(delay_seconds=3_000, max_attempts=3))
 BAD_TEXT = "NUL \x00 and a lone surrogate \ud800, " + "x" * 20_000
 OUTCOMES: dict[str, Outcome | None] = {
     "ack": Ack(),
@@ -147,7 +147,7 @@ async def test_nack_is_due_again_when_the_strategy_says(bench: Bench) -> None:
     assert (row["acquired_at"], row["lease_token"], row["lease_expires_at"]) == (None, None, None)
     assert row["first_attempt_at"] == row["last_attempt_at"] is not None
     wait = row["next_attempt_at"] - await bench.store.now()
-    assert timedelta(seconds=25) < wait <= timedelta(seconds=30.1)
+    assert timedelta(seconds=2_500) < wait <= timedelta(seconds=3_000.1)
 
 
 async def test_the_last_nack_fails_and_keeps_the_first_attempt(bench: Bench) -> None:
@@ -178,10 +178,10 @@ async def test_reject_fails_with_reason_and_error(bench: Bench) -> None:
 async def test_postpone_charges_nothing(bench: Bench) -> None:
     await bench.put()
     [message] = await bench.claim()
-    await bench.store.settle([settle(message, Defer(30), RULES, ended_after=0.0)])
+    await bench.store.settle([settle(message, Defer(3_000), RULES, ended_after=0.0)])
     row = await bench.one()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PENDING", 0, 0)
-    assert row["next_attempt_at"] - await bench.store.now() > timedelta(seconds=25)
+    assert row["next_attempt_at"] - await bench.store.now() > timedelta(seconds=2_500)
 
 
 async def test_release_keeps_the_due_time_and_charges_nothing(bench: Bench) -> None:
@@ -441,15 +441,11 @@ class _Intruder:
     def _release(self) -> None:
         from sqlalchemy.exc import DBAPIError
 
-        wait = {
-            "postgresql": "SET LOCAL lock_timeout = '50ms'",
-            "mariadb": "SET SESSION innodb_lock_wait_timeout = 1",
-            "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
-        }.get(self.bench.store.dialect_name)
         try:
             with self.engine.begin() as connection:
-                if wait:
-                    connection.execute(text(wait))
+                if self.bench.store.dialect_name != "sqlite":
+                    locked = "SELECT id FROM message WHERE state = 'PROCESSING' FOR UPDATE NOWAIT"
+                    connection.execute(text(locked)).all()
                 connection.execute(
                     text(
                         "UPDATE message SET state = 'PENDING', lease_token = NULL, "

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,13 +10,21 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow import consumer as consumers
+from faststream_sqlbroker.flow import ended_transactions, shielded
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.options import make_settings
+from tests.clock import ShiftedTime
 from tests.contract.conftest import Bench
+from tests.helpers import eventually
 from tests.quick_tables import TABLES
+
+PATIENCE = 60.0
+"""Seconds that a stop gives to what ends by itself."""
 
 
 class Rig(Bench):
@@ -37,6 +45,12 @@ class Rig(Bench):
     def logged(self, part: str) -> list[str]:
         """Texts that contain `part`."""
         return [text for _, text in self.logs if part in text]
+
+    def shifted(self) -> ShiftedTime:
+        """The time of the consumers that are made from now on, which the test lets jump."""
+        time = ShiftedTime()
+        self.wakeups.clock.use(time)
+        return time
 
     async def ack(self, row: ClaimedMessage) -> None:
         """The plain handler."""
@@ -73,6 +87,26 @@ def count_as_quick(consumer: Consumer) -> None:
     # A busy machine may take longer to claim than the time after which a handler counts as stuck.
     times.ended_at = math.inf
     consumer._fetch_loop.wake()
+
+
+async def ticks(loop: Loop, count: int = 2) -> None:
+    """Wait until `loop` has worked so many times more; the first time may have begun before."""
+    for _ in range(count):
+        before = loop.worked_at
+        loop.wake()
+        await eventually(lambda before=before: loop.worked_at != before)
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """A stop cuts nothing off that ends by itself, however long a process or the server stands
+    still."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consumers, "CANCEL_GRACE", PATIENCE)
+        patch.setattr(consumers, "FINAL_FLUSH_TIMEOUT", PATIENCE)
+        for module in (consumers, ended_transactions, shielded):
+            patch.setattr(module, "SHIELDED_TIMEOUT", PATIENCE)
+        yield
 
 
 @pytest.fixture

@@ -16,11 +16,7 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, Unk
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
-QUICK: dict[str, Any] = {
-    "max_fetch_interval": 0.05,
-    "flush_interval": 0.01,
-    "release_stuck_timeout": 0.6,
-}
+QUICK: dict[str, Any] = {"max_fetch_interval": 0.05, "flush_interval": 0.01}
 
 
 async def unknown(rig: Rig) -> list[UnknownOutcome]:
@@ -30,6 +26,15 @@ async def unknown(rig: Rig) -> list[UnknownOutcome]:
 async def marks(rig: Rig) -> int:
     async with rig.store.engine.connect() as connection:
         return len((await connection.execute(rig.store.tables.policy_state.select())).all())
+
+
+async def overdue(rig: Rig) -> None:
+    """Let the lease of every mark run out."""
+    await rig.execute(f"UPDATE message_policy_state SET lease_expires_at = {rig.past(1)}")
+
+
+async def listed(rig: Rig) -> list[int]:
+    return [found.message_id for found in await unknown(rig)]
 
 
 async def test_a_finished_handler_leaves_no_mark(rig: Rig) -> None:
@@ -63,20 +68,24 @@ async def test_a_handler_that_runs_for_long_is_not_listed(rig: Rig) -> None:
             return list((await connection.execute(select(state.c.lease_expires_at))).scalars())
 
     await rig.put(2)
+    time = rig.shifted()
     consumer = rig.consumer(
-        handle, ack_first=True, max_workers=2, **{**QUICK, "release_stuck_timeout": 5.0}
+        handle, ack_first=True, max_workers=2, release_stuck_timeout=600.0, **QUICK
     )
     await consumer.start()
     await eventually(lambda: consumer.inflight.running == 2)
     first = max(await ends())
+    time.shift = 500.0
+    assert consumer._starts_loop is not None
+    consumer._starts_loop.wake()
 
     async def renewed() -> bool:
         assert await unknown(rig) == []
         return min(await ends()) > first
 
-    await eventually(renewed, step=0.1)
+    await eventually(renewed)
     go.set()
-    await consumer.stop(5)
+    await consumer.stop()
     assert await marks(rig) == 0, "the stop writes what has ended"
 
 
@@ -90,11 +99,9 @@ async def test_a_handler_that_was_cancelled_is_listed(rig: Rig) -> None:
     await consumer.start()
     await eventually(lambda: rig.handled)
     await consumer.stop(0.1)
-
-    async def listed() -> list[int]:
-        return [found.message_id for found in await unknown(rig)]
-
-    assert await eventually(listed) == [message_id]
+    assert await listed(rig) == []
+    await overdue(rig)
+    assert await listed(rig) == [message_id]
     assert [row["state"] for row in await rig.rows(archive=True)] == ["COMPLETED"]
 
 
@@ -112,18 +119,19 @@ async def test_a_removal_without_an_answer_does_not_run_and_is_listed(
         raise UnknownOutcomeError("the answer was lost")
 
     ids = await rig.put()
-    consumer = rig.consumer(ack_first=True, **QUICK, release_stuck_interval=0.1)
+    consumer = rig.consumer(ack_first=True, **QUICK)
     with patch.object(starts, "remove_first", unanswered):
         await consumer.start()
         await eventually(lambda: rig.logged("not known to be committed"))
 
-    async def listed() -> list[int]:
-        return [found.message_id for found in await unknown(rig)]
-
     if committed:
-        assert await eventually(listed) == ids
+        await overdue(rig)
+        assert await listed(rig) == ids
         assert rig.handled == []
     else:
+        await rig.expire()
+        consumer._lookout.released()  # it looks when the first lease ends
+        consumer._release_loop.wake()
         await eventually(lambda: [row.id for row in rig.handled] == ids)
 
         async def none() -> bool:
@@ -164,6 +172,7 @@ async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
     running = asyncio.Event()
     go = asyncio.Event()
     expired = asyncio.Event()
+    over = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
         running.set()
@@ -173,26 +182,30 @@ async def test_ends_are_written_at_a_stop_whatever_becomes_of_other_outcomes(
     async def unwritable(_batch: Any, **_: Any) -> Any:
         expired.set()
         if how == "hangs":
-            await asyncio.Event().wait()
+            await over.wait()
+        if over.is_set():
+            raise TimeoutError  # as when the time of the stop is over
         raise TransientStoreError("not now") if how == "passing" else StoreError("no")
 
-    options = {**QUICK, "flush_interval": 60.0, "release_stuck_timeout": 120.0}
+    options = {**QUICK, "flush_interval": 60.0}
     consumer = rig.consumer(handle, ack_first=True, max_workers=2, **options)
-    with (
-        patch.object(rig.store, "settle", unwritable),
-        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 2.0),
-    ):
+
+    async def none() -> bool:
+        return await marks(rig) == 0
+
+    with patch.object(rig.store, "settle", unwritable):
         await rig.put()
         await consumer.start()
         await running.wait()
         await rig.put(expires_in=0.0)
         await expired.wait()
         consumer._fetcher._claimer._unanswered.append(uuid4())
-        stopped = consumer.request_stop(30)
+        stopped = consumer.request_stop()
         assert await marks(rig) == 1
         go.set()
+        await eventually(none)
+        over.set()
         await stopped
-    assert await marks(rig) == 0
     assert consumer._fetcher._claimer._unanswered == []
     assert rig.logged("1 outcomes could not be written while stopping")
     assert [row.id for row in rig.handled] == [row["id"] for row in await rig.rows(archive=True)]
@@ -208,15 +221,15 @@ async def test_an_end_that_cannot_be_written_at_a_stop_is_logged(rig: Rig) -> No
         await rig.ack(row)
 
     [message_id] = await rig.put()
-    options = {**QUICK, "flush_interval": 60.0, "release_stuck_timeout": 120.0}
+    options = {**QUICK, "flush_interval": 60.0}
     consumer = rig.consumer(handle, ack_first=True, **options)
     with (
         patch.object(rig.store.starts, "end", side_effect=TransientStoreError("not now")),
-        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 0.5),
+        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 0.1),
     ):
         await consumer.start()
         await running.wait()
-        stopped = consumer.request_stop(30)
+        stopped = consumer.request_stop()
         go.set()
         await stopped
     [text] = rig.logged("could not be written that the handlers")
@@ -241,11 +254,8 @@ async def test_a_thread_that_outlives_the_stop_is_not_listed_for_good(rig: Rig) 
     await eventually(lambda: rig.handled)
     consumer._cancellable = False
     await consumer.stop(0.1)
-
-    async def listed() -> int:
-        return len(await unknown(rig))
-
-    assert await eventually(listed) == 1
+    await overdue(rig)
+    assert len(await listed(rig)) == 1
     go.set()
 
     async def none() -> bool:
@@ -266,11 +276,12 @@ async def test_a_stop_ends_every_loop_though_the_database_hangs(rig: Rig, farewe
         finally:
             await asyncio.sleep(farewell)
 
-    await rig.put(2, expires_in=0.001)
-    await asyncio.sleep(0.01)
+    await rig.put(2, expires_in=0.0)
     consumer = rig.consumer(ack_first=True, **QUICK)
-    rig.store.statement_timeout = 1.0
-    with patch.object(rig.store, "settle", hang):
+    with (
+        patch.object(rig.store, "settle", hang),
+        patch("faststream_sqlbroker.flow.consumer.FINAL_FLUSH_TIMEOUT", 0.2),
+    ):
         await consumer.start()
         await hanging.wait()
         await consumer.stop(0.2)

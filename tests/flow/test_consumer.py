@@ -1,7 +1,6 @@
 """A message's way through the loops."""
 
 import asyncio
-from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +10,7 @@ from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Reject
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
-from tests.flow.conftest import Rig, count_as_quick
+from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
 FAST = {"max_fetch_interval": 0.05}
@@ -77,7 +76,7 @@ async def test_a_stop_gives_back_rows_that_have_not_started(rig: Rig) -> None:
     consumer = rig.consumer(handle)
     await consumer.start()
     await started.wait()
-    stopping = asyncio.create_task(consumer.stop(10))
+    stopping = asyncio.create_task(consumer.stop())
     await eventually(lambda: consumer.inflight.waiting.qsize() <= 1)
     go_on.set()
     await stopping
@@ -125,7 +124,8 @@ async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> N
     await consumer.start()
     await started.wait()
     [worker] = consumer._workers
-    await consumer.stop(0.01)
+    with patch("faststream_sqlbroker.flow.consumer.CANCEL_GRACE", 0.01):
+        await consumer.stop(0.01)
     assert (await rig.one())["state"] == "PROCESSING"
     assert rig.logged("cannot be cancelled")
     go_on.set()
@@ -230,9 +230,9 @@ async def test_start_works_again_after_stop(rig: Rig) -> None:
         await consumer.start()
         assert consumer.healthy
         await eventually(lambda n=n: len(rig.handled) == n + 1)
-        await consumer.stop(5)
+        await consumer.stop()
     assert len(await rig.rows(archive=True)) == 3
-    await consumer.stop(5)
+    await consumer.stop()
 
 
 async def test_a_handler_may_ask_to_stop(rig: Rig) -> None:
@@ -240,7 +240,7 @@ async def test_a_handler_may_ask_to_stop(rig: Rig) -> None:
 
     async def handle(row: ClaimedMessage) -> None:
         await rig.ack(row)
-        consumer.request_stop(5)
+        consumer.request_stop()
 
     await rig.put(5)
     consumer = rig.consumer(handle)
@@ -261,20 +261,18 @@ async def test_several_queues_take_turns(rig: Rig) -> None:
     await rig.put(5, "b")
     consumer = rig.consumer(queues=["a", "b"], fetch_batch_size=10)
     await consumer.start()
-    await eventually(lambda: sum(r.queue == "b" for r in rig.handled) == 5)
-    assert sum(r.queue == "a" for r in rig.handled) < 100
     await eventually(lambda: len(rig.handled) == 305)
+    assert [r.queue for r in rig.handled[:105]].count("b") == 5
 
 
-async def test_a_delayed_message_is_handled_soon_after_it_is_due(rig: Rig) -> None:
-    """P1: never earlier, by the database's clock."""
-    await rig.consumer(max_fetch_interval=30).start()
+async def test_a_delayed_message_is_handled_when_it_is_due(rig: Rig) -> None:
+    """P1: never earlier, by the database's clock, and not only by the next poll."""
+    await rig.consumer(max_fetch_interval=600).start()
     await rig.publisher.publish([NewMessage("q", b"later", delay=0.3), NewMessage("q", b"now")])
     await eventually(lambda: len(rig.handled) == 2)
     now, later = rig.handled
     assert (now.payload, later.payload) == (b"now", b"later")
     assert later.acquired_at >= later.next_attempt_at
-    assert later.acquired_at - later.next_attempt_at < timedelta(seconds=5)
 
 
 async def test_the_buffer_is_bounded(rig: Rig) -> None:
@@ -289,11 +287,12 @@ async def test_the_buffer_is_bounded(rig: Rig) -> None:
     consumer = rig.consumer(handle, fetch_batch_size=10, max_not_processed_factor=1.5, **FAST)
     await consumer.start()
     count_as_quick(consumer)
-    await eventually(lambda: consumer.inflight.claimed_count >= 15)
-    await asyncio.sleep(0.2)
-    assert 15 <= sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16
-    go_on.set()
-    await eventually(lambda: len(rig.handled) == 100)
+    with patch("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 600.0):
+        await eventually(lambda: consumer.inflight.claimed_count >= 15)
+        await ticks(consumer._fetch_loop, 4)
+        assert 15 <= sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16
+        go_on.set()
+        await eventually(lambda: len(rig.handled) == 100)
 
 
 async def test_claims_stop_while_outcomes_cannot_be_written(rig: Rig) -> None:
@@ -304,15 +303,13 @@ async def test_claims_stop_while_outcomes_cannot_be_written(rig: Rig) -> None:
     with patch.object(rig.store, "settle", side_effect=TransientStoreError("down")):
         await consumer.start()
         await eventually(lambda: len(consumer.inflight.unwritten) >= 20)
-        for _ in range(20):
-            consumer._fetch_loop.wake()
-            await asyncio.sleep(0.01)
+        await ticks(consumer._fetch_loop, 10)
         assert len(rig.handled) <= 20 + 15 + 10
     await eventually(lambda: len(rig.handled) == 200)
 
 
 async def test_room_made_by_the_flush_brings_the_next_claim(rig: Rig) -> None:
-    consumer = rig.consumer(max_fetch_interval=30)
+    consumer = rig.consumer(max_fetch_interval=600)
     consumer.inflight.wants_room = True
     await consumer._flush_tick()
     assert not consumer.inflight.wants_room

@@ -9,8 +9,8 @@ from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow import consumer as consumers
-from faststream_sqlbroker.flow import policies, shielded
+from faststream_sqlbroker.flow import policies
+from faststream_sqlbroker.flow.consumer import Consumer
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -20,13 +20,6 @@ QUICK: dict[str, Any] = {
     "release_stuck_interval": 60,
 }
 ONCE: dict[str, Any] = {**QUICK, "policies": [Once("1h")]}
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a busy database."""
-    monkeypatch.setattr(consumers, "CANCEL_GRACE", 20.0)
-    monkeypatch.setattr(shielded, "SHIELDED_TIMEOUT", 20.0)
 
 
 class Held:
@@ -41,7 +34,7 @@ class Held:
         self.reached.set()
         await self.may_end.wait()
 
-    async def stop(self, rig: Rig, consumer: consumers.Consumer) -> None:
+    async def stop(self, rig: Rig, consumer: Consumer) -> None:
         """Stop `consumer`, which cancels its worker; the call ends afterwards."""
         await self.reached.wait()
         stop = asyncio.create_task(consumer.stop(0.05))

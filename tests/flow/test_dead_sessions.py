@@ -2,7 +2,7 @@
 ends them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -14,27 +14,50 @@ from sqlalchemy import make_url, text
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects.postgresql.sql import IDLE_LIMIT
 from faststream_sqlbroker.store import Store, dead_sessions
+from tests.clock import ShiftedTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-IDLE = 0.3
+IDLE = 30.0
+"""Seconds for which a session of the broker may idle."""
+BRIEFLY = "SET LOCAL idle_in_transaction_session_timeout = '300ms'"
+Connect = Callable[[], Awaitable[Any]]
 
 
 @pytest.fixture
-async def raw(database_url: str) -> AsyncIterator[Any]:
-    """A connection of the driver's own."""
+async def connect(database_url: str) -> AsyncIterator[Connect]:
+    """Makes connections of the driver's own."""
     url = make_url(database_url).set(drivername="postgresql")
-    connection = await asyncpg.connect(url.render_as_string(hide_password=False))
-    yield connection
-    connection.terminate()
+    made = []
+
+    async def connect() -> Any:
+        made.append(await asyncpg.connect(url.render_as_string(hide_password=False)))
+        return made[-1]
+
+    yield connect
+    for connection in made:
+        connection.terminate()
+
+
+@pytest.fixture
+async def raw(connect: Connect) -> Any:
+    """One of them."""
+    return await connect()
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> ShiftedTime:
+    """By which it is known how long a session has been silent."""
+    time = ShiftedTime()
+    monkeypatch.setattr(dead_sessions, "monotonic", time.monotonic)
+    return time
 
 
 @pytest.fixture
 def store(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """It looks whenever it is asked, and does not wait for half a minute."""
+    """It looks whenever it is asked."""
     monkeypatch.setattr(dead_sessions, "LOOK_EVERY", 0.0)
-    rig.store.silent._transactions.idle_limit = IDLE
     return rig.store
 
 
@@ -46,6 +69,12 @@ async def fall_silent(raw: Any, locking: str, limit: float = IDLE) -> int:
     await raw.execute(locking)
     await raw.prepare("DELETE FROM message WHERE id = $1")
     return int(raw.get_server_pid())
+
+
+async def is_seen(store: Store) -> bool:
+    """Whether the silent session was found; it takes a moment until it is seen to wait."""
+    assert await store.silent.end() == []
+    return bool(store.silent._seen)
 
 
 async def is_there(store: Store, pid: int) -> bool:
@@ -63,19 +92,23 @@ async def is_there(store: Store, pid: int) -> bool:
     ids=["message", "state of policies"],
 )
 async def test_a_dead_session_is_ended_and_its_rows_are_unlocked(
-    store: Store, raw: Any, locking: str
+    store: Store, connect: Connect, time: ShiftedTime, locking: str
 ) -> None:
     await store.insert([NewMessage("q", b"x")])
-    pid = await fall_silent(raw, locking)
-    assert await store.silent.end() == []
-    await asyncio.sleep(3 * IDLE)
+
+    async def limited_by_the_server() -> int | None:
+        # It ends the session if we stand still before we ask.
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            return await fall_silent(await connect(), f"{locking}; {BRIEFLY}")
+        return None
+
+    pid = await eventually(limited_by_the_server)
+    assert pid is not None
+    await eventually(lambda: is_seen(store))
+    await asyncio.sleep(0.9)
     assert await is_there(store, pid), "PostgreSQL does what we do"
-
-    async def ended() -> bool:
-        return await store.silent.end() == [pid]
-
-    # The first look of a busy machine may come before the session is seen to wait.
-    await eventually(ended)
+    time.shift = IDLE
+    assert await store.silent.end() == [pid]
     await eventually(lambda: gone(store, pid))
     async with store.engine.begin() as connection:
         found = await connection.execute(text("SELECT id FROM message FOR UPDATE NOWAIT"))
@@ -86,37 +119,43 @@ async def gone(store: Store, pid: int) -> bool:
     return not await is_there(store, pid)
 
 
-async def test_a_session_that_goes_on_is_left_alone(store: Store, raw: Any) -> None:
+async def test_a_session_that_goes_on_is_left_alone(
+    store: Store, raw: Any, time: ShiftedTime
+) -> None:
     """The same session waits again, for something else."""
     await store.insert([NewMessage("q", b"x")])
-    pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=60)
-    assert await store.silent.end() == []
+    pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
+    await eventually(lambda: is_seen(store))
     await raw.prepare("DELETE FROM message WHERE id = $1 AND queue = $2")
-    await asyncio.sleep(2 * IDLE)
+    time.shift = 2 * IDLE
     assert await store.silent.end() == []
     assert await is_there(store, pid)
 
 
-async def test_a_session_without_locks_on_our_tables_is_left_alone(store: Store, raw: Any) -> None:
+async def test_a_session_without_locks_on_our_tables_is_left_alone(
+    store: Store, raw: Any, time: ShiftedTime
+) -> None:
     await raw.execute("CREATE TABLE other (id int)")
     await raw.execute("BEGIN")
     await raw.execute("INSERT INTO other VALUES (1)")
     await raw.prepare("DELETE FROM other WHERE id = $1")
-    assert await store.silent.end() == []
-    await asyncio.sleep(2 * IDLE)
+    await eventually(lambda: is_seen(store))
+    time.shift = 2 * IDLE
     assert await store.silent.end() == []
     assert await is_there(store, raw.get_server_pid())
 
 
-async def test_a_session_that_may_idle_longer_is_left_alone_as_long(store: Store, raw: Any) -> None:
+async def test_a_session_that_may_idle_longer_is_left_alone_as_long(
+    store: Store, raw: Any, time: ShiftedTime
+) -> None:
     """As a handler with a long lease: its own limit counts, not that of who looks."""
     await store.insert([NewMessage("q", b"x")])
-    pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=5 * IDLE)
-    assert await store.silent.end() == []
-    await asyncio.sleep(2 * IDLE)
+    pid = await fall_silent(raw, "SELECT * FROM message FOR UPDATE", limit=10 * IDLE)
+    await eventually(lambda: is_seen(store))
+    time.shift = 2 * IDLE
     assert await store.silent.end() == []
     assert await is_there(store, pid)
-    await asyncio.sleep(4 * IDLE)
+    time.shift = 11 * IDLE
     assert await store.silent.end() == [pid]
 
 
@@ -140,20 +179,24 @@ async def test_transactions_of_the_broker_are_marked(store: Store) -> None:
     assert found == [round(IDLE * 1000)]
 
 
-async def test_an_application_that_takes_its_time_is_left_alone(store: Store, raw: Any) -> None:
+async def test_an_application_that_takes_its_time_is_left_alone(
+    store: Store, raw: Any, time: ShiftedTime
+) -> None:
     """asyncpg's `prepare` leaves the session in the same wait until the statement is used, however
     much later that is."""
     await raw.execute("BEGIN")
     await raw.execute("INSERT INTO message (queue, payload) VALUES ('q', 'x')")
     statement = await raw.prepare("DELETE FROM message WHERE id = $1")
-    assert await store.silent.end() == []
-    await asyncio.sleep(2 * IDLE)
+    await eventually(lambda: is_seen(store))
+    time.shift = 2 * IDLE
     assert await store.silent.end() == []
     await statement.fetch(0)
     await raw.execute("COMMIT")
 
 
-async def test_a_copy_reads_from_its_client_all_the_time(store: Store, raw: Any) -> None:
+async def test_a_copy_reads_from_its_client_all_the_time(
+    store: Store, raw: Any, time: ShiftedTime
+) -> None:
     await raw.execute("CREATE TABLE other (id int)")
     go_on = asyncio.Event()
 
@@ -163,14 +206,25 @@ async def test_a_copy_reads_from_its_client_all_the_time(store: Store, raw: Any)
 
     await raw.execute("BEGIN")
     await raw.execute("INSERT INTO message (queue, payload) VALUES ('q', 'x')")
+    pid = raw.get_server_pid()
     copying = asyncio.create_task(raw.copy_to_table("other", source=slowly()))
-    await asyncio.sleep(IDLE)
+    await eventually(lambda: waits(store, pid))
     assert await store.silent.end() == []
-    await asyncio.sleep(2 * IDLE)
+    time.shift = 2 * IDLE
     assert await store.silent.end() == []
     go_on.set()
     await copying
     await raw.execute("COMMIT")
+
+
+async def waits(store: Store, pid: int) -> bool:
+    """Whether a COPY waits for its client."""
+    query = text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE pid = :pid AND query LIKE 'COPY%' AND wait_event = 'ClientRead'"
+    )
+    async with store.engine.connect() as connection:
+        return bool((await connection.execute(query, {"pid": pid})).scalar_one())
 
 
 async def test_a_user_without_the_right_to_end_sessions_is_not_refused(
@@ -186,6 +240,7 @@ async def test_a_user_without_the_right_to_end_sessions_is_not_refused(
     try:
         await store.insert([NewMessage("q", b"x")])
         await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
+        await eventually(lambda: is_seen(store))
         find = store.silent._sessions
         assert find is not None
         async with engine.connect() as connection:
@@ -203,12 +258,14 @@ async def test_a_user_without_the_right_to_end_sessions_is_not_refused(
 
 
 async def test_a_subscriber_claims_the_rows_of_a_dead_session(
-    store: Store, rig: Rig, raw: Any
+    store: Store, rig: Rig, raw: Any, time: ShiftedTime
 ) -> None:
     await store.insert([NewMessage("q", b"x")])
     await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
     consumer = rig.consumer(rig.ack, max_fetch_interval=0.05, release_stuck_interval=0.1)
     await consumer.start()
+    await eventually(lambda: store.silent._seen)
+    time.shift = 2 * IDLE
     await eventually(lambda: rig.rows(archive=True))
     await consumer.stop()
     assert len(rig.logged("were ended")) == 1

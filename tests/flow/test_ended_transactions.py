@@ -349,7 +349,7 @@ async def test_a_deadlock_that_is_caught_fails_the_attempt(
     else:
         assert (row["state"], row["attempts_count"]) == ("COMPLETED", 2)
         assert (values, await effects()) == ([1, 1], [1])
-    await consumer.stop(1)
+    await consumer.stop()
     await engine.dispose()
 
 

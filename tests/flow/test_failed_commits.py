@@ -18,6 +18,7 @@ from faststream_sqlbroker.flow import transactional
 from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.store.handler import HandlerTransaction
+from tests.clock import let_loop_pass
 from tests.flow.conftest import Rig
 from tests.flow.test_ended_transactions import archived, effects
 from tests.flow.test_idle_limit import free
@@ -235,7 +236,6 @@ async def test_a_message_under_once_does_not_run_again(rig: Rig, effects: Effect
 async def test_an_answer_whose_dedup_id_an_open_transaction_holds(
     rig: Rig, effects: Effects
 ) -> None:
-    store = Store(rig.store.engine, rig.store.tables, statement_timeout=1.0)
     handle = Handler(times=0)
 
     async def answering(row: ClaimedMessage) -> None:
@@ -245,18 +245,33 @@ async def test_an_answer_whose_dedup_id_an_open_transaction_holds(
     await rig.put(1)
     async with rig.store.engine.connect() as other:
         await rig.store.insert_in(other, [NewMessage("out", b"theirs", dedup_id="D")])
+        await rig.consumer(answering, **ONE_ATTEMPT, max_deliveries=None).start()
+        await eventually(lambda: waits_for_lock(rig), step=0.2)
+        let_loop_pass(60)
         # What hangs hangs for long on MySQL and MariaDB, whose server goes on waiting without its
         # client.
-        await rig.consumer(answering, store=store, **ONE_ATTEMPT, max_deliveries=None).start()
-        await eventually(lambda: handle.started == 1)
         await eventually(
             lambda: rig.logged("without an attempt") or rig.logged("it is unknown whether"),
         )
         await other.rollback()
-    [row] = await eventually(lambda: rig.rows(archive=True), timeout=90)
+    [row] = await eventually(lambda: rig.rows(archive=True), timeout=120)
     assert (row["state"], row["attempts_count"]) == ("COMPLETED", 1)
     assert [(row["queue"], row["dedup_id"]) for row in await rig.rows()] == [("out", "D")]
     assert await effects() == [handle.started]
+
+
+async def waits_for_lock(rig: Rig) -> bool:
+    """Whether a session of this database waits for a lock, as InnoDB knew a moment ago."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        if rig.store.dialect_name == "postgresql"
+        else "SELECT count(*) FROM information_schema.innodb_trx t "
+        "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+        "WHERE t.trx_state = 'LOCK WAIT' AND p.db = DATABASE()"
+    )
+    async with rig.store.engine.connect() as connection:
+        return bool((await connection.execute(text(waiting))).scalar_one())
 
 
 OWN = {"postgresql": "SELECT pg_backend_pid()"}
@@ -334,8 +349,8 @@ async def test_a_handler_that_is_silent_for_too_long_has_failed(rig: Rig, effect
     await rig.put(1)
     consumer = rig.consumer(silent, store=Store(engine, rig.store.tables), **ONE_ATTEMPT)
     await consumer.start()
-    [row] = await eventually(lambda: rig.rows(archive=True), timeout=90)
+    [row] = await eventually(lambda: rig.rows(archive=True), timeout=120)
     assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "max_attempts", 1)
     assert (handle.started, await effects()) == (1, [])
-    await consumer.stop(1)
+    await consumer.stop()
     await engine.dispose()

@@ -4,7 +4,8 @@ session."""
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -15,14 +16,16 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.store import Store, transaction
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 from tests.proxy import Proxy, proxied
 
-LIMIT = 2.0
-"""Seconds; of the store that vanishes."""
+LIMIT = 1.0
+"""Seconds that the store which vanishes may idle."""
+LESS = 29
+"""Seconds: an application's own limit that is shorter than the broker's."""
 READ = {
     "postgresql": (
         "SELECT extract(epoch FROM "
@@ -46,31 +49,45 @@ def limit_of(connection: Connection, kind: str) -> float:
 
 
 @pytest.fixture
-async def far(rig: Rig) -> AsyncIterator[tuple[Proxy, Store]]:
+async def far(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Proxy, Store]]:
     """A store over the same tables on another machine."""
     async with proxied(rig.store.engine.url) as (proxy, url):
         engine = create_async_engine(url)
-        yield proxy, Store(engine, rig.store.tables, statement_timeout=LIMIT)
+        with monkeypatch.context() as patch:
+            patch.setattr(transaction, "IDLE_LIMIT", LIMIT)
+            store = Store(engine, rig.store.tables)
+        yield proxy, store
         await engine.dispose()
 
 
 @contextlib.asynccontextmanager
-async def vanished(proxy: Proxy, at: bytes, work: Awaitable[Any]) -> AsyncIterator[None]:
+async def vanished(
+    proxy: Proxy, at: bytes, work: Callable[[], Awaitable[Any]]
+) -> AsyncIterator[None]:
     """Its machine sends nothing from the moment when it would send `at`; its sockets stay open."""
     proxy.die_at = re.compile(at)
-    task = asyncio.ensure_future(work)
-    await eventually(lambda: proxy.died)
+    task = asyncio.ensure_future(work())
+
+    def is_dead() -> bool:
+        nonlocal task
+        if not proxy.died and task.done():
+            # It stood still before, for longer than it may idle.
+            assert isinstance(task.exception(), StoreError)
+            task = asyncio.ensure_future(work())
+        return proxy.died > 0
+
+    await eventually(is_dead)
     proxy.stall()
     try:
         yield
     finally:
-        proxy.flow()
+        await proxy.stop()
         with contextlib.suppress(StoreError):
             await task
 
 
 @on_servers
-@pytest.mark.parametrize("application", [0, 7, 900], ids=["none", "less", "more"])
+@pytest.mark.parametrize("application", [0, LESS, 900], ids=["none", "less", "more"])
 async def test_the_limit_is_set_on_the_session_and_the_applications_own_is_restored(
     rig: Rig, database: str, application: int
 ) -> None:
@@ -98,7 +115,7 @@ async def test_the_limit_is_set_on_the_session_and_the_applications_own_is_resto
         limit_of(connection, database)
         raise KeyError("a bug")
 
-    expected = 7 if application == 7 else 30
+    expected = LESS if application == LESS else 30
     assert await left() == application
     assert await told() == expected
     assert await left() == application
@@ -111,11 +128,11 @@ async def test_the_limit_is_set_on_the_session_and_the_applications_own_is_resto
     async with store.transaction() as transaction:
         assert await transaction.lock(lease, 120.0) == {row.id}
         assert await transaction.connection.run_sync(limit_of, database) == (
-            7 if application == 7 else 120
+            LESS if application == LESS else 120
         )
         assert await transaction.hold(lease, 500.0) == {row.id}
         assert await transaction.connection.run_sync(limit_of, database) >= (
-            7 if application == 7 else 500
+            LESS if application == LESS else 500
         )
     assert await left() == application
     async with store.transaction() as transaction:
@@ -159,8 +176,8 @@ async def test_a_handler_that_closes_its_connection_leaves_no_limit_in_the_pool(
     await rig.put()
     [row] = await rig.claim(lease=600.0)
     async with store.transaction() as transaction:
-        assert await transaction.lock([(row.id, row.lease_token)], 7.0) == {row.id}
-        assert await transaction.connection.run_sync(limit_of, database) == 7
+        assert await transaction.lock([(row.id, row.lease_token)], 77.0) == {row.id}
+        assert await transaction.connection.run_sync(limit_of, database) == 77
         await transaction.connection.close()
         assert await own() == before, "while the handler runs, too"
     assert await own() == before
@@ -173,9 +190,17 @@ async def test_rows_of_a_claim_come_back(rig: Rig, far: tuple[Proxy, Store]) -> 
     proxy, store = far
     await rig.put(3)
     pairs = await store.ready_pairs(["q"])
-    async with vanished(proxy, b"SET state = 'PROCESSING'", store.claim(pairs, 10, 60.0, uuid4())):
-        assert await rig.claim(10) == [], "they are locked"
-        rows: list[ClaimedMessage] = []
+    before = await rig.store.now()
+
+    async def claim() -> None:
+        nonlocal before
+        before = await rig.store.now()
+        await store.claim(pairs, 10, 60.0, uuid4())
+
+    async with vanished(proxy, b"SET state = 'PROCESSING'", claim):
+        rows: list[ClaimedMessage] = await rig.claim(10)
+        if await rig.store.now() - before < timedelta(seconds=LIMIT):
+            assert rows == [], "they are locked"
 
         async def all_claimed() -> bool:
             # The server lets go of one lock after the other: a claim may find some of them.
@@ -192,7 +217,9 @@ async def test_an_order_is_free_again(rig: Rig, far: tuple[Proxy, Store]) -> Non
     proxy, store = far
     await rig.put(3, key="k")
     pairs = await store.ready_pairs(["q"])
-    claim = store.claim_ordered(pairs, 10, 60.0, uuid4(), {})
+
+    async def claim() -> None:
+        await store.claim_ordered(pairs, 10, 60.0, uuid4(), {})
 
     async def again() -> bool:
         rows, _, _ = await rig.store.claim_ordered(pairs, 10, 60.0, uuid4(), {})
@@ -212,13 +239,19 @@ async def test_rows_that_were_being_settled_are_free_again(
     nacked = [done(row, state=MessageState.RETRYABLE, archive=False, delay=5.0) for row in rows[:2]]
     acked = [done(row) for row in rows[2:]]
     last = rb"DELETE m|UPDATE message m SET|u\.delay IS NULL"
-    async with vanished(proxy, last, store.settle([*nacked, *acked])):
-        await eventually(lambda: settled(rig, acked))
+    async with vanished(proxy, last, lambda: store.settle([*nacked, *acked])):
+        await settled(rig, acked)
 
 
-async def settled(rig: Rig, settlements: list[Any]) -> bool:
-    result = await rig.store.settle(settlements, skip_locked=True)
-    return len(result.settled) == len(settlements)
+async def settled(rig: Rig, settlements: list[Any]) -> None:
+    """Wait until all are settled; the server lets go of one lock after the other."""
+    found = set[int]()
+
+    async def all_settled() -> bool:
+        found.update((await rig.store.settle(settlements, skip_locked=True)).settled)
+        return len(found) == len(settlements)
+
+    await eventually(all_settled)
 
 
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
@@ -229,18 +262,8 @@ async def test_a_deduplicated_publish_of_a_dead_machine_blocks_no_other(
     statement."""
     proxy, store = far
     row = NewMessage("q", b"1", dedup_id="same")
-
-    async def publish() -> bool:
-        try:
-            return (
-                await Store(rig.store.engine, rig.store.tables, statement_timeout=5.0).insert([row])
-                != []
-            )
-        except TransientStoreError:
-            return False
-
-    async with vanished(proxy, rb"COMMIT$", store.insert([row])):
-        await eventually(publish)
+    async with vanished(proxy, rb"COMMIT$", lambda: store.insert([row])):
+        assert await rig.store.insert([row]) != [None]
     assert len(await rig.rows()) == 1
 
 
@@ -251,18 +274,17 @@ async def test_a_handlers_row_is_free_again_after_its_lease(
     proxy, store = far
     await rig.put()
     [row] = await rig.claim(lease=600.0)
-    gone = asyncio.Event()
 
     async def handle() -> None:
-        with contextlib.suppress(Exception):
+        try:
             async with store.transaction() as transaction:
                 await transaction.lock([(row.id, row.lease_token)], LIMIT)
-                gone.set()
                 await transaction.connection.execute(text("SELECT 'the handler goes on'"))
+        except Exception as error:
+            raise StoreError("the driver's") from error
 
-    async with vanished(proxy, b"the handler goes on", handle()):
-        assert gone.is_set()
-        await eventually(lambda: settled(rig, [done(row)]))
+    async with vanished(proxy, b"the handler goes on", handle):
+        await settled(rig, [done(row)])
 
 
 @on_servers
@@ -275,8 +297,10 @@ async def test_a_handler_that_idles_for_too_long_fails_and_its_connection_is_rep
     engine = create_async_engine(rig.store.engine.url, pool_use_lifo=True)
     store = Store(engine, rig.store.tables)
     async with store.transaction() as transaction:
-        assert await transaction.lock([(row.id, row.lease_token)], 1.0) == {row.id}
+        lease = [(row.id, row.lease_token)]
+        assert await transaction.lock(lease, 60.0) == {row.id}
         await transaction.connection.execute(text("UPDATE message SET last_error = 'lost'"))
+        await transaction.connection.run_sync(store.dialect.allow_idling, 1.0)
         await eventually(lambda: free(rig, row.id))
         with pytest.raises(TransientStoreError):
             await transaction.commit([done(row)])

@@ -1,11 +1,17 @@
 """Throttle by key: a slot is taken at the claim, and what waits for one stays as it is (Z10)."""
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle, throttle
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.flow.test_policy_limits import Process, backlog
 from tests.helpers import eventually
+from tests.policies.clock import MICROSECONDS, Clock
+from tests.quick_tables import TABLES
 
 HOURLY = Throttle(1, per="1h", key=True)
 MANY = 450
@@ -16,17 +22,36 @@ async def claimed(process: Process, limit: int = 10) -> list[int]:
     return [row.id for row in (await process.claim(limit)).rows]
 
 
-async def test_an_urgent_message_is_not_behind_slots_that_were_given_away(rig: Rig) -> None:
+@pytest.fixture
+async def clock(database_url: str) -> AsyncIterator[Clock]:
+    """The database's, which stands still until it is set."""
+    clock = Clock(database_url)
+    await clock.prepare()
+    yield clock
+    await clock.engine.dispose()
+
+
+@pytest.fixture
+async def held(clock: Clock) -> AsyncIterator[Rig]:
+    """Over a database with that clock."""
+    store = Store(clock.engine, TABLES)
+    await store.create_tables()
+    await store.setup()
+    yield Rig(store)
+    await store.close()
+
+
+async def test_an_urgent_message_is_not_behind_slots_that_were_given_away(
+    held: Rig, clock: Clock
+) -> None:
     """It takes the next slot of its key, before what has waited longer."""
-    await rig.put(6, key="a")
-    process = Process(rig, [Throttle(1, per="3s", key=True, max_lag="1h")])
+    await held.put(6, key="a")
+    process = Process(held, [Throttle(1, per="3s", key=True, max_lag="1h")])
     assert len(await claimed(process)) == 1
     assert await claimed(process) == []
-    [urgent] = await rig.put(1, key="a", priority=100)
-    found: list[int] = []
-    while not found:
-        found = await claimed(process)
-    assert found == [urgent]
+    [urgent] = await held.put(1, key="a", priority=100)
+    await clock.set(clock.now + 3 * MICROSECONDS)
+    assert await claimed(process) == [urgent]
 
 
 @pytest.fixture
@@ -48,21 +73,21 @@ async def test_nothing_is_written_to_what_waits(rig: Rig) -> None:
     assert len(await claimed(Process(rig, [Concurrency(100)]), 3)) == 2
 
 
-async def test_what_expires_takes_no_slot(rig: Rig) -> None:
+async def test_what_expires_takes_no_slot(held: Rig, clock: Clock) -> None:
     """The slots that come are for messages that are handled."""
-    policy = Throttle(1, per="2s", key=True)
-    await rig.put(1, key="a")
-    consumer = rig.consumer(policies=[policy], max_fetch_interval=0.1)
-    await consumer.start()
-    await eventually(lambda: len(rig.handled) == 1)
-    await rig.put(5, key="a", expires_in=0.001)
-    [last] = await rig.put(1, key="a")
-    await eventually(lambda: len(rig.handled) == 2)
-    assert rig.handled[1].id == last
-    first_slot, second_slot = (row.slot and row.slot.at for row in rig.handled)
-    assert first_slot is not None
-    assert second_slot is not None
-    assert second_slot - first_slot < 4_000_000
+    await held.put(1, key="a")
+    process = Process(held, [Throttle(1, per="2s", key=True)])
+    [first] = (await process.claim()).rows
+    expired = await held.put(5, key="a", expires_in=0.001)
+    [last] = await held.put(1, key="a")
+    await clock.set(clock.now + 2 * MICROSECONDS)
+    found: dict[int, ClaimedMessage] = {}
+    for _ in range(10):
+        found.update({row.id: row for row in (await process.claim()).rows})
+    assert found.keys() == {*expired, last}
+    assert found[last].slot is not None
+    assert first.slot is not None
+    assert found[last].slot.at - first.slot.at == 2 * MICROSECONDS
 
 
 @pytest.mark.parametrize(

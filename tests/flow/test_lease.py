@@ -17,36 +17,42 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.release import StuckReleaser
-from tests.flow.conftest import Rig, count_as_quick
+from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("leases: fenced, renewed, given back after a crash")
 
-SHORT = {"release_stuck_timeout": 0.6, "release_stuck_interval": 0.05, "max_fetch_interval": 0.05}
+SHORT = {"release_stuck_interval": 0.05, "max_fetch_interval": 0.05}
 
 
 async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(rig: Rig) -> None:
     """F9: another process searching for expired leases finds nothing."""
     started: list[ClaimedMessage] = []
     go_on = asyncio.Event()
-    lease = 6.0  # long enough for a busy machine to renew it in time
-    options = {**SHORT, "release_stuck_timeout": lease}
+    time = rig.shifted()
+    left = rig.past(-300)
 
     async def handle(row: ClaimedMessage) -> None:
         started.append(row)
         await go_on.wait()
         await rig.ack(row)
 
-    async def over() -> bool:
-        return await rig.store.now() > max(row.acquired_at for row in started) + timedelta(
-            seconds=lease
-        )
+    async def renewed() -> bool:
+        now = await rig.store.now()
+        ends = [row["lease_expires_at"] - now for row in await rig.rows()]
+        return min(ends) > timedelta(seconds=500)
 
     await rig.put(3)
-    await rig.consumer(handle, max_workers=3, **options).start()
+    consumer = rig.consumer(handle, max_workers=3, release_stuck_timeout=600.0, **SHORT)
+    await consumer.start()
     await eventually(lambda: len(started) == 3)
-    await rig.consumer(handle, **options).start()
-    await eventually(over, step=0.1)
+    for _ in range(2):
+        # Half of the lease is over.
+        await rig.execute(f"UPDATE message SET lease_expires_at = {left}")
+        time.shift += 300.0
+        consumer._lease_loop.wake()
+        await eventually(renewed)
+    await rig.consumer(handle, **SHORT).start()
     with (
         patch("faststream_sqlbroker.flow.lookout.LONGEST_TRUST", 0.1),
         patch.object(rig.store, "lease_ends_in", wraps=rig.store.lease_ends_in) as searched,
@@ -62,18 +68,33 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
 async def test_a_message_held_longer_than_max_lease_is_given_to_another(rig: Rig) -> None:
     """The first holder's late outcome is refused, logged and counted."""
     go_on = asyncio.Event()
+    time = rig.shifted()
 
     async def hang(_row: ClaimedMessage) -> None:
-        hung._fetcher.room = lambda: 0  # type: ignore[method-assign] # or it might take the message again itself
+        hung._fetcher.room = lambda _: 0  # type: ignore[method-assign] # or it might take the message again itself
         await go_on.wait()
         _row.settle_as(Ack())
 
+    async def end() -> Any:
+        return (await rig.one())["lease_expires_at"]
+
+    async def renewed() -> bool:
+        return bool(await end() > first)
+
     await rig.put()
-    hung = rig.consumer(hang, max_lease=1.5, **SHORT)
+    hung = rig.consumer(hang, max_lease=900.0, release_stuck_timeout=600.0, **SHORT)
     await hung.start()
     await eventually(lambda: hung.inflight.running == 1)
-    # Its own lease is a long one.
-    await rig.consumer(release_stuck_interval=0.05, max_fetch_interval=0.05).start()
+    first = await end()
+    time.shift = 500.0
+    hung._lease_loop.wake()
+    await eventually(renewed)
+    last = await end()
+    time.shift = 1_000.0
+    await ticks(hung._lease_loop)
+    assert await end() == last
+    await rig.expire()
+    await rig.consumer(**SHORT).start()
     [row] = await eventually(lambda: _archived(rig, 1))
     assert row["deliveries_count"] == 2
     go_on.set()
@@ -82,7 +103,9 @@ async def test_a_message_held_longer_than_max_lease_is_given_to_another(rig: Rig
     assert await rig.rows(archive=True) == [row]
 
 
-async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
+async def test_a_lost_lease_is_noticed_by_the_renewal(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The row leaves the buffer: its handler does not start."""
     go_on = asyncio.Event()
 
@@ -91,7 +114,9 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
         await rig.ack(row)
 
     await rig.put(3)
-    consumer = rig.consumer(handle, release_stuck_timeout=0.6, release_stuck_interval=30)
+    time = rig.shifted()
+    consumer = rig.consumer(handle, release_stuck_timeout=600.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 6_000.0)
     await consumer.start()
     count_as_quick(consumer)
     await eventually(lambda: consumer.inflight.claimed_count == 3)
@@ -99,11 +124,13 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(rig: Rig) -> None:
         "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL, "
         "acquired_at = NULL, queue = 'elsewhere'"
     )
+    time.shift = 500.0
+    consumer._lease_loop.wake()
     await eventually(lambda: consumer.inflight.lease_lost_count == 3)
     go_on.set()
     await rig.put(1, key="next")
     await eventually(lambda: len(rig.handled) == 2)
-    await consumer.stop(5)
+    await consumer.stop()
     assert [row.key for row in rig.handled] == [None, "next"], (
         "of the lost, only the one that had started"
     )
@@ -258,8 +285,9 @@ async def test_neighbours_of_a_poison_message_are_handled(rig: Rig) -> None:
     await rig.put(5)
     await rig.execute("UPDATE message SET deliveries_count = 2")
     await rig.put(5)
-    await rig.consumer(handle, max_workers=4, max_fetch_interval=0.05).start()
-    rows = await eventually(lambda: _archived(rig, 10))
+    with patch("faststream_sqlbroker.flow.solo_run.ALONE", 600.0):
+        await rig.consumer(handle, max_workers=4, max_fetch_interval=0.05).start()
+        rows = await eventually(lambda: _archived(rig, 10))
     suspects = {r["id"] for r in rows if r["deliveries_count"] == 3}
     assert len(suspects) == 5
     assert {r["deliveries_count"] for r in rows if r["id"] not in suspects} == {1}

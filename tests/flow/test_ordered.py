@@ -1,7 +1,6 @@
 """ordered=True in the loops: one message of a key at a time, in order (promise 7)."""
 
 import asyncio
-import time
 from collections import defaultdict
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +8,7 @@ from unittest.mock import patch
 from faststream_sqlbroker.core.outcome import Ack, Nack, Reject
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from tests.flow.conftest import Rig
+from tests.flow.conftest import Rig, ticks
 from tests.helpers import eventually
 
 QUICK: dict[str, Any] = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "ordered": True}
@@ -78,7 +77,7 @@ async def test_nothing_is_leased_that_no_worker_can_start(rig: Rig) -> None:
     consumer = rig.consumer(handle, max_workers=2, **QUICK)
     await consumer.start()
     await eventually(lambda: consumer.inflight.running == 2)
-    await asyncio.sleep(0.2)
+    await ticks(consumer._fetch_loop, 4)
     states = [row["state"] for row in await rig.rows()]
     assert states.count("PROCESSING") == 2
     go.set()
@@ -119,8 +118,9 @@ async def test_many_messages_behind_a_blocked_key_hide_no_other_key(rig: Rig) ->
         await rig.ack(row)
 
     await rig.put(250, key="blocked")
-    for n in range(120):
-        await rig.put(1, key=f"future{n}", delay=60)
+    await rig.store.insert(
+        [NewMessage("q", b"x", key=f"future{n}", delay=3600.0) for n in range(120)]
+    )
     [other] = await rig.put(1, key="other")
     await rig.consumer(handle, max_workers=2, **QUICK).start()
     await eventually(lambda: [row.id for row in rig.handled] == [other])
@@ -153,10 +153,9 @@ async def test_messages_without_a_key_go_on_behind_a_blocked_one(rig: Rig) -> No
 
 
 async def test_an_expired_suspect_is_discarded(rig: Rig) -> None:
-    await rig.put(1, key="a", expires_in=0.001)
+    await rig.put(1, key="a", expires_in=0.0)
     await rig.put(1, key="a")
     await rig.execute("UPDATE message SET deliveries_count = 3")
-    await asyncio.sleep(0.02)
     await rig.consumer(**QUICK).start()
 
     async def states() -> list[str]:
@@ -172,13 +171,13 @@ async def test_an_expired_suspect_is_discarded(rig: Rig) -> None:
 
 async def test_many_blocked_messages_are_not_scanned_without_a_pause(rig: Rig) -> None:
     """Nothing can be claimed: after a rotation the loop backs off to its longest wait."""
-    await rig.put(1, key="m", delay=60)
+    await rig.put(1, key="m", delay=3600)
     await rig.put(150, key="m")
-    for n in range(0, 350, 50):
-        await rig.store.insert(
-            [NewMessage("q", b"x", key=f"k{n + i:03}", delay=60.0) for i in range(50)]
-        )
+    await rig.store.insert(
+        [NewMessage("q", b"x", key=f"k{n:03}", delay=3600.0) for n in range(350)]
+    )
     claims = 0
+    waits: list[float] = []
     claim_ordered = rig.store.claim_ordered
 
     async def counted(*arguments: Any, **options: Any) -> Any:
@@ -186,20 +185,28 @@ async def test_many_blocked_messages_are_not_scanned_without_a_pause(rig: Rig) -
         claims += 1
         return await claim_ordered(*arguments, **options)
 
+    consumer = rig.consumer(ordered=True, max_fetch_interval=0.2)
+    pace = consumer._fetcher.pace
+    idle = pace.idle
+
+    def noted() -> float:
+        waits.append(idle())
+        return waits[-1]
+
+    pace.idle = noted  # type: ignore[method-assign]
     with patch.object(rig.store, "claim_ordered", counted):
-        await rig.consumer(ordered=True, max_fetch_interval=0.5).start()
-        await eventually(lambda: claims > 3)
-        await asyncio.sleep(2.5)
+        await consumer.start()
+        await eventually(lambda: pace.idle_wait == 0.2)
         claims = 0
-        began = time.monotonic()
-        await asyncio.sleep(2)
-        rotations = (time.monotonic() - began) / 0.5
-    # A rotation is about four pages.
-    assert claims <= (rotations + 2) * 5
+        waits.clear()
+        await eventually(lambda: len(waits) == 4)
+        # A rotation is about four pages.
+        assert claims <= (4 + 2) * 5
+    assert waits == [0.2] * len(waits)
 
 
 async def test_a_head_starts_when_it_is_due_though_its_followers_are(rig: Rig) -> None:
-    await rig.put(1, key="a", delay=1.2)
+    await rig.put(1, key="a", delay=0.5)
     await rig.put(2, key="a")
     consumer = rig.consumer(ordered=True, max_fetch_interval=600)
     await consumer.start()

@@ -8,8 +8,6 @@ import pytest
 from faststream_sqlbroker.core.outcome import Ack, Again, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow import consumer as consumers
-from faststream_sqlbroker.flow import shielded
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -17,13 +15,6 @@ QUICK: dict[str, Any] = {"batch": True, "max_fetch_interval": 0.05, "flush_inter
 ONCE: dict[str, Any] = {**QUICK, "policies": [Once("1h")]}
 BOTH = pytest.mark.parametrize("options", [QUICK, ONCE], ids=["plain", "once"])
 Rows = tuple[ClaimedMessage, ...]
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a busy database."""
-    monkeypatch.setattr(consumers, "CANCEL_GRACE", 20.0)
-    monkeypatch.setattr(shielded, "SHIELDED_TIMEOUT", 20.0)
 
 
 async def put(rig: Rig, count: int) -> list[int]:

@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.policies import (
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.policies.intake import Intake
-from tests.flow.conftest import Rig
+from tests.flow.conftest import Rig, ticks
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability(
@@ -267,7 +267,7 @@ async def test_p6_outside_its_window_nothing_is_claimed(rig: Rig) -> None:
     consumer = rig.consumer(policies=[closed], **QUICK)
     await rig.put(3)
     await consumer.start()
-    await asyncio.sleep(0.5)
+    await ticks(consumer._fetch_loop, 4)
     assert {row["state"] for row in await rig.rows()} == {"PENDING"}
     await consumer.stop()
     opened = Window(f"{(hour - 1) % 24:02}:00", f"{(hour + 2) % 24:02}:00")

@@ -1,23 +1,29 @@
 """Rows that wait for a worker: how long they may wait, and that a lost row never starts."""
 
 import asyncio
-import time
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, PREFETCH_LEASE
-from tests.flow.conftest import Rig, count_as_quick
+from faststream_sqlbroker.flow.prefetch import HORIZON, PREFETCH_LEASE
+from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
 FAST: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
+LONG = 6_000.0
+
+
+@pytest.fixture(autouse=True)
+def longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for a worker stays until a test says that it has waited for too long."""
+    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", LONG)
 
 
 class Gate:
@@ -61,15 +67,18 @@ async def _held_up(rig: Rig, gate: Gate, count: int = 6, **options: Any) -> Cons
 
 async def test_rows_behind_a_running_handler_are_given_back_uncharged(rig: Rig) -> None:
     gate = Gate()
-    began = time.monotonic()
+    time = rig.shifted()
     consumer = await _held_up(rig, gate)
 
     async def given_back() -> bool:
         rows = await rig.rows()
         return [r["state"] for r in rows] == ["PROCESSING"] + ["PENDING"] * 4
 
+    await ticks(consumer._fetch_loop, 4)
+    assert len(waiting(consumer)) == 4
+    time.shift = LONG
+    consumer._fetch_loop.wake()
     await eventually(given_back)
-    assert time.monotonic() - began >= LONGEST_WAIT
     assert [r["deliveries_count"] for r in await rig.rows()] == [1, 0, 0, 0, 0]
     assert await rig.claim(), "another worker may claim them"
     assert waiting(consumer) == []
@@ -99,19 +108,20 @@ async def test_nothing_is_fetched_ahead_of_a_handler_of_unknown_duration(rig: Ri
     await eventually(lambda: started == 9)
 
 
-async def test_waiting_rows_are_leased_and_renewed_for_less(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
+async def test_waiting_rows_are_leased_and_renewed_for_less(rig: Rig) -> None:
     gate = Gate()
     consumer = await _held_up(rig, gate)
     rows = waiting(consumer)
     assert all(row.prefetched for row in rows)
     ends_in = await rig.store.lease_ends_in(["q"])
     assert ends_in is not None
-    assert PREFETCH_LEASE - 10 < ends_in <= PREFETCH_LEASE
+    assert ends_in <= PREFETCH_LEASE
+    ids = {row.id for row in rows}
+    leases = [r["lease_expires_at"] - r["acquired_at"] for r in await rig.rows() if r["id"] in ids]
+    assert min(leases) >= timedelta(seconds=PREFETCH_LEASE)
     age(rows, PREFETCH_LEASE / 2)
     before = [row.renewed_monotonic for row in rows]
+    consumer._lease_loop.wake()
     await eventually(
         lambda: all(r.renewed_monotonic > b for r, b in zip(rows, before, strict=True))
     )
@@ -134,7 +144,6 @@ async def test_waiting_rows_are_leased_and_renewed_for_less(
 async def test_a_row_with_little_left_is_renewed_before_it_starts(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up_any(rig, gate, **options)
     consumer._lease_loop.wake = lambda: None  # type: ignore[method-assign]
@@ -164,18 +173,11 @@ async def _held_up_any(rig: Rig, gate: Gate, **options: Any) -> Consumer:
     return consumer
 
 
-async def test_a_row_that_another_worker_holds_by_then_does_not_start(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
+async def test_a_row_that_another_worker_holds_by_then_does_not_start(rig: Rig) -> None:
     gate = Gate()
     consumer = await _held_up(rig, gate)
     rows = waiting(consumer)
-    await rig.execute(
-        "UPDATE message SET lease_token = :other, deliveries_count = 2 WHERE payload <> :running",
-        other=uuid4().hex,
-        running=b"1",
-    )
+    await _take(rig)
     age(rows, PREFETCH_LEASE * 0.6)
     gate.open.set()
     await eventually(lambda: not consumer.inflight.held)
@@ -184,21 +186,31 @@ async def test_a_row_that_another_worker_holds_by_then_does_not_start(
     assert [r["deliveries_count"] for r in await rig.rows()] == [2] * 4
 
 
+async def _take(rig: Rig) -> None:
+    """Another worker has what waits."""
+    await rig.execute(
+        "UPDATE message SET lease_token = :other, deliveries_count = 2, "
+        f"lease_expires_at = {rig.past(-3600)} WHERE payload <> :running",
+        other=uuid4().hex,
+        running=b"1",
+    )
+
+
 @pytest.mark.parametrize("lease", [0.5, 15.0, 60.0])
 @pytest.mark.parametrize("options", [{}, {"handler_timeout": 60.0}])
 async def test_a_lost_row_does_not_start_with_leases_of_one_length(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, lease: float, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
+    async def nothing(*_: Any) -> int:
+        return 0
+
+    # A lease may run out before the others have it.
+    monkeypatch.setattr(rig.store, "release_stuck", nothing)
     gate = Gate()
     consumer = await _held_up(rig, gate, release_stuck_timeout=lease, **options)
     await consumer._lease_loop.stop()  # what a handler that blocks the event loop does
     rows = waiting(consumer)
-    await rig.execute(
-        "UPDATE message SET lease_token = :other, deliveries_count = 2 WHERE payload <> :running",
-        other=uuid4().hex,
-        running=b"1",
-    )
+    await _take(rig)
     age(rows, lease)
     gate.open.set()
     await eventually(lambda: not consumer.inflight.held)
@@ -210,7 +222,6 @@ async def test_a_lost_row_does_not_start_with_leases_of_one_length(
 async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up(rig, gate)
     rows = waiting(consumer)
@@ -219,12 +230,10 @@ async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
 
     async def gone(leases: Any, lease: float, **given: Any) -> set[int]:
         nonlocal asked
-        if given.get("skip_locked"):
+        if given.get("skip_locked") or asked == len(rows):
             return await renew(leases, lease, **given)
         asked += 1
         assert len(gate.started) == 2
-        if asked == len(rows):
-            monkeypatch.undo()
         raise TransientStoreError("out of reach")
 
     monkeypatch.setattr(rig.store, "renew", gone)
@@ -240,7 +249,6 @@ async def test_while_the_database_does_not_say_a_row_is_held_it_does_not_start(
 async def test_a_batch_that_is_cut_off_while_a_lease_is_renewed_goes_back_whole(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 60.0)
     gate = Gate()
     consumer = await _held_up_any(
         rig, gate, batch=True, fetch_batch_size=3, max_not_processed_factor=3
@@ -276,7 +284,7 @@ async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig
         row.settle_as(Ack())
 
     await rig.put(5)
-    consumer = rig.consumer(handle, flush_interval=0.01, max_fetch_interval=30.0, wakeup="poll")
+    consumer = rig.consumer(handle, flush_interval=0.01, max_fetch_interval=600.0, wakeup="poll")
     await consumer.start()
     await eventually(lambda: started)
     await rig.store.insert([NewMessage("q", b"urgent", priority=7)])
@@ -289,29 +297,18 @@ async def test_an_urgent_message_of_an_unknown_priority_is_the_next_to_start(rig
     assert started[:2] == [b"0", b"urgent"]
 
 
-class Stalled(RealTime):
-    """The process's time, to which the length of a stall may be added."""
-
-    def __init__(self) -> None:
-        self.stalled = 0.0
-
-    def monotonic(self) -> float:  # type: ignore[override]
-        return time.monotonic() + self.stalled
-
-
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "still ours"])
 async def test_a_lease_is_counted_from_the_request_of_a_claim_whose_answer_is_late(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     """As after a stall of the process: another worker may have the message since."""
-    clock = Stalled()
-    rig.wakeups.clock.use(clock)
+    time = rig.shifted()
     claim = rig.store.claim
 
     async def answer_late(*args: Any, **options: Any) -> Any:
         rows = await claim(*args, **options)
-        if rows and not clock.stalled:
-            clock.stalled = 30.0
+        if rows and not time.shift:
+            time.shift = 90.0
             if taken:
                 await rig.execute(
                     "UPDATE message SET lease_token = :other, deliveries_count = 2",
@@ -327,7 +324,7 @@ async def test_a_lease_is_counted_from_the_request_of_a_claim_whose_answer_is_la
         row.settle_as(Ack())
 
     await rig.put()
-    consumer = rig.consumer(handle, **FAST, release_stuck_timeout=20.0)
+    consumer = rig.consumer(handle, **FAST, release_stuck_timeout=60.0)
     await consumer.start()
     held = consumer.inflight
     await eventually(lambda: held.claimed_count == 1 and not held.held)

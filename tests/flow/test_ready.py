@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ready as module
@@ -15,6 +16,7 @@ from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.fetch_modes import Mode
 from faststream_sqlbroker.flow.ready import Ready
 from faststream_sqlbroker.flow.wakeup import ALL
+from tests.clock import VirtualTime
 from tests.flow.conftest import Rig
 from tests.helpers import Awake, eventually
 
@@ -22,30 +24,40 @@ SLEEPY = {"max_fetch_interval": 600.0, "release_stuck_interval": 600.0, "wakeup"
 MINUTES = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-async def idle(consumer: Consumer) -> None:
-    """Wait until it waits for longer than a second for the next look."""
-    pace = consumer._fetcher.pace
-    await eventually(lambda: pace.idle_wait > 0.1)
-    pace.idle_wait = 1.0  # it grows when the wait begins
-    await eventually(lambda: pace.idle_wait > 1)
+@pytest.fixture
+def time(rig: Rig) -> VirtualTime:
+    """The consumers' time stands still."""
+    time = VirtualTime()
+    rig.wakeups.clock.use(time)
+    return time
 
 
-async def test_a_wake_up_is_answered_by_a_claim(rig: Rig) -> None:
+async def idle(consumer: Consumer, time: VirtualTime) -> None:
+    """Let it wait for longer than a second for the next look, which does not come by itself."""
+
+    async def waits() -> bool:
+        await time.advance(1.0)
+        return consumer._fetcher.pace.idle_wait > 2
+
+    await consumer.start()
+    await eventually(waits)
+
+
+async def test_a_wake_up_is_answered_by_a_claim(rig: Rig, time: VirtualTime) -> None:
     """No scan for the pairs of a queue comes first: one round trip less before the handler."""
     consumer = rig.consumer(**SLEEPY)
-    await consumer.start()
-    await eventually(lambda: consumer._fetcher.ready.age < 30)
-    await idle(consumer)
+    await idle(consumer, time)
     with patch.object(rig.store, "ready_pairs", side_effect=AssertionError("looked")):
         await rig.publisher.publish([NewMessage("q", b"1")])
         await eventually(lambda: rig.handled)
-    await consumer.stop(1)
+    await consumer.stop()
 
 
-async def test_a_wake_up_for_an_unknown_priority_is_answered_too(rig: Rig) -> None:
+async def test_a_wake_up_for_an_unknown_priority_is_answered_too(
+    rig: Rig, time: VirtualTime
+) -> None:
     consumer = rig.consumer(**SLEEPY)
-    await consumer.start()
-    await idle(consumer)
+    await idle(consumer, time)
     await rig.publisher.publish([NewMessage("q", b"1", priority=7)])
     await eventually(lambda: rig.handled)
     assert (("q", 7)) in consumer._fetcher.ready._known
@@ -57,7 +69,7 @@ async def test_a_wake_up_for_an_unknown_priority_is_answered_too(rig: Rig) -> No
     ids=["turns", "weights"],
 )
 async def test_a_wake_up_is_answered_from_its_queues(
-    rig: Rig, queues: list[str] | dict[str, int], claimed: set[str]
+    rig: Rig, time: VirtualTime, queues: list[str] | dict[str, int], claimed: set[str]
 ) -> None:
     """With 1 000 queues a claim from all of them takes many times as long. Weights compare all
     queues."""
@@ -69,8 +81,7 @@ async def test_a_wake_up_is_answered_from_its_queues(
         asked.append({pair.queue for pair in pairs})
         return await claim(pairs, *args, **kwargs)
 
-    await consumer.start()
-    await idle(consumer)
+    await idle(consumer, time)
     assert consumer._fetcher.ready.mode is Mode.IDLE
     with patch.object(rig.store, "claim", noted):
         await rig.publisher.publish([NewMessage("b", b"1")])
@@ -97,11 +108,12 @@ def test_wake_ups_before_a_claim_are_answered_together(rig: Rig) -> None:
 async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
     """Claims go on without scans; a scan in the background finds the rest, every second."""
     looks = rig.store.ready_pairs
+    took = 0.02
 
     async def slowly(queues: Sequence[str]) -> ReadyPairs:
         found = await looks(queues)
         result = ReadyPairs(found)
-        result.took = 0.02
+        result.took = took
         result.at = getattr(found, "at", None)
         return result
 
@@ -116,8 +128,9 @@ async def test_slow_scans_run_in_the_background(rig: Rig) -> None:
         await eventually(lambda: len(rig.handled) == 6)
         await rig.store.insert([NewMessage("q", b"new", priority=3)])
         await eventually(lambda: len(rig.handled) == 7)
-    await eventually(lambda: consumer._fetcher.ready.mode is not Mode.BLIND)
-    await consumer.stop(1)
+        took = 0.0
+        await eventually(lambda: consumer._fetcher.ready.mode is not Mode.BLIND)
+    await consumer.stop()
 
 
 def found(took: float, *pairs: ReadyPair, at: datetime | None = None) -> ReadyPairs:
@@ -242,12 +255,10 @@ async def test_a_stop_does_not_wait_for_a_scan(rig: Rig) -> None:
 
 async def test_slow_scans_take_a_twentieth_of_the_time() -> None:
     looks = IntakePosition(found(0.2), found(0.2))
-    ready = Ready(looks, ["q"])  # type: ignore[arg-type]
+    ready = Ready(looks, ["q"], Clock(VirtualTime()))  # type: ignore[arg-type]
     assert await ready.scan_in_background() is None, "no claim needs it"
     await ready.scan()
-    wait = await ready.scan_in_background()
-    assert wait is not None
-    assert 3.5 < wait <= 0.2 * module.SLOW_SHARE
+    assert await ready.scan_in_background() == 0.2 * module.SLOW_SHARE
     assert len(looks.results) == 1
     ready.scan_soon()
     with patch.object(module, "SCAN_INTERVAL", 0.0):

@@ -127,8 +127,9 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     """The archive is away for a moment (renamed, a partition missing, rights withdrawn)."""
     await rig.execute("ALTER TABLE message_archive RENAME TO away")
     await rig.put(30)
+    time = rig.shifted()
     quick = {
-        "release_stuck_timeout": 10.0,
+        "release_stuck_timeout": 600.0,
         "release_stuck_interval": 0.1,
         "max_fetch_interval": 0.05,
     }
@@ -146,6 +147,8 @@ async def test_acks_that_are_all_refused_are_kept_and_run_once(rig: Rig) -> None
     await eventually(claims_have_stopped)
     count = len(rig.handled)
     first = max(await held())
+    time.shift = 500.0
+    consumer._lease_loop.wake()
 
     async def renewed() -> bool:
         return min(await held()) > first
@@ -242,8 +245,8 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
         consumer = rig.consumer(fetch_batch_size=10, flush_batch_size=10, max_fetch_interval=0.05)
         await consumer.start()
         await eventually(lambda: _count(rig, 50))
-        assert len(_refused(consumer.inflight)) == 20
-        assert consumer.healthy
+        await eventually(lambda: len(_refused(consumer.inflight)) == 20)
+        await eventually(lambda: consumer.healthy)
         with (
             patch("faststream_sqlbroker.flow.fetch.MOST_APART", 20),
             patch("faststream_sqlbroker.flow.consumer.MOST_APART", 20),
@@ -257,7 +260,7 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
 @on_servers
 async def test_a_row_locked_by_another_session_does_not_delay_the_others(rig: Rig) -> None:
     """An operator's forgotten SELECT … FOR UPDATE."""
-    store = Store(rig.store.engine, rig.store.tables, statement_timeout=2.0)
+    store = Store(rig.store.engine, rig.store.tables, statement_timeout=1.0)
     gate = asyncio.Event()
 
     async def handle(row: ClaimedMessage) -> None:
@@ -297,14 +300,14 @@ async def test_a_refused_outcome_whose_lease_is_lost_is_dropped(rig: Rig) -> Non
 
 @on_servers
 async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
-    rig: Rig, servers: Servers
+    rig: Rig, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passwords rotate; on PostgreSQL (28000), MariaDB and MySQL (1045) nothing is dropped or
     dead-lettered."""
     kind = rig.store.dialect_name
     lock, unlock = _account(servers.admin(kind), kind)
     engine = create_async_engine(rig.store.engine.url.set(username="rotating", password="x"))
-    store = Store(engine, rig.store.tables, statement_timeout=3.0)
+    store = Store(engine, rig.store.tables)
     running = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -316,6 +319,9 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
     unlock()
     try:
         await rig.put(5)
+        # What waits stays, with its lease.
+        monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 600.0)
+        monkeypatch.setattr("faststream_sqlbroker.flow.prefetch.PREFETCH_LEASE", 600.0)
         consumer = rig.consumer(handle, store=store, max_fetch_interval=0.05)
         await consumer.start()
         count_as_quick(consumer)
@@ -333,7 +339,7 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
         await eventually(lambda: consumer.healthy)
         rows = await rig.rows(archive=True)
         assert {(r["state"], r["deliveries_count"]) for r in rows} == {("COMPLETED", 1)}
-        await consumer.stop(1)
+        await consumer.stop()
     finally:
         await engine.dispose()
         lock(drop=True)

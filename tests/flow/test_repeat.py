@@ -29,7 +29,7 @@ async def _archived(rig: Rig, count: int) -> bool:
 async def test_an_answer_whose_dedup_id_an_open_transaction_holds_delays_no_others(
     rig: Rig,
 ) -> None:
-    store = Store(rig.store.engine, rig.store.tables, statement_timeout=3.0)
+    store = Store(rig.store.engine, rig.store.tables, statement_timeout=1.0)
     [held] = await rig.put()
 
     async def handle(row: ClaimedMessage) -> None:

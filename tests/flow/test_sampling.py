@@ -25,6 +25,8 @@ from tests.flow.conftest import Rig
 from tests.helpers import eventually
 from tests.unit.test_metrics import Kept
 
+LONG = 200.0
+"""Seconds between two looks: who looks has the lock for three times as long."""
 STAGES = {"waiting": 1, "running": 2, "settling": 3}
 
 
@@ -33,6 +35,7 @@ class Process:
 
     def __init__(self, rig: Rig, *, subscribers: int = 1) -> None:
         self.kept = Kept()
+        self.kept.sample_interval = LONG
         self.told: list[tuple[int, str]] = []
         self.clock = Clock()
         consumer: Any = SimpleNamespace(
@@ -122,7 +125,7 @@ async def test_a_failed_look_leaves_no_old_values(rig: Rig) -> None:
     assert process.tells
     process.sampler._look_at = 0.0
     with patch.object(rig.store.queue_states, "read", side_effect=StoreError("gone")):
-        assert await process.sampler.tick() == 1.0
+        assert await process.sampler.tick() == LONG
     assert not process.tells
     assert [level for level, _ in process.told] == [logging.WARNING]
     await process.sampler.tick()

@@ -9,8 +9,7 @@ from unittest.mock import Mock, patch
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.solo_run import SLICE
-from tests.flow.conftest import Rig, count_as_quick
+from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
 TWICE_LOST = "UPDATE message SET deliveries_count = 2 WHERE state = 'PENDING'"
@@ -92,8 +91,10 @@ async def test_many_suspects_leave_every_other_claim_to_the_rest(rig: Rig) -> No
     await rig.put(60)
     await rig.execute(TWICE_LOST)
     await rig.put(5, key="normal")
-    await rig.consumer(fetch_batch_size=20, max_fetch_interval=0.05, max_workers=2).start()
-    await eventually(lambda: len(rig.handled) == 65)
+    # The time of the rest ends early where there is nothing else.
+    with patch("faststream_sqlbroker.flow.solo_run.SLICE", 600.0):
+        await rig.consumer(fetch_batch_size=20, max_fetch_interval=0.05, max_workers=2).start()
+        await eventually(lambda: len(rig.handled) == 65)
     first = [n for n, row in enumerate(rig.handled) if row.key]
     assert first[0] <= 2
     assert {row.deliveries_count for row in rig.handled if not row.key} == {3}
@@ -127,24 +128,27 @@ async def test_waiting_rows_are_given_back_so_that_a_suspect_can_run(rig: Rig) -
 async def test_the_rest_has_as_much_time_as_the_suspects(rig: Rig) -> None:
     await rig.put(4, key="suspect")
     await rig.execute(TWICE_LOST)
-    await rig.put(8_000)  # one worker needs a millisecond for each: three rests do not empty it
+    await rig.put(600)  # one worker needs 50 ms for each: three rests do not empty it
+    durations = [0.1, 0.5, 0.1, 0.1]
+    least = 0.3
     suspects: list[tuple[float, float]] = []
     last = 0.0
 
     async def handle(row: ClaimedMessage) -> None:
         nonlocal last
         began = monotonic()
-        await asyncio.sleep(0.3 if row.key else 0.001)
+        await asyncio.sleep(durations[len(suspects)] if row.key else 0.05)
         if row.key:
             suspects.append((began, monotonic()))
         else:
             last = monotonic()
         await rig.ack(row)
 
-    await rig.consumer(handle, max_fetch_interval=0.05).start()
-    await eventually(lambda: len(suspects) == 4)
+    with patch("faststream_sqlbroker.flow.solo_run.SLICE", least):
+        await rig.consumer(handle, max_fetch_interval=0.05).start()
+        await eventually(lambda: len(suspects) == 4)
     times = [
-        (then - ended, max(SLICE, ended - began))
+        (then - ended, max(least, ended - began))
         for (began, ended), (then, _) in pairwise(suspects)
         if then < last  # else there was no rest any more
     ]
@@ -161,7 +165,7 @@ async def test_a_full_buffer_does_not_hide_a_suspect_without_patience(rig: Rig) 
     await rig.put(1, key="suspect")
     await rig.execute(TWICE_LOST)
     await rig.put(100)
-    names = {"SOLO_WAIT": 0.1, "SOLO_PAUSE": 0.3, "SOLO_LIMIT": 2.0}
+    names = {"SOLO_WAIT": 0.1, "SOLO_PAUSE": 0.3, "SOLO_LIMIT": 0.5}
     with patch.multiple("faststream_sqlbroker.flow.solo_run", **names):
         await rig.consumer(handle, max_fetch_interval=0.05, fetch_batch_size=20).start()
         await eventually(lambda: any(row.key for row in rig.handled))
@@ -204,10 +208,11 @@ async def test_nothing_is_claimed_while_a_suspect_runs(rig: Rig) -> None:
     await running.wait()
     await rig.put(5)
     looks = rig.store.ready_pairs
-    with patch.object(rig.store, "ready_pairs", wraps=looks) as looked:
-        for _ in range(20):
-            consumer._fetch_loop.wake()
-            await asyncio.sleep(0.02)
+    with (
+        patch.object(rig.store, "ready_pairs", wraps=looks) as looked,
+        patch("faststream_sqlbroker.flow.solo_run.ALONE", 600.0),
+    ):
+        await ticks(consumer._fetch_loop, 10)
         assert not looked.called
     assert {r["deliveries_count"] for r in await rig.rows()} == {0, 3}
     go_on.set()

@@ -1,6 +1,8 @@
 """The stop of a subscriber whose server does not answer."""
 
 import asyncio
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -16,7 +18,7 @@ from tests.proxy import proxied
 async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> None:
     async with proxied(rig.store.engine.url) as (proxy, url):
         engine = create_async_engine(url)
-        store = Store(engine, rig.store.tables, statement_timeout=3.0)
+        store = Store(engine, rig.store.tables, statement_timeout=1.0)
         await rig.put(5)
 
         async def handle(row: ClaimedMessage) -> None:
@@ -32,9 +34,11 @@ async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> N
         await consumer.start()
         await eventually(lambda: rig.handled)
         proxy.stall()
-        await asyncio.sleep(0.5)  # for every loop to hang in a statement
-        async with Awake() as awake:
-            await consumer.stop(0.5)
-        assert awake.seconds < 15, "1 s for claims, 3 s for writes, 2 s to end connections"
+        pool: Any = engine.pool
+        await eventually(lambda: pool.checkedout() >= 2)  # loops hang in a statement
+        with patch("faststream_sqlbroker.flow.consumer.CANCEL_GRACE", 1.0):
+            async with Awake() as awake:
+                await consumer.stop(0.5)
+        assert awake.seconds < 15, "1 s for claims, 1 s for writes, 2 s to end connections"
         proxy.flow()
         await engine.dispose()

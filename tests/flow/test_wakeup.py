@@ -9,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.wakeup import SECOND_HINT, Wakeups
+from faststream_sqlbroker.flow.wakeup import COALESCE, SECOND_HINT, Wakeups
 from faststream_sqlbroker.store import Store
+from tests.clock import VirtualTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -139,11 +140,14 @@ async def test_the_second_hint_comes_a_moment_later(sleeper: Rig) -> None:
 
 
 async def test_no_hint_follows_the_stop(rig: Rig) -> None:
+    time = VirtualTime()
+    rig.wakeups.clock.use(time)
     async with rig.store.engine.begin() as connection:
         await rig.publisher.publish([MESSAGE], connection=connection)
-    await eventually(lambda: rig.wakeups._timers)
+    await time.advance(COALESCE)
+    assert rig.wakeups._timers
     await rig.wakeups.stop()
-    await asyncio.sleep(3 * SECOND_HINT)
+    await time.advance(3 * SECOND_HINT)
     assert rig.wakeups._sender is None
 
 
@@ -157,14 +161,13 @@ async def test_a_pool_of_one_polls(rig: Rig) -> None:
     await rig.put()
     await consumer.start()
     await eventually(lambda: alone.handled)
-    await consumer.stop(1)
+    await consumer.stop()
     await alone.wakeups.stop()
     await engine.dispose()
 
 
 async def test_poll_means_that_nothing_is_listened_to(rig: Rig) -> None:
     await rig.consumer(wakeup="poll").start()
-    await asyncio.sleep(0.05)
     assert rig.wakeups._listener is None
 
 
