@@ -186,6 +186,7 @@ async def test_many_blocked_messages_are_not_scanned_without_a_pause(rig: Rig) -
         return await claim_ordered(*arguments, **options)
 
     consumer = rig.consumer(ordered=True, max_fetch_interval=0.2)
+    await consumer.start()
     pace = consumer._fetcher.pace
     idle = pace.idle
 
@@ -195,7 +196,6 @@ async def test_many_blocked_messages_are_not_scanned_without_a_pause(rig: Rig) -
 
     pace.idle = noted  # type: ignore[method-assign]
     with patch.object(rig.store, "claim_ordered", counted):
-        await consumer.start()
         await eventually(lambda: pace.idle_wait == 0.2)
         claims = 0
         waits.clear()
