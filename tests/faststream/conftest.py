@@ -6,16 +6,19 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.flow import consumer, heartbeat
 from faststream_sqlbroker.schema.types import clock
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
 
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 """Subscriber options for tests that wait for what happens."""
+GRACE = 60.0
+"""Seconds that a stop waits for handlers: what is on its way is not cut off."""
 Make = Callable[..., SqlBroker]
 """Makes brokers with options of their own, which are stopped at the end."""
 
@@ -43,6 +46,13 @@ class Look:
             return rows if len(rows) == count and not await self.rows() else []
 
         return await eventually(done)
+
+    async def end_leases(self) -> None:
+        """Let every lease run out, by the database's clock."""
+        message = self.tables.message
+        of_all = update(message).where(message.c.state == "PROCESSING")
+        async with self.engine.begin() as connection:
+            await connection.execute(of_all.values(lease_expires_at=clock()))
 
     async def lease_over(self) -> None:
         """Wait until the lease of the only live message has run out, by the database's clock."""
@@ -96,9 +106,13 @@ def logger(heard: Heard) -> logging.Logger:
 
 
 @pytest.fixture(autouse=True)
-def _long_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats are frequent in tests, and a busy machine may be late with many of them."""
-    monkeypatch.setattr("faststream_sqlbroker.flow.heartbeat.LEASE_INTERVALS", 100)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that the broker must not reach because a process or a server stands still."""
+    # Heartbeats are frequent in tests, and a busy machine may be late with many of them.
+    monkeypatch.setattr(heartbeat, "LEASE_INTERVALS", 1_000)
+    # Whoever has stopped is gone at once, and its last outcomes are written.
+    monkeypatch.setattr(heartbeat, "LEAVE_TIMEOUT", GRACE)
+    monkeypatch.setattr(consumer, "FINAL_FLUSH_TIMEOUT", GRACE)
 
 
 async def clean_up(broker: SqlBroker) -> None:
@@ -109,7 +123,7 @@ async def clean_up(broker: SqlBroker) -> None:
 
 @pytest.fixture
 async def broker(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[SqlBroker]:
-    broker = SqlBroker(engine, logger=logger, graceful_timeout=5.0)
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=GRACE)
     await broker.create_tables()
     yield broker
     await clean_up(broker)
@@ -120,7 +134,7 @@ async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Mak
     async with AsyncExitStack() as stack:
 
         def make(**options: Any) -> SqlBroker:
-            made = SqlBroker(engine, logger=logger, graceful_timeout=5.0, **options)
+            made = SqlBroker(engine, logger=logger, graceful_timeout=GRACE, **options)
             stack.push_async_callback(clean_up, made)
             return made
 

@@ -164,14 +164,29 @@ async def test_what_an_operator_may_not_do_is_not_left_to_others_by_mistake(
     assert (await broker.admin.wait_for_job(left.id)).done == 1
 
 
-async def test_a_job_is_stopped_and_resumed(broker: SqlBroker) -> None:
-    for n in range(4):
-        await broker.publish(str(n), "q", delay=600.0)
+async def test_a_job_is_stopped_and_resumed(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 1)
+    await broker.publish_batch(*range(4), queue="q", delay=600.0)
     admin = broker.admin
-    begun = await admin.bulk_retry(queue="q", rate=1.0, dry_run=False, wait=False)
+    begun = await admin.bulk_retry(queue="q", dry_run=False, wait=False)
+    step = jobs.JobStore.step
+    first_done = asyncio.Event()
+    go_on = asyncio.Event()
+
+    async def one_at_a_time(self: jobs.JobStore, job_id: str | None = None) -> jobs.Step:
+        found = await step(self, job_id)
+        first_done.set()
+        await go_on.wait()
+        return found
+
+    monkeypatch.setattr(jobs.JobStore, "step", one_at_a_time)
     waiting = asyncio.create_task(admin.wait_for_job(begun.id))
+    await first_done.wait()
     stopped = await admin.stop_job(begun.id, by="ola")
-    assert stopped.state == "stopped"
+    assert (stopped.state, stopped.done) == ("stopped", 1)
+    go_on.set()
     assert (await asyncio.wait_for(waiting, 60)).state == "stopped"
     await admin.resume_job(begun.id, wait=False, by="ola")
     done = [(each.action, each.by, dict(each.arguments)) for each in await admin.audit(limit=2)]
@@ -179,7 +194,7 @@ async def test_a_job_is_stopped_and_resumed(broker: SqlBroker) -> None:
     seen: list[int] = []
     ended = await admin.wait_for_job(begun.id, progress=lambda job: seen.append(job.done))
     assert (ended.state, ended.done) == ("ended", 4)
-    assert seen == sorted(seen)
+    assert seen == [2, 3, 4]
 
 
 async def test_a_replay_goes_to_another_queue_with_its_lineage(

@@ -1,6 +1,5 @@
 """broker.admin.messages and message: what operators see, and what they do not."""
 
-import asyncio
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -66,10 +65,7 @@ async def test_a_message_is_followed_from_its_queue_to_its_end(
         page = await admin.messages(queue="dead", error="no such customer")
         return page.messages
 
-    async with asyncio.timeout(60):
-        while not (found := await dead()):
-            await asyncio.sleep(0.05)
-    assert [m.id for m in found] == [message_id]
+    assert [m.id for m in await eventually(dead)] == [message_id]
     detail = await admin.message(message_id)
     assert detail is not None
     assert detail.came_from is not None

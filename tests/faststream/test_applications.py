@@ -18,7 +18,7 @@ from tests.helpers import eventually
 async def test_a_probe_is_true_only_while_the_tables_are_there(
     broker: SqlBroker, look: Look
 ) -> None:
-    app = AsgiFastStream(broker, asgi_routes=[("/health", make_ping_asgi(broker, timeout=5.0))])
+    app = AsgiFastStream(broker, asgi_routes=[("/health", make_ping_asgi(broker, timeout=60.0))])
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://probe") as client:
         assert (await client.get("/health")).status_code == 204

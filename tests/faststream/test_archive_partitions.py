@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.archive_partitions import AHEAD, next_start, star
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.accounts import account
-from tests.faststream.conftest import QUICK, Heard
+from tests.faststream.conftest import GRACE, QUICK, Heard
 from tests.faststream.test_operating_cli import Shell
 from tests.helpers import eventually
 
@@ -26,11 +26,25 @@ DAYS = SqlBrokerSchemaConfig(archive_partitions="day")
 ALL = Retention(completed="2d", failed="2d", discarded="3d")
 
 
+@pytest.fixture(autouse=True)
+async def _one_day(engine: AsyncEngine) -> None:
+    """No test goes over midnight, which is by UTC."""
+    soon = "(statement_timestamp() + interval '2 minutes') AT TIME ZONE 'UTC'"
+    now = "statement_timestamp() AT TIME ZONE 'UTC'"
+
+    async def same_day() -> bool:
+        async with engine.connect() as connection:
+            asked = text(f"SELECT CAST({now} AS date) = CAST({soon} AS date)")
+            return bool(await connection.scalar(asked))
+
+    await eventually(same_day, timeout=300, step=1.0)
+
+
 @pytest.fixture
 async def parted(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[SqlBroker]:
     async with engine.begin() as connection:
         await connection.run_sync(create_all, build_tables(DAYS, dialect_name="postgresql"))
-    broker = SqlBroker(engine, logger=logger, schema=DAYS, graceful_timeout=5.0, retention=ALL)
+    broker = SqlBroker(engine, logger=logger, schema=DAYS, graceful_timeout=GRACE, retention=ALL)
     yield broker
     await broker.stop()
 

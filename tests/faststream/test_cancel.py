@@ -15,9 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import Once, SqlBroker, SqlBrokerMessage, SqlConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow import direct_claim
 from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.testing import TestSqlBroker
-from tests.faststream.conftest import QUICK, Heard, Look, clean_up
+from tests.faststream.conftest import GRACE, QUICK, Heard, Look, clean_up
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("`broker.admin.cancel` of a running message")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.capability("`broker.admin.cancel` of a running message"
 
 @pytest.fixture
 async def broker(engine: AsyncEngine, logger: Any) -> AsyncIterator[SqlBroker]:
-    broker = SqlBroker(engine, logger=logger, graceful_timeout=5.0, presence_interval=0.2)
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=GRACE, presence_interval=0.2)
     await broker.create_tables()
     yield broker
     await clean_up(broker)
@@ -304,9 +305,10 @@ async def test_a_synchronous_handler_ends_with_its_lease(broker: SqlBroker, look
     began = threading.Event()
     end = threading.Event()
 
-    @broker.subscriber(
-        "q", **QUICK, release_stuck_timeout=3.0, release_stuck_interval=0.1, max_workers=1
-    )
+    lease = 60.0
+    options: Any = {"release_stuck_timeout": lease, "release_stuck_interval": 0.1}
+
+    @broker.subscriber("q", **QUICK, **options, max_workers=1)
     def handle(_body: str) -> None:
         began.set()
         end.wait(60)
@@ -316,9 +318,15 @@ async def test_a_synchronous_handler_ends_with_its_lease(broker: SqlBroker, look
     try:
         await asyncio.to_thread(began.wait, 60)
         assert (await broker.admin.cancel(message_id)).requested
+        inflight = broker.subscribers[0].consumer.inflight  # type: ignore[attr-defined]
+        [row] = inflight.held.values()
+        await eventually(lambda: row.cancelled)
+        row.renewed_monotonic -= lease  # for any other row it would be time
+        assert inflight.due_for_renewal(lease, None) == []
+        await look.end_leases()
         with patch("faststream_sqlbroker.flow.lookout.LONGEST_TRUST", 0.1):
-            [row] = await look.archived()
-        assert (row["state"], row["reason"]) == ("DISCARDED", "cancelled")
+            [ended] = await look.archived()
+        assert (ended["state"], ended["reason"]) == ("DISCARDED", "cancelled")
     finally:
         end.set()
 
@@ -336,13 +344,15 @@ async def test_a_message_of_ack_first_has_ended(broker: SqlBroker, look: Look) -
     assert row["state"] == "COMPLETED"
 
 
-async def test_a_reserved_message_ends_with_its_lease(broker: SqlBroker, look: Look) -> None:
+async def test_a_reserved_message_ends_with_its_lease(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_claim, "RELEASE_INTERVAL", 0.0)
     message_id = await broker.publish("x", "q") or 0
-    reserved = await broker.reserve("q", lease=0.5)
+    reserved = await broker.reserve("q", lease=60.0)
     assert reserved is not None
-    found = await broker.admin.cancel(message_id)
-    assert found.verdict in {"requested", "done"}
-    await look.lease_over()
+    assert (await broker.admin.cancel(message_id)).verdict == "requested"
+    await look.end_leases()
     assert await broker.reserve("q", wait=0) is None
     [row] = await look.archived()
     assert (row["state"], row["reason"]) == ("DISCARDED", "cancelled")

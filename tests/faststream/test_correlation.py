@@ -102,7 +102,7 @@ async def test_taken_messages_show_it_too(engine: AsyncEngine, look: Look) -> No
                 reserved = await other.reserve("q")
                 assert reserved is not None
                 await reserved.commit()
-                pulled = await other.subscriber("q").get_one()
+                pulled = await other.subscriber("q").get_one(timeout=60)
                 assert pulled is not None
                 await pulled.ack()
             found = [popped.correlation_id, reserved.correlation_id, pulled.correlation_id]

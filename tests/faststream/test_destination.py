@@ -102,7 +102,7 @@ async def test_p1_publish_after_is_kept(broker: SqlBroker, look: Look) -> None:
         rows, (due, due, due, rows[3]["created_at"] + timedelta(hours=1)), strict=True
     ):
         late = row["next_attempt_at"] - wanted
-        assert timedelta() <= late < timedelta(seconds=20), late
+        assert timedelta() <= late < timedelta(minutes=10), late
 
 
 @pytest.mark.parametrize("value", [1_000_000_000, "2001-01-01T00:00:00Z", "1ms"])

@@ -1,8 +1,7 @@
 """`SqlProducer` in a Django project: messages are part of `transaction.atomic`."""
 
+import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from sqlalchemy import make_url
 
 from faststream_sqlbroker import SqlBroker
 from tests.faststream.conftest import Look
+from tests.forked import finished
 from tests.plans.conftest import SYNC_DRIVERS
 
 SHOP = Path(__file__).parent / "django_shop.py"
@@ -22,13 +22,7 @@ async def test_messages_are_part_of_djangos_transactions(
     url = make_url(database_url)
     name = url.get_backend_name()
     url = url.set(drivername=SYNC_DRIVERS.get(name, name))
-    done = subprocess.run(
-        [sys.executable, str(SHOP), url.render_as_string(hide_password=False)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = await asyncio.to_thread(finished, str(SHOP), url.render_as_string(hide_password=False))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found == {

@@ -3,18 +3,16 @@
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
-from urllib.error import URLError
 
 import pytest
 import yaml
 
+from tests.forked import finished, python
 from tests.helpers import eventually
 
-COMMAND = [sys.executable, "-m", "faststream", "docs"]
+COMMAND = ["-m", "faststream", "docs"]
 APP = """
 from faststream import FastStream
 from faststream_sqlbroker import SqlBroker
@@ -43,7 +41,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_generated_document(folder: Path, form: str) -> None:
     option = ["--yaml"] if form == "yaml" else []
     command = [*COMMAND, "gen", "shop_app:app", *option, "--out", f"asyncapi.{form}"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
+    done = finished(*command, folder=folder)
+    assert done.returncode == 0, done.stderr
     text = (folder / f"asyncapi.{form}").read_text()
     document = json.loads(text) if form == "json" else yaml.safe_load(text)
     assert set(document["channels"]) == CHANNELS
@@ -53,27 +52,26 @@ def test_a_generated_document(folder: Path, form: str) -> None:
 
 
 async def test_a_served_document(folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serving = subprocess.Popen(
-        [*COMMAND, "serve", "shop_app:app", "--host", "127.0.0.1", "--port", str(port)],
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    kept = socket.socket()
+    # Nobody else is given the port. A server may listen at it, as both may use it again.
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    port = kept.getsockname()[1]
+    said = folder / "said"
+    address = ("--host", "127.0.0.1", "--port", str(port))
+    serving = python(*COMMAND, "serve", "shop_app:app", *address, said=said, folder=folder)
 
     def page() -> str:
-        assert serving.poll() is None, "the server has ended"
+        assert serving.poll() is None, said.read_text()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
                 return str(answer.read().decode())
-        except URLError:
+        except OSError:
             return ""
 
     try:
         shown = await eventually(lambda: asyncio.to_thread(page), step=0.1)
     finally:
         serving.kill()
-        serving.wait()
+        kept.close()
     assert all(channel in shown for channel in CHANNELS)

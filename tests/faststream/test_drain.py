@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SetupError, SqlBroker
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import GRACE, QUICK, Look
 from tests.faststream.test_operating_cli import Shell
 from tests.helpers import eventually
 
@@ -25,9 +25,9 @@ async def ignore(_body: Any) -> None:
 async def test_a_drained_worker_ends_what_it_runs_and_others_take_its_queue(
     engine: AsyncEngine, look: Look, database_url: str, logger: Any
 ) -> None:
-    ours = SqlBroker(engine, logger=logger, graceful_timeout=5.0, presence_interval=SOON)
+    ours = SqlBroker(engine, logger=logger, graceful_timeout=GRACE, presence_interval=SOON)
     other_engine = create_async_engine(database_url)
-    other = SqlBroker(other_engine, logger=logger, graceful_timeout=5.0, presence_interval=SOON)
+    other = SqlBroker(other_engine, logger=logger, graceful_timeout=GRACE, presence_interval=SOON)
     await ours.create_tables()
     gate = asyncio.Event()
     ended: list[Any] = []
@@ -47,7 +47,7 @@ async def test_a_drained_worker_ends_what_it_runs_and_others_take_its_queue(
     await ours.publish(1, "q")
     await ours.start()
     await started.wait()
-    [worker] = await other.admin.subscribers()
+    [worker] = await eventually(other.admin.subscribers)
     assert await other.admin.drain(worker.worker, by="Ann") == [worker.worker]
     assert await other.admin.drain(worker.worker, by="Ann") == []
     registration = ours.subscribers[0].consumer.registration  # type: ignore[attr-defined]

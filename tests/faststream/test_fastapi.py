@@ -1,7 +1,6 @@
 """The FastAPI router: endpoints and handlers of one application on real tables."""
 
-import subprocess
-import sys
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, get_type_hints
@@ -31,6 +30,7 @@ from faststream_sqlbroker.fastapi import (
 )
 from tests.faststream.conftest import QUICK, Look
 from tests.faststream.test_declarations import offered
+from tests.forked import finished
 from tests.helpers import eventually
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -244,7 +244,7 @@ async def test_hooks_lifespan_and_state(engine: AsyncEngine, router: SqlBrokerRo
 
     @own.after_startup
     async def started(_app: FastAPI) -> None:
-        called.append(f"started {await own.broker.ping()}")
+        called.append(f"started {await own.broker.ping(60.0)}")
 
     @own.on_broker_shutdown
     def stopping(_app: FastAPI) -> None:
@@ -332,6 +332,7 @@ async def test_one_session_for_endpoint_publish_and_handler(
             await self.session.merge(Sale(id=number, state=state))
 
     failures = ["the first attempt"]
+    looked_at = asyncio.Event()
 
     @router.post("/sales/{number}")
     async def sell(number: int, sales: Annotated[Sales, Depends(Sales)], session: Session) -> None:
@@ -346,6 +347,8 @@ async def test_one_session_for_endpoint_publish_and_handler(
         number: int, sales: Annotated[Sales, Depends(Sales)], own: SqlSession
     ) -> None:
         assert sales.session is own
+        if not failures:
+            await looked_at.wait()
         await sales.put(number, "confirmed")
         await own.flush()
         if failures:
@@ -358,12 +361,13 @@ async def test_one_session_for_endpoint_publish_and_handler(
             return {row.id: row.state for row in rows}
 
     async with served(router) as client:
-        assert (await client.post("/sales/1")).status_code == 200
         with pytest.raises(ValueError, match="no"):
             await client.post("/sales/13")
-        assert await states() == {1: "new"}, "neither row nor message of the failed request"
+        assert (await states(), await look.rows()) == ({}, []), "of the failed request"
+        assert (await client.post("/sales/1")).status_code == 200
         await eventually(lambda: not failures)
         assert await states() == {1: "new"}, "the failed attempt changed nothing"
+        looked_at.set()
         rows = await look.archived()
         assert await states() == {1: "confirmed"}
     assert [row["attempts_count"] for row in rows] == [2]
@@ -434,5 +438,5 @@ try:
 except MissingExtraError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = finished("-c", code)
     assert "pip install 'sqlbroker[fastapi]'" in done.stdout

@@ -4,18 +4,20 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, literal, select
+from sqlalchemy import insert, literal, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.app import app
 from tests.faststream.conftest import QUICK, Look
+from tests.forked import python
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("`sqlbroker top` and `tail`: what goes on")
@@ -52,7 +54,7 @@ async def test_top_shows_the_queues_at_each_turn(broker: SqlBroker, database_url
 
 
 async def test_tail_prints_each_end_once(
-    broker: SqlBroker, look: Look, engine: AsyncEngine, database_url: str
+    broker: SqlBroker, look: Look, engine: AsyncEngine, database_url: str, tmp_path: Path
 ) -> None:
     """What ended before it began to look, what ends then, and what is committed late."""
     consume(broker)
@@ -60,49 +62,57 @@ async def test_tail_prints_each_end_once(
     await broker.publish("good", "orders")
     await look.archived()
     words = ["tail", "--since", "1h", "--interval", "20ms", "--json"]
-    program = [sys.executable, "-c", "from faststream_sqlbroker.cli import main; main()", *words]
-    environment = {**os.environ, "SQLBROKER_URL": database_url, "PYTHONUNBUFFERED": "1"}
-    process = await asyncio.create_subprocess_exec(
-        *program, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    program = ["-c", "from faststream_sqlbroker.cli import main; main()", *words]
+    said, errors = tmp_path / "said", tmp_path / "errors"
+    environment = {**os.environ, "SQLBROKER_URL": database_url}
+    process = python(*program, said=said, errors=errors, env=environment)
+
+    async def end(number: int) -> dict[str, Any]:
+        def told() -> list[dict[str, Any]]:
+            assert process.poll() is None, errors.read_text()
+            # The last line may not be whole yet.
+            text = said.read_text() if said.exists() else ""
+            return lines(text[: text.rfind("\n") + 1])[number:]
+
+        found = await eventually(told)
+        return found[0]
+
     try:
-        await _follow(process, broker, look, engine)
+        await _follow(end, broker, look, engine)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 60) == 0, errors.read_text()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+        process.kill()
+    assert len(lines(said.read_text())) == 3
+    assert "Traceback" not in errors.read_text()
 
 
 async def _follow(
-    process: asyncio.subprocess.Process, broker: SqlBroker, look: Look, engine: AsyncEngine
+    end: Callable[[int], Awaitable[dict[str, Any]]],
+    broker: SqlBroker,
+    look: Look,
+    engine: AsyncEngine,
 ) -> None:
-    async def next_end() -> dict[str, Any]:
-        assert process.stdout is not None
-        found: dict[str, Any] = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
-        return found
-
-    first = await next_end()
+    first = await end(0)
     assert (first["queue"], first["state"], first.get("body")) == ("orders", "COMPLETED", None)
     await broker.publish("bad", "orders")
-    second = await next_end()
+    second = await end(1)
     assert (second["state"], "ValueError" in second["last_error"]) == ("FAILED", True)
     # Dated a second before the row that was shown last.
+    [_, newest] = await look.rows(archive=True)
+    dated = newest["archived_at"] - timedelta(seconds=1)
     late = await broker.publish("late", "other")
     archive = look.tables.archive
     assert archive is not None
     message = look.tables.message
     shared = [c.name for c in message.columns if c.name in archive.columns]
     values = [literal("COMPLETED") if name == "state" else message.c[name] for name in shared]
-    oldest = select(func.min(archive.c.archived_at)).scalar_subquery()
-    rows = select(*values, oldest).where(message.c.id == late)
+    at = literal(dated, archive.c.archived_at.type)
+    rows = select(*values, at).where(message.c.id == late)
     async with engine.begin() as connection:
         await connection.execute(insert(archive).from_select([*shared, "archived_at"], rows))
-    third = await next_end()
+    third = await end(2)
     assert third["id"] == late
-    process.send_signal(signal.SIGINT)
-    rest, errors = await asyncio.wait_for(process.communicate(), 60)
-    assert (process.returncode, rest) == (0, b""), errors.decode()
-    assert b"Traceback" not in errors
 
 
 async def test_tail_shows_what_is_asked_for(

@@ -1,6 +1,7 @@
 """forward_to: subscribers without a handler that move messages on as they are."""
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ async def test_a_batch_is_moved_by_few_statements(broker: SqlBroker, look: Look)
 
     @event.listens_for(broker.engine.sync_engine, "before_cursor_execute")
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "update" in statement.lower():
+        if "update" in statement.lower() and re.search(r"\bmessage\b", statement):
             seen.append(statement)
 
     async def forbidden(*_: Any) -> None:
@@ -190,8 +191,9 @@ async def test_a_batch_is_moved_by_few_statements(broker: SqlBroker, look: Look)
     subscriber.process_message = forbidden
     await broker.start()
     await all_in(look, "b", 200)
-    # Of claims and moves; on MySQL and MariaDB a SELECT … FOR UPDATE comes before each.
-    assert 3 <= len(seen) <= 16, seen
+    # Of claims and moves; on MySQL and MariaDB a SELECT … FOR UPDATE comes before each. A process
+    # that stands still may claim in smaller parts, and renew leases; one by one it would be 400.
+    assert 3 <= len(seen) <= 40, seen
 
 
 async def test_a_prefix_is_for_both_ends(broker: SqlBroker, look: Look) -> None:

@@ -13,7 +13,7 @@ async def test_only_the_last_of_each_user_reaches_the_sender(broker: SqlBroker, 
     sent: dict[str, list[str]] = {}
     broker.pipeline(
         "Email",
-        Step("email", **QUICK, policies=[Debounce("500ms")]),
+        Step("email", **QUICK, policies=[Debounce("100ms")]),
         Step("email.paced", **QUICK, policies=[Throttle(100, per="1s")]),
         forward_to="email.send",
     )

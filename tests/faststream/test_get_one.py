@@ -26,11 +26,12 @@ from faststream_sqlbroker import (
     TransientStoreError,
     UnknownOutcomeError,
 )
+from faststream_sqlbroker.flow import direct_claim
 from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.store.direct_claim import DirectClaims
 from faststream_sqlbroker.subscriber.pulling import PulledMessage
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
-from tests.clock import ShiftedTime
+from tests.clock import ShiftedTime, VirtualTime
 from tests.faststream.conftest import Heard, Look
 from tests.faststream.test_reserve import expire
 from tests.helpers import eventually
@@ -38,7 +39,7 @@ from tests.helpers import eventually
 pytestmark = pytest.mark.capability("`subscriber.get_one` and `async for message in subscriber`")
 
 on_one = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-LONG = 30.0
+LONG = 60.0
 """Seconds; nothing that comes takes so long."""
 AGAIN = ConstantRetryStrategy(delay_seconds=0, max_attempts=3)
 
@@ -46,6 +47,20 @@ AGAIN = ConstantRetryStrategy(delay_seconds=0, max_attempts=3)
 @pytest.fixture
 def subscriber(broker: SqlBroker) -> QueueSubscriber:
     return broker.subscriber("q", retry_strategy=AGAIN)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each look for a message has found."""
+    found: list[Any] = []
+    take = DirectClaims.take
+
+    async def noted(self: DirectClaims, *args: Any, **options: Any) -> Any:
+        found.append(await take(self, *args, **options))
+        return found[-1]
+
+    monkeypatch.setattr(DirectClaims, "take", noted)
+    return found
 
 
 async def got(subscriber: QueueSubscriber) -> PulledMessage:
@@ -178,13 +193,19 @@ async def test_an_invalid_delay_is_a_plain_nack(
 
 
 async def test_its_lease_is_renewed_until_it_is_settled(broker: SqlBroker, look: Look) -> None:
-    lease = 2.0  # a busy machine may stop a process for a second, which loses a shorter one
+    broker._clock.use(time := VirtualTime())
+    lease = 60.0
     subscriber = broker.subscriber("q", release_stuck_timeout=lease)
     await broker.publish("x", "q")
     message = await got(subscriber)
-    claimed = message.raw_message.renewed_monotonic
-    await eventually(lambda: message.raw_message.renewed_monotonic > claimed + lease)
-    assert (await look.in_state("PROCESSING"))["deliveries_count"] == 1
+    row = message.raw_message
+    for _ in range(2):
+        before = await look.in_state("PROCESSING")
+        await time.advance(lease / 3 + 1)
+        await eventually(lambda: row.renewed_monotonic == time.now)
+        after = await look.in_state("PROCESSING")
+        assert after["lease_expires_at"] > before["lease_expires_at"]
+    assert after["deliveries_count"] == 1
     assert await message.extend_lease("1m")
     await message.ack()
     [row] = await look.archived()
@@ -193,12 +214,17 @@ async def test_its_lease_is_renewed_until_it_is_settled(broker: SqlBroker, look:
     assert await subscriber._pulling.pulled.tick() is None
 
 
-async def test_a_message_that_was_dropped_is_delivered_again(broker: SqlBroker, look: Look) -> None:
-    subscriber = broker.subscriber("q", release_stuck_timeout=1.5)
+async def test_a_message_that_was_dropped_is_delivered_again(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_claim, "RELEASE_INTERVAL", 0.0)
     await broker.publish("x", "q")
     message: PulledMessage | None = await got(subscriber)
     del message
     gc.collect()
+    assert subscriber._pulling is not None
+    assert await subscriber._pulling.pulled.tick() is None, "nothing is renewed"
+    await expire(look)
     again = await got(subscriber)
     assert again.deliveries_count == 2
     await again.ack()
@@ -209,17 +235,16 @@ async def test_a_message_that_was_dropped_is_delivered_again(broker: SqlBroker, 
 async def test_a_lease_is_renewed_for_ten_leases_at_most(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
-    time = ShiftedTime()
-    broker._clock.use(time)
+    broker._clock.use(time := VirtualTime())
     subscriber = broker.subscriber("q", release_stuck_timeout=60)
     await broker.publish("x", "q")
     message = await got(subscriber)
     assert subscriber._pulling is not None
     pulled = subscriber._pulling.pulled
-    time.shift += 9 * 60 - 1
+    time.now += 9 * 60 - 1
     assert await pulled.tick() is not None
     assert heard.texts("is not renewed any more") == []
-    time.shift += 31
+    time.now += 31
     assert await pulled.tick() is None
     assert len(heard.texts("is not renewed any more")) == 1
     # It is still held until its lease ends.
@@ -246,10 +271,10 @@ async def test_a_lease_that_was_lost_is_told_once(
 
 
 async def test_a_cancelled_wait_leases_nothing(
-    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, looks: list[Any]
 ) -> None:
     waiting = asyncio.create_task(subscriber.get_one(timeout=None))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: looks)
     waiting.cancel()
     await asyncio.wait((waiting,))
     await broker.publish("x", "q")
@@ -258,12 +283,12 @@ async def test_a_cancelled_wait_leases_nothing(
 
 @on_one
 async def test_a_stop_ends_the_wait_and_a_message_can_still_be_settled(
-    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, looks: list[Any]
 ) -> None:
     await broker.publish("x", "q")
     message = await got(subscriber)
     waiting = asyncio.create_task(subscriber.get_one(timeout=None))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: len(looks) > 1)
     await subscriber.stop()
     assert await waiting is None
     await message.ack()
@@ -274,10 +299,10 @@ async def test_a_stop_ends_the_wait_and_a_message_can_still_be_settled(
 
 @on_one
 async def test_nothing_is_taken_while_the_subscriber_is_paused(
-    broker: SqlBroker, subscriber: QueueSubscriber
+    broker: SqlBroker, subscriber: QueueSubscriber, looks: list[Any]
 ) -> None:
     waiting = asyncio.create_task(subscriber.get_one(timeout=None))
-    await asyncio.sleep(0.05)
+    await eventually(lambda: looks)
     subscriber.pause()
     await broker.publish("x", "q")
     assert await subscriber.get_one(timeout=0.1) is None
@@ -453,7 +478,7 @@ async def test_what_the_loop_has_settled_is_not_acked(
 
 
 async def test_a_stop_ends_an_iteration_that_waits(
-    broker: SqlBroker, subscriber: QueueSubscriber
+    broker: SqlBroker, subscriber: QueueSubscriber, looks: list[Any]
 ) -> None:
     await broker.start()
 
@@ -463,7 +488,7 @@ async def test_a_stop_ends_an_iteration_that_waits(
         return "ended"
 
     waiting = asyncio.create_task(iterate())
-    await asyncio.sleep(0.05)
+    await eventually(lambda: looks)
     await broker.stop()
     assert await waiting == "ended"
 
