@@ -4,28 +4,29 @@ one file, which is that of the docs."""
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
-import httpx
 import pytest
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage, TestSqlBroker, VirtualClock
 from faststream_sqlbroker.http import hash_password
+from tests import forked
 from tests.config.conftest import on_sqlite
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
+from tests.http.running import COMMAND, client_at, is_ready
 
 pytestmark = pytest.mark.capability("A service from a file of YAML, checked at start")
 Write = Callable[[str], Path]
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "howto" / "configuration.md").read_text()
-COMMAND = "from faststream_sqlbroker.cli import main; main()"
+SERVE = ("-c", COMMAND, "serve", "--config")
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
@@ -39,13 +40,8 @@ def delays() -> str:
 @asynccontextmanager
 async def serving(path: Path, log: Path, **env: str) -> AsyncIterator[str]:
     """The log of `sqlbroker serve --config`; it ends well on a signal."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "serve", "--config", str(path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **env},
-            stdout=out,
-            stderr=out,
-        )
+    log.write_bytes(b"")
+    process = forked.python(*SERVE, str(path), said=log, env={**os.environ, **env})
 
     def handling() -> bool:
         assert process.poll() is None, log.read_text()
@@ -166,9 +162,8 @@ http:
     async with serving(path, tmp_path / "log", **env) as said:
         address = re.search(r"serving (http\S+)", said)
         assert address is not None
-        async with httpx.AsyncClient(base_url=address[1]) as client:
-            ready = await client.get("/health/ready")
-            assert (ready.status_code, ready.json()["status"]) == (200, "ready"), ready.text
+        async with client_at(address[1]) as client:
+            await eventually(partial(is_ready, client))
             assert (await client.get("/csrf-token")).status_code == 401
             found = await client.get("/csrf-token", auth=("ann", "ann-password"))
             assert found.status_code == 200
@@ -200,16 +195,9 @@ def test_without_its_database_it_does_not_start(write: Write) -> None:
     assert "s3cret" not in done.stdout + done.stderr
 
 
-def refused(path: Path, url: str) -> subprocess.CompletedProcess[str]:
+def refused(path: Path, url: str) -> CompletedProcess[str]:
     """What a service says that does not start."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "serve", "--config", str(path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "SQLBROKER_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = forked.finished(*SERVE, str(path), env={**os.environ, "SQLBROKER_URL": url})
     assert done.returncode == 2, done.stdout
     assert "serving" not in done.stdout
     assert "Traceback" not in done.stderr

@@ -2,20 +2,19 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from faststream_sqlbroker import SqlBroker
+from tests import forked
 from tests.config.conftest import on_sqlite
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
+from tests.http.running import COMMAND
 
 pytestmark = pytest.mark.capability("A service from a file of YAML, checked at start")
-COMMAND = "from faststream_sqlbroker.cli import main; main()"
 SERVICE = """\
 broker:
   url: ${SQLBROKER_URL}
@@ -46,18 +45,10 @@ async def test_a_second_signal_ends_it_at_once(
     (tmp_path / "endless.py").write_text(HANDLER)
     await broker.publish(b"1", "jobs")
     log = tmp_path / "log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "serve", "--config", str(write(SERVICE))],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
-                "PYTHONUNBUFFERED": "1",
-                "SQLBROKER_URL": database_url,
-            },
-            stdout=out,
-            stderr=out,
-        )
+    log.write_bytes(b"")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "SQLBROKER_URL": database_url}
+    command = ("-c", COMMAND, "serve", "--config", str(write(SERVICE)))
+    process = forked.python(*command, said=log, env=env)
     try:
 
         async def handling() -> bool:

@@ -8,7 +8,14 @@ import httpx
 import pytest
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, gate, passwords
+from faststream_sqlbroker.cli import listening
+from faststream_sqlbroker.flow import heartbeat
+from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, gate, passwords, protocol
+from faststream_sqlbroker.http import diagnosis as diagnoses
+from faststream_sqlbroker.http import probes as of_probes
+from faststream_sqlbroker.http.answers import BodyLimits
+from faststream_sqlbroker.http.app import HttpOptions
+from faststream_sqlbroker.http.dashboard import checks, live
 from tests.faststream.conftest import broker, heard, logger, look
 from tests.http.documented import is_documented
 
@@ -19,6 +26,8 @@ PASSWORDS = {"ann": "ann-password", "ola": "ola-password", "vic": "vic-password"
 """By name; ann is the admin, ola an operator, vic a viewer."""
 ROLES = {"ann": "admin", "ola": "operator", "vic": "viewer"}
 BASE = "http://broker.test"
+LONG = 120
+"""Seconds: a limit that is not reached."""
 
 
 def _cheap_hashes() -> dict[str, str]:
@@ -59,6 +68,21 @@ def client_of(
 def a_minute_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures are counted by the minute; a busy machine may need longer for a test."""
     monkeypatch.setattr(gate, "monotonic", lambda: 1000.0)
+
+
+@pytest.fixture(autouse=True)
+def limits_longer_than_a_machine_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the servers in the tests' own process; `running.COMMAND` has those of others."""
+    for owner, name in (
+        *((protocol, name) for name in ("HEAD_TIMEOUT", "READ_TIMEOUT")),
+        *((listening, name) for name in ("IDLE_TIMEOUT", "LAST_ANSWERS")),
+        *((module, "LIMIT") for module in (of_probes, diagnoses, checks)),
+        (live, "LONGEST"),
+    ):
+        monkeypatch.setattr(owner, name, LONG)
+    bodies = property(lambda options: BodyLimits(options.max_body, LONG))
+    monkeypatch.setattr(HttpOptions, "limits", bodies)
+    monkeypatch.setattr(heartbeat, "LEASE_INTERVALS", 100)
 
 
 @pytest.fixture

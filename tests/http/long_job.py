@@ -1,26 +1,22 @@
-"""A client with a long job: takes one, says so, and sends heartbeats until it is killed.
+"""A client with a long job: takes one, says so, sends heartbeats, and does nothing more until it is
+killed.
 
 python -m tests.http.long_job URL [finish]
 """
 
+import signal
 import sys
-import time
 
 import httpx
 
-from tests.http.pulling import JOBS, LEASE, TOKENS
+from tests.http.known import JOBS, LEASE, TOKENS, say
 
-BEATS = 0.02
-"""Seconds between two heartbeats."""
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+BEATS = 3
+"""Heartbeats. None is under way when the client is killed: it would hold the job once more."""
 
 
 def main(url: str, *options: str) -> None:
-    with httpx.Client(base_url=url, headers=TOKENS) as client:
+    with httpx.Client(base_url=url, headers=TOKENS, timeout=90) as client:
         [job] = client.get(f"{JOBS}/queued-jobs").json()["Result"]
         path = f"{JOBS}/job/{job['ID']}"
         body = {"NextState": "INFLIGHT", "IncrementalTimeout": 600}
@@ -31,12 +27,12 @@ def main(url: str, *options: str) -> None:
             ended = client.post(path, json={"NextState": "DELIVERED"}, headers=headers)
             say(f"ended {ended.status_code}")
             return
-        while True:
+        for _ in range(BEATS):
             beat = client.post(
                 f"{path}/heartbeat", json={"IncrementalTimeout": 600}, headers=headers
             )
             say(f"beat {beat.status_code}")
-            time.sleep(BEATS)
+        signal.pause()
 
 
 if __name__ == "__main__":

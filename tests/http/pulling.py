@@ -8,16 +8,11 @@ import httpx
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http import Channel, Channels, Consumer
 from tests.http.conftest import as_user, client_of, logins
+from tests.http.known import CHANNEL, CONSUMER, JOBS, LEASE, TOKENS
 
-CHANNEL = "orders"
-CONSUMER = "billing"
+__all__ = ("CHANNEL", "CONSUMER", "JOBS", "LEASE", "QUEUE", "TOKENS")
+
 QUEUE = f"{CHANNEL}/{CONSUMER}"
-JOBS = f"/channel/{CHANNEL}/consumer/{CONSUMER}"
-TOKENS = {
-    "X-Broker-Channel-Token": "channel-token-1234",
-    "X-Broker-Consumer-Token": "consumer-token-1234",
-}
-LEASE = "X-Broker-Lease"
 
 
 def channels(*others: str, **options: Any) -> Channels:

@@ -3,11 +3,12 @@
 python -m tests.http.queue_worker URL [hold]
 """
 
+import signal
 import sys
 
 import httpx
 
-from tests.http.queueing import CONSUME, PATH, bearer
+from tests.http.known import CONSUME, PATH, bearer, say
 
 
 def main(url: str, *options: str) -> None:
@@ -21,16 +22,11 @@ def main(url: str, *options: str) -> None:
             for message in found:
                 say(f"took {message['id']} {message['lease_token']}")
             if options == ("hold",):
-                sys.stdin.read()
+                signal.pause()
             for message in found:
                 path = f"{PATH}/messages/{message['id']}/commit"
                 done = client.post(path, json={"lease_token": message["lease_token"]})
                 say(f"committed {message['id']} {done.status_code}")
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -7,17 +7,10 @@ import httpx
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http import Queues, QueueTokens
 from tests.http.conftest import client_of, logins
+from tests.http.known import CONSUME, PATH, PUBLISH, bearer
+from tests.http.known import SHOP as QUEUE
 
-QUEUE = "shop/orders"
-"""With a slash, as names may have them."""
-PATH = f"/v1/queues/{QUEUE}"
-PUBLISH = "publish-token-1234"
-CONSUME = "consume-token-1234"
-
-
-def bearer(token: str) -> dict[str, str]:
-    """The headers of a request."""
-    return {"Authorization": f"Bearer {token}"}
+__all__ = ("CONSUME", "PATH", "PUBLISH", "QUEUE", "bearer")
 
 
 def queues(**options: Any) -> Queues:

@@ -1,4 +1,4 @@
-"""A server in a process of its own."""
+"""A server in a process of its own, and clients of servers."""
 
 import os
 import re
@@ -6,9 +6,56 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from tests import forked
 from tests.helpers import eventually
+
+COMMAND = (
+    "from faststream_sqlbroker.cli import listening, main\n"
+    "from faststream_sqlbroker.http import probes, protocol\n"
+    "listening.LAST_ANSWERS = listening.IDLE_TIMEOUT = probes.LIMIT = 120\n"
+    "protocol.HEAD_TIMEOUT = protocol.READ_TIMEOUT = 120\n"
+    "main()"
+)
+"""`sqlbroker`, whose server no pause of the machine makes cut a client off."""
+
+
+def client_at(address: str, **options: Any) -> httpx.AsyncClient:
+    """A client that waits for longer than a machine stands still: httpx's own limit is 5 s."""
+    return httpx.AsyncClient(base_url=address, timeout=90, **options)
+
+
+async def is_ready(client: httpx.AsyncClient) -> bool:
+    """Whether the server can do its work."""
+    return (await client.get("/health/ready")).status_code == 200
+
+
+class Client:
+    """A client in a process of its own, which says lines."""
+
+    def __init__(self, log: Path, module: str, port: int, *options: str) -> None:
+        """Run `python -m MODULE http://127.0.0.1:PORT OPTIONS`; its lines go to the file `log`."""
+        self._log = log
+        address = f"http://127.0.0.1:{port}"
+        self.process = forked.python("-m", module, address, *options, said=log)
+
+    def lines(self) -> list[str]:
+        """What it has said."""
+        said = self._log.read_text() if self._log.exists() else ""
+        return [line for line in said.splitlines(keepends=True) if line.endswith("\n")]
+
+    async def says(self, count: int) -> list[str]:
+        """Its first lines, once there are so many."""
+        await eventually(lambda: len(self.lines()) >= count)
+        return [line.rstrip() for line in self.lines()[:count]]
+
+    def kill(self) -> None:
+        """End it, and wait for that."""
+        self.process.kill()
+        self.process.wait()
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ from tests.http.conftest import as_user, client_of, logins, on_sqlite
 SECRET = "postgresql://user:secret@db/shop"
 
 
-FEW = BodyLimits(100, 5.0)
+FEW = BodyLimits(100, 600.0)
 
 
 def answering(read: Any, limits: BodyLimits = FEW) -> Any:
@@ -236,7 +236,7 @@ async def test_a_slow_body_is_cut_off() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"[" * 50_000, b"\xff", b"1" * 5_000])
 async def test_what_is_no_object(body: bytes) -> None:
-    async with client_of(answering(read_object, BodyLimits(100_000, 5.0))) as client:
+    async with client_of(answering(read_object, BodyLimits(100_000, 600.0))) as client:
         found = await client.post("/", content=body)
         assert (found.status_code, found.json()["error"][:8]) == (400, "the body")
         assert (await client.post("/", content=b'{"a": 1}')).json() == {"a": 1}

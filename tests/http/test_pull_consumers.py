@@ -485,12 +485,13 @@ async def test_w5_a_job_out_of_time_is_queued_again_and_dead_at_last(
 @pytest.mark.parametrize("dead", [False, True])
 async def test_w5_the_length_of_the_timeout(broker: SqlBroker, look: Look, dead: bool) -> None:
     """W5: stopTimeout + rationalDelay (+ IncrementalTimeout), for both kinds of starts."""
-    pulling = Pulling(broker, stop_timeout="20s", rational_delay=3)
+    pulling = Pulling(broker, stop_timeout="20m", rational_delay=3)
     async with pulling.http:
         await pulling.broadcast()
         await pulling.broadcast()
         plain, longer = await pulling.queued()
-        for job, fields, seconds in ((plain, {}, 23), (longer, {"IncrementalTimeout": 100}, 123)):
+        more = {"IncrementalTimeout": 100}
+        for job, fields, seconds in ((plain, {}, 1_203), (longer, more, 1_303)):
             if dead:
                 await pulling.start(job["ID"])
                 await pulling.post(job["ID"], "DEAD")

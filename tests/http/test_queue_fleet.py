@@ -1,7 +1,6 @@
 """Processes that take messages over HTTP, are killed, and are replaced."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import httpx
@@ -11,8 +10,10 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.http.server import ProbeServer
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
+from tests.http import queue_worker
 from tests.http.conftest import on_sqlite
 from tests.http.queueing import PUBLISH, Queueing, bearer
+from tests.http.running import Client
 from tests.http.test_pull_consumers import over
 from tests.http.test_serve import serving
 
@@ -21,57 +22,45 @@ pytestmark = pytest.mark.capability("HTTP: publish, reserve, commit and rollback
 MESSAGES = 40
 
 
-async def worker(port: int, *options: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.http.queue_worker",
-        f"http://127.0.0.1:{port}",
-        *options,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-
-
-async def line(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
-
-
 @on_sqlite
-async def test_a_fleet_of_clients_loses_nothing(broker: SqlBroker, look: Look) -> None:
+async def test_a_fleet_of_clients_loses_nothing(
+    broker: SqlBroker, look: Look, tmp_path: Path
+) -> None:
     """Promises 1 and 3: killed processes lose no message, and what they had is refused to them."""
+
+    def worker(*options: str) -> Client:
+        started = Client(tmp_path / f"{len(fleet)}", queue_worker.__name__, port, *options)
+        fleet.append(started)
+        return started
+
     web = Queueing(broker, max_deliveries=None)
     server = ProbeServer(web.app, "127.0.0.1", 0)
     port = await server.start()
-    fleet: list[asyncio.subprocess.Process] = []
+    fleet: list[Client] = []
     stale: list[dict[str, str]] = []
     async with web.http:
         batch = {"messages": [{"body": n} for n in range(MESSAGES)]}
         published = await web.post("/publish-batch", batch, PUBLISH)
         ids = set(published.json()["ids"])
         try:
-            dying = [await worker(port, "hold") for _ in range(3)]
-            fleet += dying
-            for each in dying:
-                for _ in range(2):
-                    _, number, token = (await line(each)).split()
+            for each in [worker("hold") for _ in range(3)]:
+                for line in await each.says(2):
+                    _, number, token = line.split()
                     stale.append({"id": number, "lease_token": token})
                 each.kill()
-                await each.wait()
-            fleet += [await worker(port) for _ in range(2)]
+            await over(look)
+            living = [worker() for _ in range(2)]
+            await eventually(lambda: any(each.lines() for each in living))
+            # What the living ones have just taken is given to others, too.
+            await over(look)
 
             async def all_done() -> bool:
-                # What the living ones have just taken is given to others, too.
-                await over(look)
                 return not await look.rows()
 
-            await eventually(all_done, timeout=60, step=0.2)
+            await eventually(all_done)
         finally:
             for each in fleet:
-                if each.returncode is None:
-                    each.kill()
-                    await each.wait()
+                each.kill()
         kept = await look.rows(archive=True)
         assert {row["id"] for row in kept} == ids
         assert {row["state"] for row in kept} == {"COMPLETED"}

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -23,14 +24,13 @@ from faststream_sqlbroker.http.server import bound
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
-from tests.http.running import running
+from tests.http.running import COMMAND, client_at, is_ready, running
 from tests.proxy import proxied
 
 pytestmark = pytest.mark.capability("`sqlbroker serve`")
 PATH = "/v1/queues/shop/orders"
 BATCH = 100
 """Messages of a request."""
-COMMAND = "from faststream_sqlbroker.cli import main; main()"
 
 
 @asynccontextmanager
@@ -48,10 +48,9 @@ async def test_it_serves_users_of_a_file(
     users.write_text(f"# our users\n\nann admin {hash_password('ann-password')}\n")
     async with (
         serving(database_url, tmp_path / "log", "--users", str(users)) as address,
-        httpx.AsyncClient(base_url=address) as client,
+        client_at(address) as client,
     ):
-        ready = await client.get("/health/ready")
-        assert (ready.status_code, ready.json()["status"]) == (200, "ready"), ready.text
+        await eventually(partial(is_ready, client))
         assert (await client.get("/csrf-token")).status_code == 401
         found = await client.get("/csrf-token", auth=("ann", "ann-password"))
         assert found.status_code == 200
@@ -66,7 +65,7 @@ async def test_the_log_tells_what_an_answer_does_not(
     log = tmp_path / "log"
     async with (
         serving(database_url, log, "--insecure", "--channels") as address,
-        httpx.AsyncClient(base_url=address) as client,
+        client_at(address) as client,
     ):
         async with look.engine.begin() as connection:
             await connection.run_sync(look.tables.metadata.drop_all)
@@ -134,21 +133,21 @@ async def test_it_goes_on_after_an_outage_of_the_database(
         serving(
             url.render_as_string(hide_password=False), tmp_path / "log", "--insecure"
         ) as address,
-        httpx.AsyncClient(base_url=address, timeout=60) as client,
+        client_at(address) as client,
     ):
 
         async def status(path: str) -> int:
             return (await client.get(path)).status_code
 
-        async def is_ready() -> bool:
-            return await status("/health/ready") == await status("/v1/count") == 200
+        async def answers() -> bool:
+            return await is_ready(client) and await status("/v1/count") == 200
 
-        await eventually(is_ready)
+        await eventually(answers)
         await proxy.stop()
         assert await status("/v1/count") == 503
         assert await status("/health/live") == 200
         await proxy.start()
-        await eventually(is_ready)
+        await eventually(answers)
 
 
 @on_sqlite
@@ -158,7 +157,7 @@ async def test_without_authentication_only_this_machine_is_served(
     """DNS rebinding, proxies."""
     async with (
         serving(database_url, tmp_path / "log", "--insecure") as address,
-        httpx.AsyncClient(base_url=address) as client,
+        client_at(address) as client,
     ):
         port = address.rpartition(":")[2]
         for path in ("/csrf-token", "/health/live"):
@@ -179,7 +178,7 @@ async def test_a_slow_client_holds_up_no_other(
 ) -> None:
     async with (
         serving(database_url, tmp_path / "log", "--insecure") as address,
-        httpx.AsyncClient(base_url=address) as client,
+        client_at(address) as client,
     ):
         port = int(address.rpartition(":")[2])
         writers = []
@@ -199,7 +198,7 @@ async def test_another_address_of_loopback_is_this_machines(
     options = ("--insecure", "--host", "127.0.0.2")
     async with (
         serving(database_url, tmp_path / "log", *options) as address,
-        httpx.AsyncClient(base_url=address) as client,
+        client_at(address) as client,
     ):
         assert address.startswith("http://127.0.0.2:")
         assert (await client.get("/csrf-token")).status_code == 200
@@ -218,11 +217,11 @@ async def test_it_serves_tls(broker: SqlBroker, database_url: str, tmp_path: Pat
     trusted = ssl.create_default_context(cafile=str(certificate))
     async with (
         serving(database_url, tmp_path / "log", *options) as address,
-        httpx.AsyncClient(base_url=address, verify=trusted) as client,
-        httpx.AsyncClient(base_url=address) as stranger,
+        client_at(address, verify=trusted) as client,
+        client_at(address) as stranger,
     ):
         assert address.startswith("https://")
-        assert (await client.get("/health/ready")).status_code == 200
+        await eventually(partial(is_ready, client))
         with pytest.raises(httpx.ConnectError):
             await stranger.get("/health/ready")
 
@@ -351,7 +350,7 @@ async def test_a_signal_leaves_no_batch_half_written(
                 answered.append(key)
 
     options = ("--users", str(users), "--queues")
-    async with httpx.AsyncClient(timeout=90) as client:
+    async with client_at("") as client:
         async with serving(database_url, tmp_path / "log", *options) as address:
             client.base_url = httpx.URL(address)
             made = await client.put(f"{PATH}/tokens/publish", auth=("ann", "ann-password"))

@@ -174,7 +174,9 @@ def test_a_claim_that_begins_late_does_not_read_what_a_held_snapshot_keeps(crowd
         snapshot.execute(text("SELECT count(*) FROM message"))
         connection.execute(text("DELETE FROM message WHERE queue = 's'"))
         connection.execute(text(insert.format("interval '1 second'", 10)))
-        begin = connection.execute(text("SELECT now() - interval '10 seconds'")).scalar_one()
+        # Before what is due, and after what is dead, however long the machine paused in between.
+        due = "SELECT min(next_attempt_at) - interval '10 seconds' FROM message WHERE queue = 's'"
+        begin = connection.execute(text(due)).scalar_one()
         buffers = {}
         for name, since in (("all", None), ("late", begin)):
             binds = {"limit": 5, "lease": 60.0, "token": uuid4()}

@@ -567,7 +567,7 @@ async def test_with_real_uses_the_brokers_own_database(tmp_path: Path) -> None:
     async with TestSqlBroker(broker, with_real=True) as br:
         assert not isinstance(br.start, Mock)
         await br.publish("x", "q")
-        await handle.wait_call(10)
+        await handle.wait_call(60)
         await handle.assert_called_once_with("x", queue="q")
         while not publisher.mock.called:
             await asyncio.sleep(0.01)
@@ -618,7 +618,7 @@ async def test_single_messages_are_taken_under_test() -> None:
     jobs = broker.subscriber("jobs")
     async with TestSqlBroker(broker) as br:
         await br.publish("one", "jobs")
-        message = await jobs.get_one(timeout=1)
+        message = await jobs.get_one(timeout=60)
         assert message is not None
         assert await message.decode() == "one"
         await message.ack()
@@ -628,7 +628,7 @@ async def test_single_messages_are_taken_under_test() -> None:
 async def test_waits_of_the_test_itself_end_without_a_clock(broker: SqlBroker) -> None:
     """A limit on a time that stands still would never be reached."""
     subscriber = broker.subscriber("single")
-    async with asyncio.timeout(60), TestSqlBroker(broker) as br:
+    async with asyncio.timeout(240), TestSqlBroker(broker) as br:
         assert await subscriber.get_one(timeout=0.01) is None
         assert await br.pop("q", wait=0.01) is None
         assert await br.reserve("q", wait=0.01) is None
@@ -639,7 +639,7 @@ async def test_waits_of_the_test_itself_end_without_a_clock(broker: SqlBroker) -
         await br.admin.pause("single")
         assert await subscriber.get_one(timeout=0.01) is None
         await br.admin.resume("single")
-        coming = asyncio.create_task(subscriber.get_one(timeout=10))
+        coming = asyncio.create_task(subscriber.get_one(timeout=60))
         await asyncio.sleep(0)
         await br.publish("hi", "single")
         message = await coming
@@ -662,7 +662,7 @@ async def test_what_goes_on_without_end_is_refused(broker: SqlBroker, circle: st
         return SqlBrokerResponse(body, queue="q") if circle == "answers" else None
 
     broker.publisher("q")(handle)
-    async with asyncio.timeout(60), TestSqlBroker(broker) as br:
+    async with asyncio.timeout(240), TestSqlBroker(broker) as br:
         with pytest.raises(AssertionError, match="in a circle, or a retry has no delay"):
             await br.publish("x", "q")
 
@@ -718,7 +718,7 @@ async def test_a_request_that_is_over_is_not_asked_again(broker: SqlBroker) -> N
             await asyncio.sleep(60)
         return body
 
-    async with asyncio.timeout(60), TestSqlBroker(broker) as br:
+    async with asyncio.timeout(240), TestSqlBroker(broker) as br:
         for milliseconds in range(1, 21):
             with pytest.raises(TimeoutError, match="no reply"):
                 await br.request("slow", "q", timeout=milliseconds / 1_000)

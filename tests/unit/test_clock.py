@@ -141,10 +141,10 @@ async def test_real_time_is_what_a_clock_has_by_itself() -> None:
     fired = asyncio.Event()
     before = time.monotonic()
     clock.call_later(0.01, fired.set)
-    async with clock.timeout(5):
+    async with clock.timeout(600):
         await fired.wait()
     await clock.sleep(0.01)
-    assert before + 0.019 < clock.monotonic() < before + 5
+    assert before + 0.019 < clock.monotonic() <= time.monotonic()
     with pytest.raises(TimeoutError):
         async with clock.timeout_at(clock.monotonic() - 1):
             await asyncio.Event().wait()

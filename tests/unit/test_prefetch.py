@@ -1,11 +1,11 @@
 """How many rows wait for a worker, and how long their leases are."""
 
-from time import monotonic
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.flow.fetch import Fetcher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.prefetch import (
@@ -18,14 +18,22 @@ from faststream_sqlbroker.flow.prefetch import (
 )
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
+from tests.clock import VirtualTime
 from tests.unit.test_inflight import quiet, row
+
+NOW = VirtualTime()
+"""It stands still: how long this machine takes is no time of a handler."""
 
 
 def taking(*seconds: float) -> HandlerTimes:
-    times = HandlerTimes()
+    times = HandlerTimes(Clock(NOW))
     for each in seconds:
-        times.ended(monotonic() - each, monotonic())
+        times.ended(NOW.now - each, NOW.now)
     return times
+
+
+def empty() -> Inflight:
+    return Inflight(quiet, clock=Clock(NOW))
 
 
 def fetcher(inflight: Inflight, **options: Any) -> Fetcher:
@@ -58,7 +66,7 @@ def test_only_the_last_runs_are_remembered() -> None:
 
 def test_while_no_run_ends_nothing_is_fetched_ahead() -> None:
     times = taking(0.001)
-    times.ended_at = monotonic() - HORIZON - 0.01
+    times.ended_at = NOW.now - HORIZON - 0.01
     assert times.starts_ahead(4, 0) == 0
     assert times.starts_ahead(4, 1) >= 100, "a worker is free"
 
@@ -73,7 +81,7 @@ def test_the_lease_of_waiting_rows_is_never_the_longer_one(
 
 
 def test_f4_stays_the_upper_bound() -> None:
-    inflight = Inflight(quiet)
+    inflight = empty()
     inflight.times = taking(0.0001)
     assert fetcher(inflight).window() == 150
     assert fetcher(inflight, fetch_batch_size=10, max_not_processed_factor=3).window() == 30
@@ -84,7 +92,7 @@ def test_f4_stays_the_upper_bound() -> None:
 
 
 def test_a_fetch_is_enough_until_the_next() -> None:
-    inflight = Inflight(quiet)
+    inflight = empty()
     inflight.times = taking(1.0)
     inflight.running = 2
     assert fetcher(inflight, max_workers=2).window() == 0
@@ -94,7 +102,7 @@ def test_a_fetch_is_enough_until_the_next() -> None:
 
 
 def test_a_batch_handler_is_given_whole_batches() -> None:
-    inflight = Inflight(quiet)
+    inflight = empty()
     ours = fetcher(
         inflight, batch=True, max_workers=2, fetch_batch_size=10, max_not_processed_factor=9
     )
@@ -108,7 +116,7 @@ def test_a_batch_handler_is_given_whole_batches() -> None:
 
 
 def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
-    inflight = Inflight(quiet)
+    inflight = empty()
     ours = fetcher(inflight, max_workers=100, fetch_batch_size=100)
     inflight.times = taking(0.99)
     inflight.running = 100
@@ -123,7 +131,7 @@ def test_more_is_asked_for_when_half_of_the_window_is_left() -> None:
 
 
 def test_rows_that_wait_for_too_long_are_given_back() -> None:
-    inflight = Inflight(quiet)
+    inflight = empty()
     old = row(1)
     young = row(2)
     inflight.add([old, young])
@@ -137,7 +145,7 @@ def test_rows_that_wait_for_too_long_are_given_back() -> None:
 
 
 def test_the_shorter_lease_is_renewed_by_its_own_length() -> None:
-    inflight = Inflight(quiet)
+    inflight = empty()
     waits = row(1)
     runs = row(2)
     waits.prefetched = True

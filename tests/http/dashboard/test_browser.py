@@ -98,6 +98,10 @@ UNLABELLED = """() => [...document.querySelectorAll("input:not([type=hidden]), s
 SCRIPT = (routes.STATIC / "dashboard.js").read_text()
 HURRIED = SCRIPT.replace("REFRESH = 5000", "REFRESH = 200")
 """The script without the pause between two readings of a page."""
+KEYS = (routes.STATIC / "keys.js").read_text()
+PATIENT = KEYS.replace("SOON = 1500", "SOON = 600000")
+"""The script that takes two keys for one combination however long the machine pauses between them.
+"""
 WIDER = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
 
 
@@ -145,7 +149,9 @@ async def looking(
     context.set_default_timeout(60_000)
     page = await context.new_page()
     assert HURRIED != SCRIPT
+    assert PATIENT != KEYS
     await page.route("**/dashboard.js", lambda route: route.fulfill(body=HURRIED))
+    await page.route("**/keys.js", lambda route: route.fulfill(body=PATIENT))
     wrong: list[str] = []
     page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -333,7 +339,7 @@ async def test_every_page_can_be_read_by_all(shop: Shop, browser: Browser, schem
     failed = await shop.open()
     async with (
         serving(shop.broker) as address,
-        shop.broker.lock("month-end report"),
+        shop.broker.lock("month-end report", lease="10m"),
         looking(browser, address, "ann", color_scheme=scheme) as (page, wrong),
     ):
         await shop.pull(address)

@@ -49,7 +49,10 @@ async def test_no_name_body_header_or_error_runs_on_any_page(
     broker: SqlBroker, attacked: dict[str, int]
 ) -> None:
     query = httpx.QueryParams({"name": EVIL})
-    async with client_of(broker.asgi(logins(), channels=Channels())) as client, broker.lock(EVIL):
+    async with (
+        client_of(broker.asgi(logins(), channels=Channels())) as client,
+        broker.lock(EVIL, lease="10m"),
+    ):
         for path in PAGES:
             await read(client, path)
         assert EVIL in (await read(client, "/")).text
