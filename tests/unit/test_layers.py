@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent.parent / "faststream_sqlbroker"
@@ -89,6 +90,12 @@ ASYNCIO_TIME = {
 }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file; each is read once."""
+    return ast.parse(path.read_text())
+
+
 def name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
@@ -104,7 +111,7 @@ MODULES = {module_name(path) for path in FILES}
 def imported(path: Path, *, types: bool = False) -> set[str]:
     """Modules that are imported when `path` is; with `types` also those for type checkers."""
     found: set[str] = set()
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     skipped = {
         id(child)
         for node in ast.walk(tree)
@@ -178,7 +185,7 @@ def test_no_module_reads_the_wall_clock() -> None:
         for path in FILES
         # Where the test's clock begins; and what compares the two clocks.
         if not name(path).startswith(("testing/", "admin/health.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCKS
     ]
     assert reading == []
@@ -190,7 +197,7 @@ def test_parts_get_the_time_from_the_clock_of_the_broker() -> None:
         (name(path), what): f"{name(path)}:{line} {what}"
         for path in FILES
         if name(path).split("/")[0] in TIMED_LAYERS
-        for what, line in direct_time(ast.parse(path.read_text()))
+        for what, line in direct_time(tree_of(path))
     }
     assert [where for key, where in found.items() if key not in REAL_TIME] == []
     assert REAL_TIME.keys() - found.keys() == set(), "no longer there"

@@ -4,13 +4,13 @@ its text."""
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from functools import cache
 
 import pytest
 
 from faststream_sqlbroker.core import reasons
+from tests.unit.test_layers import FILES, PACKAGE, tree_of
 
-PACKAGE = Path(reasons.__file__).parents[1]
 PLACE = {"Reject": 0, "Discard": 0, "_fail": 3, "_dead_letter": 1}
 """Which argument of what is written is the reason; or it is given by name."""
 PASSED_ON = {"reason", "outcome.reason or REJECTED", "settlement.reason or SETTLE_ERROR"}
@@ -22,10 +22,15 @@ CODES = {
 }
 
 
-def written() -> Iterator[tuple[str, ast.expr]]:
+@cache
+def written() -> list[tuple[str, str]]:
     """Where a reason is written, and what."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    return [(place, ast.unparse(node)) for place, node in _written()]
+
+
+def _written() -> Iterator[tuple[str, ast.expr]]:
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.Call):
                 continue
             place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
@@ -44,7 +49,7 @@ def test_all_codes_are_in_the_table() -> None:
 
 
 def test_what_is_written_is_one_of_them() -> None:
-    found = {place: ast.unparse(node) for place, node in written()}
+    found = dict(written())
     assert {
         place: text for place, text in found.items() if text not in PASSED_ON | set(CODES)
     } == {}
@@ -53,4 +58,4 @@ def test_what_is_written_is_one_of_them() -> None:
 
 @pytest.mark.parametrize("name", CODES)
 def test_every_code_is_written_somewhere(name: str) -> None:
-    assert any(name in re.findall(r"\w+", ast.unparse(node)) for _, node in written())
+    assert any(name in re.findall(r"\w+", text) for _, text in written())
