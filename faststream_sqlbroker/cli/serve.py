@@ -184,12 +184,13 @@ async def _serve(app: Any, host: str, port: int, tls: dict[str, Any]) -> None:
     from faststream_sqlbroker.http.server import InnerServer  # noqa: PLC0415 - an extra
 
     config, listener = listening(app, host, port, tls)
-    tell_address(host, listener, tls)
     server = InnerServer(config)
     loop = asyncio.get_running_loop()
     for number in STOPPED_BY:
         # Windows has none of these; there an interrupt ends the program.
         with suppress(NotImplementedError):
             loop.add_signal_handler(number, server.handle_exit, number, None)
+    # Not before: a signal of who reads it would end the process by force.
+    tell_address(host, listener, tls)
     await server.serve(sockets=[listener])
     print_line("stopped")

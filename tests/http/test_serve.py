@@ -1,6 +1,7 @@
 """sqlbroker serve: a process of its own, with users or for this machine only."""
 
 import asyncio
+import os
 import re
 import socket
 import ssl
@@ -21,6 +22,7 @@ from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import SchemaError, SetupError, StoreError
 from faststream_sqlbroker.http.passwords import hash_password, stored_password
 from faststream_sqlbroker.http.server import bound
+from tests import forked
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
 from tests.http.conftest import on_sqlite
@@ -323,6 +325,22 @@ def test_a_script_gets_the_hash_alone() -> None:
     assert "Password" in done.stderr
     [line] = done.stdout.splitlines()
     assert stored_password(line).fits("long enough")
+
+
+@on_sqlite
+async def test_a_signal_that_answers_the_address_stops_it(
+    broker: SqlBroker, database_url: str
+) -> None:
+    """Whoever waits for the address may want the end at once."""
+    code = (
+        "import os, signal\n"
+        "from faststream_sqlbroker.cli import serve\n"
+        "serve.tell_address = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    command = ("-c", code + COMMAND, "serve", "--insecure", "--port", "0")
+    env = {**os.environ, "SQLBROKER_URL": database_url}
+    done = await asyncio.to_thread(forked.finished, *command, env=env)
+    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
 
 
 async def test_a_signal_leaves_no_batch_half_written(
