@@ -1,9 +1,6 @@
 """An application that owns its migrations: `alembic revision --autogenerate` writes revisions that
 run as they are."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.partitions import add_partition
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.validate import differences
+from tests import forked
 from tests.helpers import MYSQL, eventually
 
 pytestmark = pytest.mark.capability("Alembic migrations and validation at start")
@@ -60,17 +58,7 @@ class Project:
 
     def alembic(self, *steps: str) -> None:
         """Run the command of that name in a process of its own."""
-        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", STEPS, *steps]
-        path = {"PYTHONPATH": f"{self.folder}{os.pathsep}{Path.cwd()}", "PYTHONSAFEPATH": "1"}
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=os.environ | path,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        done = forked.finished("-c", STEPS, *steps, folder=self.folder)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def revision(self, name: str) -> str:
