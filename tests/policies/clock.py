@@ -10,6 +10,8 @@ from typing import Any
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from faststream_sqlbroker.core.clock import Clock as Time
+
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 MICROSECONDS = 1_000_000
 _SCHEMA = """
@@ -37,6 +39,12 @@ class Clock:
             event.listen(self.engine.sync_engine, "connect", self._connected)
         elif not self._postgresql:
             event.listen(self.engine.sync_engine, "before_cursor_execute", self._set_variable)
+
+    def of_process(self) -> Time:
+        """A process's clock that goes with this one: how long a claim takes must not matter."""
+        made = Time()
+        made.monotonic = lambda: self.now / MICROSECONDS
+        return made
 
     async def prepare(self) -> None:
         """Before the tables are made: their defaults read the clock."""

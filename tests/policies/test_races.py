@@ -15,7 +15,6 @@ from sqlalchemy import Connection, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.util import await_only
 
-from faststream_sqlbroker.core.clock import Clock as Time
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
@@ -61,11 +60,11 @@ RACES = [
 ]
 
 
-def noted() -> ScanPosition:
+def noted(clock: Clock) -> ScanPosition:
     """That of a process which has noted before what may put messages off: it does so now and then,
     and would do it before it reads."""
     position = ScanPosition()
-    position.intake.noted[QUEUE] = Time().monotonic()
+    position.intake.noted[QUEUE] = clock.of_process().monotonic()
     return position
 
 
@@ -76,7 +75,6 @@ class Hand:
         self.clock = clock
         self.store = store
         self.race = race
-        self.memory = noted()
 
     def wanted(self) -> PolicyClaimRequest:
         return PolicyClaimRequest(
@@ -90,8 +88,8 @@ class Hand:
 
     async def claim(self) -> list[int]:
         """Another process claims; it never waits for the first."""
-        claim = self.store.policies.claim(self.wanted(), noted())
-        found, _ = await asyncio.wait_for(claim, 60)
+        claim = self.store.policies.claim(self.wanted(), noted(self.clock))
+        found, _ = await asyncio.wait_for(claim, 120)
         return [row.id for row in found.rows]
 
     async def claim_first(self, connection: AsyncConnection) -> list[ClaimedMessage]:
@@ -100,8 +98,8 @@ class Hand:
 
         def work(sync: Connection) -> list[ClaimedMessage]:
             self.store.dialect.begin(sync)
-            claims = PolicyClaims(self.store.dialect, Time())
-            return claims.claim(sync, self.wanted(), self.memory).rows
+            claims = PolicyClaims(self.store.dialect, self.clock.of_process())
+            return claims.claim(sync, self.wanted(), noted(self.clock)).rows
 
         return await connection.run_sync(work)
 
@@ -132,7 +130,8 @@ async def hands(database_url: str) -> AsyncIterator[list[Hand]]:
     """One for each race, on the same database."""
     clock = Clock(database_url)
     await clock.prepare()
-    store = Store(clock.engine, build_tables(SqlBrokerSchemaConfig()))
+    tables = build_tables(SqlBrokerSchemaConfig())
+    store = Store(clock.engine, tables, clock=clock.of_process())
     await store.create_tables()
     await store.setup()
     yield [Hand(clock, store, race) for race in RACES]

@@ -52,7 +52,8 @@ async def stores(database_url: str) -> AsyncIterator[list[Store]]:
     """Two processes; the queue has been claimed from before."""
     clock = Clock(database_url)
     await clock.prepare()
-    stores = [Store(clock.engine, build_tables(SqlBrokerSchemaConfig())) for _ in range(2)]
+    tables = build_tables(SqlBrokerSchemaConfig())
+    stores = [Store(clock.engine, tables, clock=clock.of_process()) for _ in range(2)]
     await stores[0].create_tables()
     await stores[0].setup()
     await stores[0].insert([NewMessage("q", b"1")])

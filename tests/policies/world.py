@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from sqlalchemy import delete, select, update
 
-from faststream_sqlbroker.core.clock import Clock as Time
 from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
@@ -46,12 +45,8 @@ class World:
     async def _open(self) -> None:
         self.clock = Clock(self.url)
         await self.clock.prepare()
-        # A process measures how long ago it has looked at everything; that goes by the same clock
-        # here.
-        process = Time()
-        process.monotonic = lambda: self.now / MICROSECONDS
         tables = build_tables(SqlBrokerSchemaConfig())
-        self.store = Store(self.clock.engine, tables, clock=process)
+        self.store = Store(self.clock.engine, tables, clock=self.clock.of_process())
         await self.store.create_tables()
         await self.store.setup()
 

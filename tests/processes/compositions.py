@@ -16,8 +16,8 @@ from tests.processes.policy_checks import SECOND, Left
 from tests.processes.policy_fleet import Seen
 from tests.processes.policy_worker import policy
 
-LEASE = 6.0
-"""Seconds until the messages of a killed process come back."""
+LEASE = 60.0
+"""Seconds. A test ends the leases of the processes that it has killed."""
 FIRST_SEED = 1000
 MOST_DRAWS = 1000
 """Most of what is drawn contradicts itself, and is refused by the decorator."""

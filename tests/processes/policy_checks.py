@@ -34,8 +34,6 @@ class Left:
     """When each message could be seen by others at the latest."""
     killed: int = 0
     """The process that was killed."""
-    lease: int = 0
-    """How long a lease was."""
 
     def of(self, state: str) -> list[dict[str, Any]]:
         """Rows that ended so."""
@@ -72,10 +70,7 @@ def nothing_lost(left: Left, published: Iterable[int], states: str = "COMPLETED"
         if len(own) > row["deliveries_count"]:
             wrong.append(f"{row['id']}: {len(own)} starts, {row['deliveries_count']} deliveries")
         for first, then in pairwise(own):
-            # Half a machine may stand still for so long; else only the killed one's messages come
-            # again.
-            lost = first.pid == left.killed or then.acquired - first.acquired >= left.lease
-            if first.attempt == then.attempt and not lost:
+            if first.attempt == then.attempt and first.pid != left.killed:
                 wrong.append(f"{row['id']} was started twice, by a process that was not killed")
     return wrong
 
@@ -228,15 +223,11 @@ def once(left: Left, unknown: set[int]) -> list[str]:
     failed = {row["id"] for row in left.rows if row["reason"] == "unknown_outcome"}
     if failed != unknown:
         wrong.append(f"FAILED as unknown_outcome: {sorted(failed)}, listed: {sorted(unknown)}")
-    acquired = {row["id"]: micros(row["acquired_at"]) for row in left.rows if row["id"] in failed}
     going = [(s.id, s.pid, s.attempt) for s in left.again]
     wrong += [
         f"{s.id} is unknown, though {s.pid}, which lives, ran it"
         for s in left.starts
-        if s.id in failed
-        and s.pid != left.killed
-        and (s.id, s.pid, s.attempt) not in going
-        and acquired[s.id] - s.acquired < left.lease
+        if s.id in failed and s.pid != left.killed and (s.id, s.pid, s.attempt) not in going
     ]
     for key, rows in left.by_key.items():
         ended = Counter(row["state"] for row in rows)

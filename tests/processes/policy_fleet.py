@@ -3,7 +3,6 @@ have left."""
 
 import asyncio
 import json
-import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,6 @@ from tests.processes.conftest import Fleet
 from tests.processes.policy_checks import Left, micros
 from tests.processes.policy_worker import Start
 
-SLOW = 0.05
-"""Seconds."""
 Keys = Sequence[str | None]
 
 
@@ -35,16 +32,6 @@ class Seen:
     together: Counter[tuple[str, ...]] = field(default_factory=Counter)
     """The most of several queues at a time, for those that were asked for."""
     looks: int = 0
-    slow: int = 0
-    """IntakePosition that took longer than `SLOW`."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether the machine or its database had other things to do: a look takes a millisecond.
-
-        Four workers alone do not keep two cores busy.
-        """
-        return self.slow * 50 > self.looks or os.getloadavg()[0] > (os.cpu_count() or 1)
 
 
 class PolicyFleet:
@@ -54,7 +41,6 @@ class PolicyFleet:
         self.live_subscribers = fleet
         self.store = fleet.store
         self.killed = 0
-        self.lease = 0
         self.published: dict[str, list[int]] = defaultdict(list)
         self._took: dict[int, int] = {}
 
@@ -68,24 +54,27 @@ class PolicyFleet:
         """Wait until so many workers are about to connect."""
         await eventually(lambda: len(list(self.live_subscribers.folder.iterdir())) >= count)
 
-    async def kill_at_work(self, workers: Sequence[Process], queue: str | None = None) -> Process:
-        """Kill one of `workers` that runs handlers.
+    async def kill_at_work(
+        self, workers: Sequence[Process], work: Callable[[], Mapping[str, Keys]]
+    ) -> Process:
+        """Kill one of `workers` that runs handlers; until there is one, `work` is put.
 
         It stands still while the test looks: a handler that had only just started may have ended
         before a kill comes.
         """
 
         async def stopped() -> Process | None:
+            await self.put(work())
             for worker in workers:
                 worker.send_signal(signal.SIGSTOP)
                 rows = await self.live_subscribers.rows()
                 leased = {row["id"] for row in rows if row["state"] == "PROCESSING"}
-                if leased & {s.id for s in self.starts(queue) if s.pid == worker.pid}:
+                if leased & {s.id for s in self.starts() if s.pid == worker.pid}:
                     return worker
                 worker.send_signal(signal.SIGCONT)
             return None
 
-        victim = await eventually(stopped)
+        victim = await eventually(stopped, step=0.2)
         assert victim is not None
         self.kill(victim)
         return victim
@@ -110,6 +99,18 @@ class PolicyFleet:
             assert found is not None
             self.published[message.queue].append(found)
             self._took[found] = took
+
+    async def shared(self, keys: Mapping[str, Keys]) -> int:
+        """Put this, and again until two processes have started some; how often.
+
+        One process may do all of it while the others stand still.
+        """
+        times = 0
+        while len({start.pid for start in self.starts()}) < 2:
+            await self.put(keys)
+            times += 1
+            await self.live_subscribers.settled(sum(map(len, self.published.values())))
+        return times
 
     async def feed(
         self, ticks: Iterable[int], step: float, feeds: Mapping[str, Callable[[int], Keys]]
@@ -145,7 +146,7 @@ class PolicyFleet:
         for start in self.starts(again=True):
             again[start.queue].append(start)
         return {
-            queue: Left(rows[queue], starts[queue], again[queue], visible, self.killed, self.lease)
+            queue: Left(rows[queue], starts[queue], again[queue], visible, self.killed)
             for queue in self.published
         }
 
@@ -166,7 +167,6 @@ class PolicyFleet:
         key = self.live_subscribers.quoted("key")
         leases = text(f"SELECT queue, {key} FROM message WHERE state = 'PROCESSING'")
         while True:
-            asked = monotonic()
             async with self.store.engine.connect() as connection:
                 rows = (await connection.execute(leases)).all()
             now = Counter[tuple[str, str | None]]()
@@ -180,4 +180,3 @@ class PolicyFleet:
                 seen.together[queues] = max(seen.together[queues], count)
             seen.looks += 1
             await asyncio.sleep(0.004)
-            seen.slow += monotonic() - asked > SLOW

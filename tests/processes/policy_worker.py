@@ -32,6 +32,7 @@ from faststream_sqlbroker.annotations import SqlBrokerMessage
 from faststream_sqlbroker.core.outcome import Nack
 from faststream_sqlbroker.core.policies.checks import KINDS, Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from tests.processes.patience import be_patient
 
 KNOWN = {kind.__name__: kind for kind in KINDS}
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -164,6 +165,7 @@ async def run(broker: SqlBroker, engine: AsyncEngine) -> None:
 def main() -> None:
     """Run until SIGTERM."""
     url, folder, subscribers = sys.argv[1:]
+    be_patient()
     engine = create_async_engine(url, pool_size=20, max_overflow=5)
     # SQLite has one writer at a time, which more connections would only wait for.
     most = 2 if engine.dialect.name == "sqlite" else None

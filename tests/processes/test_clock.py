@@ -94,7 +94,7 @@ async def test_a_shifted_process_neither_hurries_nor_lags(
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 async def test_a_shifted_release_leaves_live_leases_alone(fleet: Fleet, faketime: str) -> None:
     await fleet.publish(1)
-    [row] = await fleet.claim(1)
+    [row] = await fleet.claim(1, lease=600.0)
     env = {"LD_PRELOAD": faketime, "FAKETIME": "+3600", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     fleet.start(env=env, release_stuck_interval=0.05)
     await fleet.store.insert([_other()])

@@ -13,7 +13,6 @@ import pytest
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.core.rows import NewMessage
-from tests.helpers import eventually
 from tests.processes.compositions import KEYS, Composition, seed_of, wrongs
 from tests.processes.conftest import Fleet
 from tests.processes.policy_fleet import PolicyFleet
@@ -44,6 +43,7 @@ async def test_a_random_composition_keeps_what_it_promises(fleet: Fleet, number:
     )
     async with policies.watched(scoped) as seen:
         for tick in range(TICKS):
+            await fleet.bury()
             await put(policies, chance, list(composition.subscribers))
             if tick in kills:
                 victim = workers.pop(chance.randrange(len(workers)))
@@ -79,12 +79,8 @@ async def put(policies: PolicyFleet, chance: random.Random, queues: list[str]) -
 async def ended(fleet: Fleet, policies: PolicyFleet, text: str) -> None:
     """Wait until nothing is left; else say what is, and why."""
     count = sum(map(len, policies.published.values()))
-
-    async def done() -> bool:
-        return await fleet.count() == 0 and await fleet.count(archive=True) == count
-
     try:
-        assert await eventually(done, timeout=150, step=0.1)
+        await fleet.settled(count)
     except AssertionError:
         operator = SqlBroker(fleet.store.engine, logger=None).admin
         rows = await fleet.rows()

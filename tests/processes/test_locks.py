@@ -71,7 +71,7 @@ async def test_four_processes_count_without_losing_one(lockers: Lockers) -> None
     """Z5: a number in a file, which nothing else guards."""
     running = [lockers.start("count", EACH) for _ in range(4)]
     await eventually(
-        lambda: all(each.poll() is not None for each in running), timeout=100, step=0.1
+        lambda: all(each.poll() is not None for each in running), timeout=240, step=0.1
     )
     assert [each.returncode for each in running] == [0] * 4
     assert int((lockers.folder / "number").read_text()) == 4 * EACH
@@ -82,7 +82,7 @@ async def test_a_killed_holder_keeps_the_lock_for_its_lease_and_no_longer(
     lockers: Lockers, broker: SqlBroker
 ) -> None:
     """Z5: kill -9; while it lived, the lease was renewed."""
-    holder = lockers.start("hold", 15)
+    holder = lockers.start("hold", 600)
     await eventually(lockers.fences)
     [first] = await broker.admin.locks()
 
@@ -98,12 +98,12 @@ async def test_a_killed_holder_keeps_the_lock_for_its_lease_and_no_longer(
     with pytest.raises(LockNotAcquiredError):
         async with broker.lock("number", wait=0):
             pass
-    # The rest of its lease would take ten seconds.
+    # The rest of its lease would take ten minutes.
     soon = await broker._store.now() + timedelta(seconds=1)
     state = TABLES.policy_state
     async with broker.engine.begin() as connection:
         await connection.execute(update(state).values(lease_expires_at=soon))
-    async with broker.lock("number", wait=60) as lock:
+    async with broker.lock("number", wait=120) as lock:
         assert lock.fence == 2
         [ours] = await broker.admin.locks()
         assert ours.acquired_at >= soon
@@ -120,17 +120,17 @@ async def test_processes_with_clocks_an_hour_off_neither_take_nor_lose_locks(
         {"LD_PRELOAD": faketime, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         for shift in ("-3600", "+3600")
     )
-    async with broker.lock("number", lease="30s") as lock:
+    async with broker.lock("number", lease="10m") as lock:
         thieves = [lockers.start("count", 1, env) for env in (late, early)]
         names = {str(thief.pid) for thief in thieves}
         await eventually(lambda: names <= {path.name for path in lockers.folder.iterdir()})
         await asyncio.sleep(1)
         assert lockers.fences() == []
         await lock.extend()
-    await eventually(lambda: all(thief.poll() == 0 for thief in thieves))
+    await eventually(lambda: all(thief.poll() == 0 for thief in thieves), timeout=120)
     assert sorted(lockers.fences()) == [2, 3]
     # By its own clock the lease of the one that is late is over before it begins.
-    lockers.start("hold", 60, env=late)
+    lockers.start("hold", 600, env=late)
     await eventually(lambda: len(lockers.fences()) == 3)
     with pytest.raises(LockNotAcquiredError):
         async with broker.lock("number", wait=1):

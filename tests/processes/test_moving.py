@@ -94,7 +94,7 @@ def check_copied(rows: Sequence[Any]) -> None:
         assert (row["first_attempt_at"] is not None) is failed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("database", list(HOW), indirect=True)
 async def test_its_workers_finish_and_ours_start(
     database: str, database_url: str, engine: AsyncEngine, old_python: Path, tmp_path: Path
@@ -134,10 +134,10 @@ async def test_its_workers_finish_and_ours_start(
 
         await eventually(settled)
         worker.send_signal(signal.SIGTERM)
-        worker.wait(60)
+        worker.wait(240)
     finally:
         worker.kill()
-        worker.wait(60)
+        worker.wait()
 
     # Ours must not take them before the test has looked at them.
     await broker.admin.pause("q")

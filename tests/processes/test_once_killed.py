@@ -10,15 +10,12 @@ from tests.processes.policy_fleet import PolicyFleet
 OPTIONS: dict[str, Any] = {
     "max_workers": 1,
     "max_fetch_interval": 0.1,
+    "release_stuck_timeout": 60.0,
+    "release_stuck_interval": 0.1,
 }
-VICTIM = {"release_stuck_timeout": 1.0, "release_stuck_interval": 3600.0}
-"""Only the other one looks whether its lease is over."""
-OTHER = {"release_stuck_timeout": 60.0, "release_stuck_interval": 0.1}
-
-
-def subscribers(leases: dict[str, float]) -> dict[str, Any]:
-    options = {**OPTIONS, **leases}
-    return {"q": {"policies": [["Once", ["1h"], {}]], "act": "retry_first", "options": options}}
+SUBSCRIBERS: dict[str, Any] = {
+    "q": {"policies": [["Once", ["1h"], {}]], "act": "retry_first", "options": OPTIONS}
+}
 
 
 @pytest.mark.parametrize(
@@ -38,12 +35,12 @@ async def test_messages_given_back_are_retried_and_the_others_are_unknown(
     if fleet.store.dialect_name == "postgresql":
         dies = dies.replace("claim_keys", "claim_free_keys")  # it claims free keys by this
     await policies.put({"q": ["a"]})
-    victim = policies.start(subscribers(VICTIM), {"TEST_WORKER_DIES": dies})
-    await fleet.ended(victim, timeout=60)
+    victim = policies.start(SUBSCRIBERS, {"TEST_WORKER_DIES": dies})
+    await fleet.ended(victim)
     assert len(policies.starts("q")) == starts_before
     [row] = await fleet.rows()
     assert row["state"] == "PROCESSING"
-    policies.start(subscribers(OTHER))
+    policies.start(SUBSCRIBERS)
     await fleet.settled(1)
     await policies.put({"q": ["a"]})
     await fleet.settled(2)

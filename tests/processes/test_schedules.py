@@ -45,7 +45,7 @@ class Schedulers:
         rows = await self.look.rows()
         return {name: [row for row in rows if row["headers"]["schedule"] == name] for name in NAMES}
 
-    async def more(self, count: int, timeout: float = 60) -> None:
+    async def more(self, count: int, timeout: float = 150) -> None:
         """Wait until each schedule has published that many more messages."""
         before = {name: len(rows) for name, rows in (await self.published()).items()}
 
@@ -60,7 +60,9 @@ class Schedulers:
         """SIGTERM to all; those that were not killed end well."""
         for each in self.running:
             each.terminate()
-        await eventually(lambda: all(each.poll() is not None for each in self.running), step=0.05)
+        await eventually(
+            lambda: all(each.poll() is not None for each in self.running), timeout=120, step=0.05
+        )
 
     async def check(self) -> None:
         """Each second from the first one on has one message of each schedule, up to the last one

@@ -2,12 +2,14 @@
 
 import signal
 from collections import Counter
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import text, update
 from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
 from tests.forked import Process
 from tests.helpers import eventually
 from tests.processes.conftest import Fleet
@@ -18,7 +20,7 @@ HEADERS = '{"content-type": "application/json"}'
 URGENT = 999
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.capability("slow work shared evenly by processes, urgent messages first"),
 ]
 
@@ -69,18 +71,25 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
     await _stop_without_lock(fleet, stopped)
     killed = await _stalled(fleet, at=400)
     killed.kill()
-    leases = {
-        row["id"]: row["lease_expires_at"]
-        for row in await fleet.rows()
-        if row["state"] == "PROCESSING"
-    }
+    leased = [row for row in await fleet.rows() if row["state"] == "PROCESSING"]
+    waiting = [row for row in leased if row["payload"] not in {b"200", b"400"}]
+    # Long before the ten minutes of a subscriber's lease.
+    soon = await fleet.store.now() + timedelta(seconds=PREFETCH_LEASE)
+    assert len(waiting) > 2
+    # Each may have claimed one for its only worker when that was free.
+    assert sum(row["lease_expires_at"] > soon for row in waiting) <= 2
+    # Nobody waits for so long here: all leases are over in a second.
+    over = await fleet.store.now() + timedelta(seconds=1)
+    async with fleet.store.engine.begin() as connection:
+        held = update(fleet.store.tables.message).where(text("state = 'PROCESSING'"))
+        await connection.execute(held.values(lease_expires_at=over))
     gate(fleet.folder).touch()
     fleet.start("stalls", **QUICK)
-    # Long before the ten minutes of a subscriber's lease.
     await fleet.settled(600)
+    leases = {row["id"] for row in leased}
     for row in await fleet.rows(archive=True):
         if row["id"] in leases:
-            assert row["acquired_at"] >= leases[row["id"]], "its lease had to run out first"
+            assert row["acquired_at"] >= over, "its lease had to run out first"
     stopped.send_signal(signal.SIGCONT)
     await fleet.publish(10)
     await fleet.settled(610)

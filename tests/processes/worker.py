@@ -21,6 +21,7 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.flow import fetch
 from faststream_sqlbroker.flow.prefetch import HandlerTimes
 from faststream_sqlbroker.flow.release import StuckReleaser
+from tests.processes.patience import be_patient
 
 
 def gate(folder: Path) -> Path:
@@ -115,6 +116,7 @@ def main() -> None:
     forwards = options.pop("forwards", {})
     interval = options.pop("presence_interval", 5.0)
     _change(options)
+    be_patient()
     broker = SqlBroker(
         create_async_engine(url),
         graceful_timeout=graceful_timeout,
