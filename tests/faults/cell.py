@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
@@ -23,7 +24,7 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.faults import plan, reading, worker
 from tests.faults.checker import BATCH, ORDERED, check
-from tests.faults.history import History
+from tests.faults.history import History, read
 from tests.faults.logins import Login
 from tests.forked import Forked
 from tests.helpers import eventually
@@ -36,8 +37,10 @@ DRAIN = 80.0
 """Seconds for everything to end after a fault; what has not is called lost."""
 LONGEST_DRAIN = 3
 """Times `DRAIN`, on a machine that is too busy."""
-WORKING = 45.0
+WORKING = 90.0
 """Seconds for a few messages to be handled where nothing should keep them from it."""
+STOPPING = 120.0
+"""Seconds for a worker to end; then it is killed."""
 _tables = MetaData()
 effects = Table(
     "effects",
@@ -96,6 +99,10 @@ class Cell:
     async def open(self) -> None:
         """Create the tables and start the workers."""
         self.engine: AsyncEngine = create_async_engine(self.straight)
+        # Faults end connections: those of the cell's engine must not be among them.
+        looks = create_async_engine(self.straight)
+        self.kept.push_async_callback(looks.dispose)
+        self.kept.push_async_callback(_ended, asyncio.create_task(self._look_for_stalls(looks)))
         # Made at once: `close` is called however far we come.
         self.publisher = Store(
             create_async_engine(self.url),
@@ -120,6 +127,18 @@ class Cell:
             await self.prepare(self)
         while len(self.workers) < self.count:
             self.start()
+
+    async def _look_for_stalls(self, engine: AsyncEngine) -> None:
+        """Note when the machine, the database or this process stands still: leases may run out,
+        though nothing disturbs their holders."""
+        while True:
+            asked = time.monotonic()
+            with contextlib.suppress(DBAPIError, OSError):
+                async with engine.connect() as connection:
+                    await connection.execute(text("SELECT 1"))
+            await asyncio.sleep(0.1)
+            if time.monotonic() - asked > self.lease / 4:
+                self.disturb_all()
 
     async def execute(self, *statements: str) -> None:
         """Each by itself, as the database's owner."""
@@ -217,13 +236,13 @@ class Cell:
             h.rolled_back.update(numbers)
         return numbers
 
-    def started(self) -> int:
-        """Handlers started so far, by all workers."""
-        return self._noted("start")
+    def started(self, by: Worker | None = None) -> int:
+        """Handlers started so far, by all workers or one."""
+        return self._noted("start", "*" if by is None else str(by.pid))
 
-    def _noted(self, event: str) -> int:
+    def _noted(self, event: str, by: str = "*") -> int:
         """How often workers have noted `event` so far."""
-        return sum(path.read_bytes().count(f'"{event}"'.encode()) for path in self.folder.iterdir())
+        return sum(path.read_bytes().count(f'"{event}"'.encode()) for path in self.folder.glob(by))
 
     async def drained(self) -> bool:
         """Wait until nothing is live but answers; whether that came about in time.
@@ -232,21 +251,13 @@ class Cell:
         count at first.
         """
 
-        async def empty() -> bool:
-            self.refill()
-            started = time.monotonic()
-            live = await self._live()
-            if time.monotonic() - started > self.lease / 4:
-                # A read waits for no lock: the machine is busy, and renewals may come late, too.
-                self.disturb_all()
-            return not live
-
         patience = DRAIN
         last = time.monotonic()
         end = last + LONGEST_DRAIN * DRAIN
         stalls = self._noted("stalled")
         while patience > 0 and last < end:
-            if await empty():
+            self.refill()
+            if not await self._live():
                 return True
             await asyncio.sleep(0.1)
             if (now := time.monotonic()) - last > self.lease:
@@ -302,21 +313,29 @@ class Cell:
 
     async def stop(self) -> None:
         """End the workers; every one that was not killed must end well."""
+        if self.options.get("health"):
+            with contextlib.suppress(AssertionError):  # the checker finds who is not well
+                await eventually(self._all_are_well, timeout=WORKING, step=0.05)
+            self.history.stopping = time.monotonic()
         for one in self.alive():
             one.send_signal(signal.SIGCONT)
             one.terminate()
         for one in self.workers:
             try:
-                code = await asyncio.to_thread(one.wait, 20)
+                code = await asyncio.to_thread(one.wait, STOPPING)
             except (subprocess.TimeoutExpired, TimeoutError):
                 one.kill()
                 code = await asyncio.to_thread(one.wait)
             if code == -signal.SIGKILL:
                 self.history.killed.add(one.pid)
 
+    def _all_are_well(self) -> bool:
+        last = {e["pid"]: e["healthy"] for e in read(self.folder) if e["event"] == "health"}
+        return all(last.get(one.pid, True) for one in self.alive())
+
     async def check(self) -> dict[str, list[str]]:
         """Read everything and apply the rules."""
-        await reading.read_all(self.history, self.folder, self.store, patience=self.lease + 10)
+        await reading.read_all(self.history, self.folder, self.store, patience=WORKING)
         return check(self.history)
 
     async def reconnect(self) -> None:
@@ -337,3 +356,8 @@ class Cell:
         await self.kept.aclose()
         await self.publisher.engine.dispose()
         await self.engine.dispose()
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait((task,))

@@ -102,6 +102,9 @@ class History:
     frozen: list[Frozen] = field(default_factory=list)
     health: dict[int, list[tuple[float, bool]]] = field(default_factory=dict)
     """The health that each process reported, and when."""
+    stopping: float = float("inf")
+    """When the workers were told to end; what they say of their health afterwards does not count.
+    """
     max_attempts: int = 3
     max_deliveries: int = 30
 

@@ -16,9 +16,13 @@ async def read_all(h: History, folder: Path, store: Store, *, patience: float) -
     events = read(folder)
     h.deliveries = deliveries(events)
     # A machine that is busy with others keeps a process from renewing its leases, as a fault does.
-    h.disturbed |= {event["pid"] for event in events if event["event"] == "stalled"}
+    stalled = {event["pid"] for event in events if event["event"] == "stalled"}
+    if stalled and store.dialect_name == "sqlite":
+        # It may have stood still in the middle of a write, which keeps everybody from writing.
+        stalled = {event["pid"] for event in events}
+    h.disturbed |= stalled
     for event in events:
-        if event["event"] == "health":
+        if event["event"] == "health" and event["at"] < h.stopping:
             h.health.setdefault(event["pid"], []).append((event["at"], event["healthy"]))
     h.live = await _rows(store, "message WHERE queue <> 'out'")
     h.archived = await _rows(store, "message_archive", ", reason")

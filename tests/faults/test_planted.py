@@ -11,7 +11,7 @@ from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS
 from tests.faults.run import run_cell
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 PLANTED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "read-only sessions stay": ("server read-only for a while", "postgresql", "1 nothing lost", {}),

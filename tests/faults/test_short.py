@@ -16,7 +16,7 @@ from tests.faults.faults import FAULTS
 from tests.faults.run import run_cell
 from tools.private import CannotDownloadError, CannotStartError
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 CELLS = [
     (name, kind)
     for name, fault in FAULTS.items()

@@ -130,7 +130,8 @@ async def note_health(recorder: Recorder, broker: SqlBroker) -> None:
     """Note each change of what `ping` says."""
     last = None
     while True:
-        healthy = await broker.ping(1.0)
+        # A database that stands still is waited for: that is no refusal.
+        healthy = await broker.ping(30.0)
         if healthy is not last:
             recorder.note("health", healthy=healthy)
             last = healthy
@@ -185,7 +186,7 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     sizes = {"pool_size": given.pop("pool_size", 10), "max_overflow": given.pop("max_overflow", 5)}
     engine = create_async_engine(url, **({} if url.startswith("sqlite") else sizes))
     timeout = given.pop("statement_timeout", 3.0)
-    broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=15.0)
+    broker = SqlBroker(engine, logger=logger, statement_timeout=timeout, graceful_timeout=60.0)
     manners = Manners(
         # Handlers end within the graceful timeout, however long the lease.
         lease=given.pop("slow", given["release_stuck_timeout"]),

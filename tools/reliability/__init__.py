@@ -44,7 +44,7 @@ from tools.servers import VARIABLES, NoServerError, server
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "explanation" / "reliability.md"
 RESULTS = DOCUMENT.with_suffix(".json")
-LONGEST = 300.0
+LONGEST = 600.0
 """Seconds that a run gets; all its waiting has deadlines that add up to less."""
 CODE = (
     "faststream_sqlbroker/**/*.py",

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.faults.cell import Cell
+from tests.faults.cell import STOPPING, WORKING, Cell, Worker
 from tests.faults.faults.fault import SERVERS, fault, some_work
+from tests.helpers import eventually
 from tests.proxy import Proxy
 from tools.packages import install
 
@@ -37,7 +37,7 @@ async def kill_in_a_step(cell: Cell, _proxy: Proxy | None) -> None:
         if victim.poll() is not None:
             break
         await cell.publish(1)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)
     if victim.poll() is None:
         victim.kill()
     victim.wait()
@@ -59,24 +59,26 @@ async def pause(cell: Cell, _proxy: Proxy | None) -> None:
         victim.send_signal(signal.SIGCONT)
 
 
-@contextlib.asynccontextmanager
-async def _worker_like(cell: Cell, **options: object) -> AsyncIterator[None]:
-    """One worker more with other options, for the length of the fault."""
-    worker = cell.start(**options)
-    cell.history.disturbed.add(worker.pid)
-    yield
+async def _works_for(cell: Cell, worker: Worker, seconds: float) -> None:
+    """Let `worker`, one more than the others, work for so long, and end it."""
+
+    async def works() -> bool:
+        await cell.publish(5)
+        return cell.started(worker) > 0 or worker.poll() is not None
+
+    with contextlib.suppress(AssertionError):
+        await eventually(works, timeout=WORKING, step=0.2)
+    await asyncio.sleep(seconds)
     worker.terminate()
-    await asyncio.to_thread(worker.wait, 60)
+    await asyncio.to_thread(worker.wait, STOPPING)
 
 
 @fault("pool exhausted", short=("postgresql", "mariadb"), databases=SERVERS)
 async def pool_exhausted(cell: Cell, _proxy: Proxy | None) -> None:
     """A worker whose pool is far too small for what it does."""
-    async with _worker_like(
-        cell, pool_size=3, max_overflow=1, max_workers=8, statement_timeout=0.5
-    ):
-        await cell.publish(10)
-        await asyncio.sleep(1.0)
+    worker = cell.start(pool_size=3, max_overflow=1, max_workers=8, statement_timeout=0.5)
+    cell.history.disturbed.add(worker.pid)
+    await _works_for(cell, worker, 0.8)
 
 
 @fault("two versions of settings side by side", short=("postgresql", "mysql", "sqlite"))
@@ -91,9 +93,9 @@ async def other_settings(cell: Cell, _proxy: Proxy | None) -> None:
         "release_stuck_interval": 0.05,
         "slow": cell.lease,
     }
-    async with _worker_like(cell, **options):
-        await cell.publish(10)
-        await asyncio.sleep(0.8)
+    worker = cell.start(**options)
+    cell.history.disturbed.add(worker.pid)
+    await _works_for(cell, worker, 0.6)
 
 
 @fault("process clock an hour off", short=("postgresql", "mariadb"), databases=SERVERS)
@@ -104,10 +106,7 @@ async def clock(cell: Cell, _proxy: Proxy | None) -> None:
     cell.env = {"LD_PRELOAD": library, "FAKETIME": shift, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
     worker = cell.start()
     cell.env = {}
-    await cell.publish(10)
-    await asyncio.sleep(1.0)
-    worker.terminate()
-    await asyncio.to_thread(worker.wait, 60)
+    await _works_for(cell, worker, 0.5)
 
 
 def libfaketime() -> str:

@@ -39,7 +39,7 @@ async def sqlite_locked(cell: Cell, _proxy: Proxy | None) -> None:
     path = make_url(cell.straight).database or ""
 
     def hold(seconds: float) -> None:
-        connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+        connection = sqlite3.connect(path, isolation_level=None, timeout=60)
         connection.execute("BEGIN IMMEDIATE")
         time.sleep(seconds)
         connection.execute("ROLLBACK")
