@@ -52,7 +52,9 @@ class PolicyFleet:
 
     async def up(self, count: int) -> None:
         """Wait until so many workers are about to connect."""
-        await eventually(lambda: len(list(self.live_subscribers.folder.iterdir())) >= count)
+        await eventually(
+            lambda: len(list(self.live_subscribers.folder.iterdir())) >= count, timeout=120
+        )
 
     async def kill_at_work(
         self, workers: Sequence[Process], work: Callable[[], Mapping[str, Keys]]
