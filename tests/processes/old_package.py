@@ -1,8 +1,8 @@
 """The other faststream-sqlbroker, 0.1.0a11, in an environment of its own, with its own tables.
 
-python old_package.py URL create
-python old_package.py URL publish FIRST COUNT SECONDS
-python old_package.py URL work FILE
+python old_package.py URL FOLDER makes them and publishes bodies: 0 … 19, and 20 … 24 for an hour
+later. Then it makes FOLDER/ready, waits for FOLDER/go, and works until SIGTERM; each body that it
+handles is a line in FOLDER/handled.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, SqlBrokerSchemaConfig
 
-URL, ACTION, *REST = sys.argv[1:]
+URL, FOLDER = sys.argv[1], Path(sys.argv[2])
 engine = create_async_engine(URL)
 # It takes MariaDB's JSON columns for LONGTEXT, and would refuse them.
 broker = SqlBroker(engine=engine, logger=None, validate_schema_on_start="mysql" not in URL)
@@ -35,7 +35,7 @@ again = ConstantRetryStrategy(delay_seconds=7200, max_attempts=5, max_total_dela
     ack_policy=AckPolicy.NACK_ON_ERROR,
 )
 async def handle(body: int) -> None:
-    with Path(REST[0]).open("a") as file:
+    with (FOLDER / "handled").open("a") as file:
         file.write(f"{body}\n")
         file.flush()
         os.fsync(file.fileno())
@@ -53,20 +53,21 @@ async def create() -> None:
         await connection.run_sync(metadata.create_all)
 
 
-async def publish(first: int, count: int, seconds: float) -> None:
+async def publish() -> None:
     await broker.connect()
-    due = datetime.now(timezone.utc) + timedelta(seconds=seconds) if seconds else None
-    for body in range(first, first + count):
+    later = datetime.now(timezone.utc) + timedelta(hours=1)
+    for body in range(25):
+        due = later if body >= 20 else None
         await broker.publish(body, queue="q", headers={"source": "old"}, next_attempt_at=due)
 
 
 async def main() -> None:
-    if ACTION == "create":
-        await create()
-    elif ACTION == "publish":
-        await publish(int(REST[0]), int(REST[1]), float(REST[2]))
-    else:
-        await FastStream(broker, logger=None).run()
+    await create()
+    await publish()
+    (FOLDER / "ready").touch()
+    while not (FOLDER / "go").exists():
+        await asyncio.sleep(0.05)
+    await FastStream(broker, logger=None).run()
     await engine.dispose()
 
 

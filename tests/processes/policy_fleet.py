@@ -181,4 +181,4 @@ class PolicyFleet:
                 count = sum(now[queue, None] for queue in queues)
                 seen.together[queues] = max(seen.together[queues], count)
             seen.looks += 1
-            await asyncio.sleep(0.004)
+            await asyncio.sleep(0.02)

@@ -14,10 +14,13 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.flow import schedules
 
 
 def main() -> None:
     """Run until SIGTERM."""
+    # What a killed one has begun is soon taken over; nobody who stands still publishes twice.
+    schedules.LEASE = 2.0
     url, folder = sys.argv[1:]
     file = os.open(Path(folder) / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     broker = SqlBroker(create_async_engine(url), logger=None)

@@ -3,10 +3,9 @@
 import json
 import os
 import re
-import signal
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -56,26 +55,42 @@ class Old:
     """Its program."""
 
     def __init__(self, python: Path, url: str, folder: Path) -> None:
-        self._command = [str(python), str(Path(__file__).parent / "old_package.py"), url]
-        self._environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-        self.file = folder / "handled"
+        self._folder = folder
+        self._file = folder / "handled"
+        command = [str(python), str(Path(__file__).parent / "old_package.py"), url, str(folder)]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        self._process = subprocess.Popen(command, env=environment)
 
-    def run(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [*self._command, *arguments],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    async def ready(self) -> None:
+        """Wait until its tables are there, with its messages."""
 
-    def work(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([*self._command, "work", str(self.file)], env=self._environment)
+        def done() -> bool:
+            assert self._process.poll() is None
+            return (self._folder / "ready").exists()
+
+        await eventually(done, timeout=240, step=0.05)
+
+    def work(self) -> None:
+        (self._folder / "go").touch()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(240)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def handled(self) -> list[int]:
-        return [int(line) for line in self.file.read_text().split()] if self.file.exists() else []
+        return [int(line) for line in self._file.read_text().split()] if self._file.exists() else []
+
+
+@pytest.fixture
+def old(database: str, database_url: str, old_python: Path, tmp_path: Path) -> Iterator[Old]:
+    url = make_url(database_url).set(drivername=DRIVERS[database])
+    old = Old(old_python, url.render_as_string(hide_password=False), tmp_path)
+    yield old
+    old.kill()
 
 
 def check_copied(rows: Sequence[Any]) -> None:
@@ -97,14 +112,9 @@ def check_copied(rows: Sequence[Any]) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("database", list(HOW), indirect=True)
 async def test_its_workers_finish_and_ours_start(
-    database: str, database_url: str, engine: AsyncEngine, old_python: Path, tmp_path: Path
+    database: str, engine: AsyncEngine, old: Old
 ) -> None:
-    url = make_url(database_url).set(drivername=DRIVERS[database])
-    old = Old(old_python, url.render_as_string(hide_password=False), tmp_path)
-    old.run("create")
-    old.run("publish", "0", "20", "0")
-    old.run("publish", "20", "5", "3600")
-
+    await old.ready()
     refusing = SqlBroker(engine, logger=None)
     with pytest.raises(SchemaError, match=r"is the table of faststream-sqlbroker 0\.1"):
         await refusing.create_tables()
@@ -121,23 +131,18 @@ async def test_its_workers_finish_and_ours_start(
             return int(await connection.scalar(text(query)))
 
     await broker.start()
-    worker = old.work()
-    try:
-        for body in range(100, 110):
-            await broker.publish(body, "q")
-        # Delayed ones, and the two that failed and are to be tried again, are left.
-        await eventually(lambda: sorted(old.handled()) == list(range(20)))
-        await eventually(lambda: len(ours) == 10)
+    old.work()
+    for body in range(100, 110):
+        await broker.publish(body, "q")
+    # Delayed ones, and the two that failed and are to be tried again, are left.
+    await eventually(lambda: sorted(old.handled()) == list(range(20)))
+    await eventually(lambda: len(ours) == 10)
 
-        async def settled() -> bool:
-            return await number("SELECT count(*) FROM message") == 7
+    async def settled() -> bool:
+        return await number("SELECT count(*) FROM message") == 7
 
-        await eventually(settled)
-        worker.send_signal(signal.SIGTERM)
-        worker.wait(240)
-    finally:
-        worker.kill()
-        worker.wait()
+    await eventually(settled)
+    old.stop()
 
     # Ours must not take them before the test has looked at them.
     await broker.admin.pause("q")
