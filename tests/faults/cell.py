@@ -39,6 +39,8 @@ LONGEST_DRAIN = 3
 """Times `DRAIN`, on a machine that is too busy."""
 WORKING = 90.0
 """Seconds for a few messages to be handled where nothing should keep them from it."""
+NOTES = 60.0
+"""Seconds for the notes of ACK_FIRST to run out when no worker renews them any more."""
 STOPPING = 120.0
 """Seconds for a worker to end; then it is killed."""
 _tables = MetaData()
@@ -335,7 +337,7 @@ class Cell:
 
     async def check(self) -> dict[str, list[str]]:
         """Read everything and apply the rules."""
-        await reading.read_all(self.history, self.folder, self.store, patience=WORKING)
+        await reading.read_all(self.history, self.folder, self.store, patience=NOTES)
         return check(self.history)
 
     async def reconnect(self) -> None:
