@@ -45,7 +45,7 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         done = forked.finished(*publish, body, "--queue", "greetings", env=env)
         assert done.returncode == 0, done.stderr
         await eventually(lambda: "hello Ada\n" in log.read_text())
-        options = ["--queue", "greetings", "--rpc", "--timeout", "30"]
+        options = ["--queue", "greetings", "--rpc", "--timeout", "120"]
         asked = forked.finished(*publish, '{"name": "Grace"}', *options, env=env)
         assert asked.returncode == 0, asked.stderr
         assert "body=b'hello Grace'" in asked.stdout, asked.stdout + asked.stderr
@@ -67,7 +67,7 @@ async def test_missing_tables_are_the_first_thing_said(database_url: str, tmp_pa
     )
     (tmp_path / "empty_app.py").write_text("\n".join(lines))
     command = ("-m", "faststream", "run", "--app-dir", str(tmp_path), "empty_app:app")
-    done = forked.finished(*command, timeout=60)
+    done = forked.finished(*command)
     said = [
         line
         for line in (done.stdout + done.stderr).splitlines()

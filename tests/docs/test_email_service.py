@@ -270,9 +270,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_the_example_proves_itself(database_url: str) -> None:
-    """Z1, Z11, Z12."""
-    size = "--users 60 --times 2 --publishing 6 --hour 2 --minute 1 --undo 4 --rate 10"
-    done = run("--url", database_url, *size.split())
+    """Z1, Z11, Z12. A publish or a process may take ten seconds before anything is broken."""
+    size = "--users 40 --times 2 --publishing 6 --hour 2 --minute 1 --rate 10"
+    patience = "--undo 11 --lease 16"
+    done = run("--url", database_url, *size.split(), *patience.split())
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     last = done.stdout.rstrip().splitlines()[-1]
@@ -280,7 +281,7 @@ async def test_the_example_proves_itself(database_url: str) -> None:
     assert last == "email: " + " ".join(f"{name}={value}" for name, value in numbers.items())
     expected = ["published", "sent", "superseded", "sent_twice", "lost", "not_last", "over_rate"]
     assert list(numbers) == expected
-    assert numbers["published"] == numbers["sent"] + numbers["superseded"] > 400
+    assert numbers["published"] == numbers["sent"] + numbers["superseded"] > 250
     assert numbers["lost"] == numbers["not_last"] == numbers["over_rate"] == 0
     assert "minute   1 " in said
     assert "killed (SIGKILL)" in said

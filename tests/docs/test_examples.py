@@ -42,6 +42,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
+@pytest.mark.timeout(900)  # a Java of its own, on a machine that may be busy
 @pytest.mark.parametrize(
     ("code", "output"), [b[1:] for b in blocks()], ids=[b[0] for b in blocks()]
 )
@@ -55,7 +56,7 @@ def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: st
             env=environment(),
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
     else:

@@ -37,7 +37,7 @@ async def test_the_node_program(broker: SqlBroker, look: Look, tmp_path: Path) -
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    told, problems = await asyncio.wait_for(process.communicate(), 60)
+    told, problems = await asyncio.wait_for(process.communicate(), 240)
     await server.stop()
     assert told == b"shipping tea\n", problems.decode()
     [row] = await look.rows(archive=True)

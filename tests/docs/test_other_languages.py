@@ -140,16 +140,12 @@ def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Node's packages, by npm; skip where it cannot have them."""
     npm = installed("npm", "npm")
     folder = tmp_path_factory.mktemp("node")
-    done = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund", *PACKAGES.values()],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip(f"npm cannot install {', '.join(PACKAGES.values())}: {done.stderr[-300:]}")
+    command = [npm, "install", "--no-audit", "--no-fund", *PACKAGES.values()]
+    try:
+        subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
+    except subprocess.SubprocessError as error:
+        why = getattr(error, "stderr", None) or str(error)
+        pytest.skip(f"npm cannot install {', '.join(PACKAGES.values())}: {why[-300:]}")
     return folder
 
 

@@ -14,6 +14,7 @@ import pytest
 import faststream_sqlbroker
 
 ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.timeout(900)  # the whole site, on a machine that may be busy
 LOADED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("link", "href")}
 """What a browser fetches by itself when it shows a page."""
 NOT_FETCHED = {"canonical", "prev", "next"}
@@ -52,7 +53,7 @@ def build(config: Path, target: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
 

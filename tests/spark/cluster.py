@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import socket
+import re
 import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,17 +14,9 @@ import pyspark
 from tests.helpers import eventually
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START = 120.0
+START = 240.0
 """Seconds that Java may need on a busy machine."""
 RUN = 900.0
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class Cluster:
@@ -35,7 +27,7 @@ class Cluster:
         however many this machine has."""
         self.folder = folder
         self.offer = ("--cores", str(cores), "--memory", memory)
-        self.master = f"spark://127.0.0.1:{free_port()}"
+        self.master = ""
         self.env = os.environ | {
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -47,11 +39,12 @@ class Cluster:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        port = self.master.rpartition(":")[2]
-        self._start("master.Master", "--port", port, "--webui-port", str(free_port()))
-        options = (*self.offer, "--work-dir", str(self.folder / "work"))
-        self._start("worker.Worker", *options, "--webui-port", str(free_port()), self.master)
         try:
+            # They choose their ports.
+            self._start("master.Master", "--port", "0", "--webui-port", "0")
+            self.master = asyncio.run(eventually(self._address, START, 0.1))
+            options = (*self.offer, "--work-dir", str(self.folder / "work"))
+            self._start("worker.Worker", *options, "--webui-port", "0", self.master)
             asyncio.run(eventually(self._registered, START, 0.1))
         except BaseException as error:
             self._stack.close()
@@ -66,6 +59,10 @@ class Cluster:
         """What the process has printed."""
         path = self.folder / f"{name}.log"
         return path.read_text() if path.exists() else ""
+
+    def _address(self) -> str:
+        found = re.search(r"Starting Spark master at (spark://\S+)", self.log("master.Master"))
+        return found[1] if found else ""
 
     def _registered(self) -> bool:
         return "Registering worker" in self.log("master.Master")

@@ -1,12 +1,16 @@
 """Transactions of other sessions, and horizons found during them."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, Table, create_engine, select
+from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.spark.address import parse_address
@@ -30,7 +34,10 @@ def settle(archive: Archive, connection: Connection, number: int) -> None:
 
 def settle_in(table: Table, connection: Connection, number: int) -> None:
     """`settle` where there is only the table."""
-    connection.execute(table.insert().values(archived(id=number) | {"archived_at": clock()}))
+    # As with the broker, it is not the transaction's first statement: a server may stand still
+    # between the time of that and the moment from which others see it.
+    connection.execute(table.insert().values(archived(id=number)))
+    connection.execute(table.update().where(table.c.id == number).values(archived_at=clock()))
 
 
 def archived_at(archive: Archive, connection: Connection, number: int) -> datetime:
@@ -65,16 +72,46 @@ async def passes(archive: Archive, rows: set[int]) -> None:
     await eventually(look)
 
 
-async def stands_still(archive: Archive, statement: str, detail: str) -> None:
-    """The horizon is at the start of `statement` for as long as that runs."""
-    second = timedelta(seconds=1)
+async def stands_still(archive: Archive, detail: str) -> None:
+    """The horizon is at the start of a statement for as long as that runs."""
+    tenth = timedelta(seconds=0.1)
     database = database_of(parse_address(archive.url))
-    with database.connect() as connection, running(archive, statement):
-        await eventually(lambda: find(archive.url).detail.startswith(detail))
-        first = find(archive.url)
-        await eventually(lambda: database.now(connection) > first.moment + second)
-        # Ages in MariaDB's list of processes are measured a little later than the clock.
-        assert abs(find(archive.url).moment - first.moment) < second / 2
+    with database.connect() as connection:
+        before = database.now(connection)
+        with held(archive, f"SELECT {GATES[archive.kind][0]}"):
+            await eventually(lambda: find(archive.url).detail.startswith(detail))
+            seen = database.now(connection)
+            await eventually(lambda: database.now(connection) > seen + tenth)
+
+            def at_its_start() -> bool:
+                moment = find(archive.url).moment
+                assert moment <= seen
+                # Ages in MariaDB's list of processes are measured later than the clock.
+                return moment >= before - tenth
+
+            await eventually(at_its_start)
+
+
+GATES = {
+    "postgresql": ("pg_advisory_lock(7)", "pg_advisory_unlock(7)"),
+    "mariadb": ("GET_LOCK('gate', 600)", "RELEASE_LOCK('gate')"),
+}
+"""How a statement waits for `held`, and what lets it go on."""
+
+
+@contextmanager
+def held(archive: Archive, statement: str) -> Iterator[None]:
+    """`statement` runs until the end of the block, as it waits for the lock of `GATES`."""
+    take, give = GATES[archive.kind]
+    engine = create_engine(archive.engine.url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as keeper:
+        keeper.exec_driver_sql(f"SELECT {take}")
+        with running(archive, statement):
+            try:
+                yield
+            finally:
+                keeper.exec_driver_sql(f"SELECT {give}")
+    engine.dispose()
 
 
 @contextmanager
@@ -93,3 +130,22 @@ def running(archive: Archive, statement: str) -> Iterator[None]:
     finally:
         thread.join()
         engine.dispose()
+
+
+WAITS = "SELECT count(*) FROM pg_locks WHERE pid = {pid} AND NOT granted"
+
+
+def cut_short(
+    archive: Archive, connection: Connection, work: Callable[[], object], until: str = WAITS
+) -> None:
+    """Cancel what `work` does on `connection` (PostgreSQL) when it waits for a lock, or `until`
+    finds something."""
+    pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        found = until.format(pid=pid)
+        asyncio.run(eventually(lambda: done.done() or archive.execute(found).scalar()))
+        archive.execute(f"SELECT pg_cancel_backend({pid})")
+        # A prune of an archive with a default partition waits for ten seconds itself.
+        with pytest.raises(OperationalError, match=r"user request|lock timeout"):
+            done.result()

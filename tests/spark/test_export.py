@@ -522,6 +522,6 @@ def test_an_empty_archive_and_wrong_options(
     empty = read_export(spark, path)
     assert empty.columns == [*NAMES, "date"]
     assert empty.count() == 0
-    # What was archived now lies in a window that is not closed.
-    archive.add({"id": 1, "archived_at": result.horizon})
+    # It lies in a window that is not closed, also if midnight has just passed.
+    archive.add({"id": 1, "archived_at": result.horizon + timedelta(days=1)})
     assert export_archive(spark, archive.url, path).windows == ()

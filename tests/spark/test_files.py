@@ -98,7 +98,7 @@ def test_a_file_is_replaced_by_a_rename_if_creating_would_empty_it(
 
 
 def test_a_reader_finds_the_old_or_the_new(spark: SparkSession, tmp_path: Path) -> None:
-    """Never a part, never nothing: 40 writes during reads."""
+    """Never a part, never nothing: 40 writes and more during reads."""
     path = tmp_path / "state.json"
     write_json(spark, str(path), {"n": 0})
     done = threading.Event()
@@ -114,12 +114,13 @@ def test_a_reader_finds_the_old_or_the_new(spark: SparkSession, tmp_path: Path) 
 
     reader = threading.Thread(target=look)
     reader.start()
-    for number in range(1, 41):
+    number = 0
+    while number < 40 or (len(set(reads)) < 3 and not wrong):
+        number += 1
         write_json(spark, str(path), {"n": number, "text": "x" * 50_000})
     done.set()
     reader.join()
     assert wrong == []
-    assert len(set(reads)) > 1
     assert reads == sorted(reads)
 
 
@@ -148,7 +149,7 @@ def test_files_left_by_killed_writers_are_removed(
     hour = 3600
     for name, age in (
         (".orders.json.0a.tmp", hour + 60),
-        (".orders.json.0b.tmp", hour - 60),
+        (".orders.json.0b.tmp", hour - 600),
         (".orders.0a.tmp", hour + 60),
         ("orders.json.0a.tmp", hour + 60),
     ):

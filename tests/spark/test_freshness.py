@@ -21,7 +21,7 @@ def test_rows_behind_the_watermark_its_age_and_the_cap(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
     archive.add_days(4)
-    archive.add({"id": 99, "archived_at": datetime.now(timezone.utc)})  # its day is not closed
+    archive.add({"id": 99, "archived_at": datetime.now(timezone.utc) + DAY})  # it is not closed
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-02")
     began = datetime.now(timezone.utc)

@@ -404,7 +404,7 @@ def test_the_live_table_is_not_cut_by_blocks_that_rows_leave(
 def test_one_snapshot_over_all_partitions(spark: SparkSession, archive: Archive) -> None:
     """Rows deleted and added in both tables change nothing until the context ends."""
     archive.add_many(300)
-    with open_snapshot(archive.url, max_duration="1m") as snapshot:
+    with open_snapshot(archive.url) as snapshot:
         frame = read_archive(spark, archive.url, snapshot=snapshot, num_partitions=3)
         waiting = read_messages(spark, archive.url, snapshot=snapshot)
         archive.execute("DELETE FROM message_archive WHERE id % 3 = 0")
@@ -426,8 +426,15 @@ def test_one_snapshot_over_all_partitions(spark: SparkSession, archive: Archive)
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 async def test_a_snapshot_is_not_held_for_ever(archive: Archive) -> None:
     """The server ends it, as it holds up vacuum."""
-    with open_snapshot(archive.url, max_duration=0.2):
-        holders = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+    holders = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND state = 'idle in transaction'"
+    )
+    with open_snapshot(archive.url, max_duration="1m") as snapshot:
+        limit = "idle_in_transaction_session_timeout"
+        assert snapshot.connection.exec_driver_sql(f"SHOW {limit}").scalar() == "1min"
+        assert archive.execute(holders).scalar() == 1
+        snapshot.connection.exec_driver_sql(f"SET {limit} = '1ms'")
         await eventually(lambda: archive.execute(holders).scalar() == 0)
 
 
@@ -438,7 +445,7 @@ def test_reading_an_ended_snapshot_raises(spark: SparkSession, archive: Archive)
     def fail(read: Callable[[Snapshot], Any]) -> None:
         with open_snapshot(archive.url, max_duration="1m") as snapshot:
             pid = snapshot.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
-            archive.execute(f"SELECT pg_terminate_backend({pid}, 10000)")  # returns when it is gone
+            archive.execute(f"SELECT pg_terminate_backend({pid}, 60000)")  # returns when it is gone
             read(snapshot)
 
     reads: list[Callable[[Snapshot], Any]] = [

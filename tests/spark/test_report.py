@@ -127,7 +127,7 @@ def look(chromium: str, page: Path, tmp_path: Path) -> str:
     }
     command = [chromium, *options, "--dump-dom", page.as_uri()]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=True, env=environment
+        command, capture_output=True, text=True, timeout=240, check=True, env=environment
     )
     return done.stdout
 

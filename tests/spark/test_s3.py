@@ -1,9 +1,9 @@
 """A lake in S3, by a session without hadoop-aws; the store is moto's server."""
 
-import socket
+import asyncio
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,9 +22,11 @@ from faststream_sqlbroker.spark import (
     verify_export,
 )
 from faststream_sqlbroker.spark.lake import lake as lakes
+from faststream_sqlbroker.spark.lake import s3
 from faststream_sqlbroker.spark.lake.delta import DeltaWriter
 from faststream_sqlbroker.spark.lake.lake import Lake, lake_schema
 from faststream_sqlbroker.spark.lake.s3 import S3Folders, s3_settings
+from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table
 from tests.spark.test_repair import run
@@ -33,6 +35,8 @@ pytestmark = pytest.mark.capability("Spark: a lake in S3, of sessions without ha
 
 SPAN: dict[str, Any] = {"since": "2026-03-01", "until": "2026-03-03"}
 ROUNDS = 3
+PATIENCE = {"request_timeout": 60, "connect_timeout": 60}
+"""Seconds; PyArrow's own are few, and the server may stand still."""
 
 
 @pytest.fixture
@@ -42,36 +46,31 @@ def database() -> str:
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server of S3 with a bucket named `lakes`."""
+    log = tmp_path_factory.mktemp("moto") / "log"
     # A process of its own: deltalake holds the interpreter's lock while it waits for an answer.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
+            stdout=out,
+            stderr=out,
+        )
+
+    def address() -> str | None:
+        assert server.poll() is None, log.read_text()
+        found = re.search(r"Running on (http://\S+:\d+)", log.read_text())
+        return found[1] if found else None
+
     try:
-        until = time.monotonic() + 60
-        while not listening(port):
-            assert server.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        url = f"http://127.0.0.1:{port}"
+        url = asyncio.run(eventually(address, 240, 0.1))
+        assert url is not None
         settings = s3_settings(options_of(url))
-        fs.S3FileSystem(**settings, allow_bucket_creation=True).create_dir("lakes")
+        fs.S3FileSystem(**settings, **PATIENCE, allow_bucket_creation=True).create_dir("lakes")
         yield url
     finally:
         server.terminate()
         server.wait(60)
-
-
-def listening(port: int) -> bool:
-    """Whether a server answers."""
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def options_of(endpoint: str) -> dict[str, str]:
@@ -83,6 +82,12 @@ def options_of(endpoint: str) -> dict[str, str]:
         "aws_region": "us-east-1",
         "aws_allow_http": "true",
     }
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers and writers wait longer for the server, too."""
+    monkeypatch.setattr(s3, "s3_settings", lambda storage: s3_settings(storage) | PATIENCE)
 
 
 @pytest.fixture
@@ -98,7 +103,7 @@ def test_from_the_first_export_to_an_erasure(
     """With what a task that was tried twice, and an attempt that was killed, have left."""
     path = "s3a://lakes/whole"
     options: Any = {"storage_options": options_of(endpoint)}
-    store = fs.S3FileSystem(**s3_settings(options_of(endpoint)))
+    store = fs.S3FileSystem(**s3_settings(options_of(endpoint)), **PATIENCE)
     write = S3Folders.write
 
     def twice(folders: S3Folders, frame: DataFrame, folder: str) -> set[str]:

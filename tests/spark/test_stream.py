@@ -22,7 +22,6 @@ from pyspark.sql.streaming import StreamingQuery
 from sqlalchemy import func, make_url, select
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
-from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, prune_archive
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.source import stream
@@ -36,7 +35,7 @@ from faststream_sqlbroker.spark.source.stream import (
     to_offset,
 )
 from tests.helpers import eventually
-from tests.spark.conftest import START, Archive, archived
+from tests.spark.conftest import START, Archive
 from tests.spark.horizons import find, settle
 
 pytestmark = pytest.mark.capability(
@@ -49,8 +48,8 @@ SECRET = "se@s/am %&=?#'\\x"
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers of this process leave 0.2 seconds for a statement to be seen: enough here."""
-    monkeypatch.setattr(stream, "find_horizon", partial(find_horizon, margin=0.2))
+    """Readers of this process leave no time for a statement to be seen, as `settle` needs none."""
+    monkeypatch.setattr(stream, "find_horizon", partial(find_horizon, margin=0))
 
 
 class Query:
@@ -106,8 +105,7 @@ def writing(archive: Archive, rows: int) -> Iterator[threading.Event]:
         while batch := list(itertools.islice(numbers, chance.randrange(1, 4))):
             with archive.engine.begin() as connection:
                 for number in batch:
-                    row = archived(id=number, queue=f"queue {seed}") | {"archived_at": clock()}
-                    connection.execute(archive.archive.insert().values(row))
+                    settle(archive, connection, number)
                     time.sleep(chance.random() * 0.02)
                 time.sleep(chance.random() ** 4 * 0.5)
             time.sleep(0.01)
@@ -173,7 +171,9 @@ async def test_a_stopped_stream_goes_on_where_it_was(
         query = start(spark, archive, tmp_path, trigger=every, maxRowsPerTrigger=7)
         try:
             offsets = tmp_path / "checkpoint" / "offsets"
-            await eventually(lambda: len(list(offsets.glob("[0-9]*"))) > 3 or not query.isActive)
+            await eventually(
+                lambda: len(list(offsets.glob("[0-9]*"))) > 3 or not query.isActive, timeout=200
+            )
             assert query.exception() is None
         finally:
             query.stop()
@@ -229,7 +229,7 @@ def test_a_password_of_any_characters_is_in_no_checkpoint(
         shown = Archive.__new__(Archive)
         shown.url = url.render_as_string(hide_password=False)
         query = start(spark, shown, tmp_path, trigger={"availableNow": True}, safetyLag="1s")
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
         assert ids(spark, tmp_path) == [1, 2, 3, 4, 5]
         frame = spark.read.format("sqlbroker").options(
             url=url.set(password=None).render_as_string()
@@ -383,7 +383,7 @@ def test_a_stream_refuses_impossible_options(
     with pytest.raises(Exception, match=r"'since' is not for spark.readStream; allowed are url"):
         start(
             spark, archive, tmp_path, trigger={"availableNow": True}, since="2026-03-01"
-        ).awaitTermination(60)
+        ).awaitTermination(240)
 
 
 @pytest.fixture

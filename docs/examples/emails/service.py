@@ -18,8 +18,6 @@ from docs.examples.emails.records import record_send
 from faststream_sqlbroker import Debounce, Pipeline, SqlBroker, SqlBrokerMessage, Step, Throttle
 
 QUEUE, THROTTLED, SENDING = "email", "email.throttle", "email.send"
-LEASE: dict[str, Any] = {"release_stuck_timeout": "5s", "release_stuck_interval": "500ms"}
-"""What a killed process had in hand comes back after this, and is looked for so often."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +31,8 @@ class Plan:
     minute: float = 2.0
     undo: float = 3.0
     """So long a writer could take an e-mail back: it is published with this delay."""
+    lease: float = 5.0
+    """What a killed process had in hand comes back after this."""
     rate: int = 100
     """Most e-mails in any minute."""
     together: int = 7
@@ -68,24 +68,28 @@ class Plan:
 
 def email_service(broker: SqlBroker, engine: AsyncEngine, plan: Plan) -> Pipeline:
     """Declare the service: two steps that move opaque e-mails on, and the senders behind them."""
+    lease: dict[str, Any] = {
+        "release_stuck_timeout": plan.lease,
+        "release_stuck_interval": "500ms",
+    }
     service = broker.pipeline(
         "Email",
         Step(
             QUEUE,
             policies=[Debounce(plan.hour, max_wait=plan.hour)],
-            **LEASE,
+            **lease,
         ),
         Step(
             THROTTLED,
             policies=[Throttle(plan.most, per=plan.minute, burst=plan.most_together)],
             max_workers=4,
             fetch_batch_size=plan.most_together,  # a batch is moved when its last slot has come
-            **LEASE,
+            **lease,
         ),
         forward_to=SENDING,
     )
 
-    @broker.subscriber(SENDING, max_workers=8, fetch_batch_size=20, flush_batch_size=20, **LEASE)
+    @broker.subscriber(SENDING, max_workers=8, fetch_batch_size=20, flush_batch_size=20, **lease)
     async def send(text: str, message: SqlBrokerMessage) -> None:
         """Talk to the mail server: once the e-mail has left, nothing takes it back, and the process
         may die.

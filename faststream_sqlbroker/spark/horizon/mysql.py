@@ -144,10 +144,12 @@ def _transactions(connection: Connection) -> tuple[datetime | None, datetime | N
     """The oldest start, the oldest of detached ones, and how many; None if the list stayed old."""
     deadline = time.monotonic() + FRESH_WITHIN
     while True:
+        # One look comes after the time is over, however long this process stood still.
+        is_last = time.monotonic() > deadline
         ours, oldest, detached, count = connection.exec_driver_sql(TRANSACTIONS).one()
         if int(ours):
             return _moment(oldest), _moment(detached), int(count)
-        if time.monotonic() > deadline:
+        if is_last:
             return None
         time.sleep(STEP)
 
