@@ -39,7 +39,7 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         )
     try:
         ready = "waiting for messages"
-        await eventually(lambda: log.read_text().count(ready) == workers)
+        await eventually(lambda: log.read_text().count(ready) == workers, timeout=200)
         body = '{"name": "Ada"}'
         publish = ("-m", "faststream", "publish", APP)
         done = forked.finished(*publish, body, "--queue", "greetings", env=env)

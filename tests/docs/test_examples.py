@@ -11,17 +11,14 @@ from textwrap import dedent
 
 import pytest
 
-from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.drivers import need_jar, need_java
 from tests import forked
 from tests.helpers import eventually
-from tools.packages import JAVA, install
+from tests.spark.java import need_spark
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 NOTEBOOK = "<!-- one notebook -->"
 """First line of a page whose blocks are the cells of one program."""
-SPARK = (JAVA, "libxerial-sqlite-jdbc-java")
 BLOCK = re.compile(r"```python\n(.*?)```(?:\s*```text\n(.*?)```)?", re.DOTALL)
 
 
@@ -49,7 +46,7 @@ def environment() -> dict[str, str]:
 def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: str) -> None:
     assert output, "a block without its output cannot fail"
     if "build_session" in code:
-        need_spark()
+        need_spark("sqlite")
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,
@@ -62,23 +59,6 @@ def test_a_block_prints_what_the_page_says(tmp_path: Path, code: str, output: st
     else:
         done = forked.finished("-c", code, folder=tmp_path, env=environment())
     assert (done.returncode, done.stdout) == (0, output), done.stderr
-
-
-def need_spark() -> None:
-    """Install Java and SQLite's driver where they are missing; skip without them, fail in CI."""
-    try:
-        need_java()
-        need_jar("sqlite")
-    except SetupError:
-        problems = [install(package) for package in SPARK]
-        try:
-            need_java()
-            need_jar("sqlite")
-        except SetupError as error:
-            reason = "; ".join([str(error), *(problem for problem in problems if problem)])
-            if os.environ.get("CI"):
-                pytest.fail(reason)
-            pytest.skip(reason)
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
@@ -104,7 +84,9 @@ async def test_the_readmes_example_ships_its_order(tmp_path: Path) -> None:
         )
     try:
         said = tmp_path / "out"
-        await eventually(lambda: "shipping order 1" in said.read_text() or app.poll() is not None)
+        await eventually(
+            lambda: "shipping order 1" in said.read_text() or app.poll() is not None, timeout=200
+        )
         app.send_signal(signal.SIGTERM)
         await eventually(lambda: app.poll() is not None)
         assert "shipping order 1" in said.read_text()

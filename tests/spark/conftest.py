@@ -12,22 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine, create_engine, func, make_url, select, text
 
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables, ddl
 from faststream_sqlbroker.spark import build_session
 from tests.conftest import Servers
+from tests.spark.java import DRIVERS, need_spark
 from tests.spark.lookups import remembered
-from tools.packages import JAVA, install
 
 NUMBERS = itertools.count()
 NEW_YORK = "America/New_York"
-PACKAGES = (
-    JAVA,
-    "libpostgresql-jdbc-java",
-    "libmariadb-java",
-    "libxerial-sqlite-jdbc-java",
-)
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 
@@ -43,13 +36,8 @@ def servers() -> Iterator[Servers]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """`local[2]`; skip without Java or drivers that cannot be installed, fail in CI."""
-    with remembered():
-        session = _start(tmp_path_factory.mktemp("spark"))
-        yield session
-        session.stop()
-
-
-def _start(folder: Path) -> SparkSession:
+    need_spark(*DRIVERS)
+    folder = tmp_path_factory.mktemp("spark")
     config = {
         "spark.ui.showConsoleProgress": "false",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -58,23 +46,10 @@ def _start(folder: Path) -> SparkSession:
         "spark.driver.memory": "1g",
         "spark.python.daemon.module": "tests.spark.daemon",
     }
-    problems = []
-    for package in (None, *PACKAGES):
-        if package is not None:
-            problems.append(install(package) or "")
-        try:
-            return build_session(
-                "tests",
-                databases=("postgresql", "mysql", "sqlite"),
-                master="local[2]",
-                config=config,
-            )
-        except SetupError as error:
-            problems.append(str(error))
-    reason = "; ".join(problem for problem in problems if problem)
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    with remembered():
+        session = build_session("tests", databases=DRIVERS, master="local[2]", config=config)
+        yield session
+        session.stop()
 
 
 class Archive:

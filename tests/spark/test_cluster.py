@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from faststream_sqlbroker.spark.drivers import need_jar
 from tests.docs.test_examples import blocks
 from tests.spark.cluster import Cluster
 from tests.spark.conftest import Archive
+from tests.spark.java import need_spark
 from tests.spark.test_stream import LATE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,8 +33,9 @@ pytestmark = pytest.mark.timeout(1500)  # five Java processes, and an installati
 
 
 @pytest.fixture(scope="module")
-def cluster(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Running; where Spark cannot be, `spark` skips or fails."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Running."""
+    need_spark("postgresql", "sqlite")
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
