@@ -144,3 +144,19 @@ async def make(engine: AsyncEngine, logger: logging.Logger) -> AsyncIterator[Mak
 @pytest.fixture
 def look(engine: AsyncEngine) -> Look:
     return Look(engine)
+
+
+@pytest.fixture(autouse=True)
+def _time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stands still must not change what a start waits for and what an end gives back:
+    none of these limits is reached."""
+    limits = (
+        "registration.FIRST_WAIT",
+        "requests.LEAVE_TIMEOUT",
+        "schedules.GIVE_BACK_TIMEOUT",
+        "fleet_loop.STOP_LIMIT",
+        "shielded.SHIELDED_TIMEOUT",
+        "rights.RIGHTS_TIMEOUT",
+    )
+    for limit in limits:
+        monkeypatch.setattr(f"faststream_sqlbroker.flow.{limit}", 60.0)

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import create_engine, func, make_url, select
@@ -21,6 +23,7 @@ from faststream_sqlbroker import (
     TestSqlBroker,
 )
 from faststream_sqlbroker.core.metrics import FULL_WAIT, REFUSED
+from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.helpers import eventually
 from tests.plans.conftest import SYNC_DRIVERS
@@ -54,6 +57,14 @@ async def make(make: Make) -> Make:
     """Over tables that are there."""
     await make().create_tables()
     return make
+
+
+@pytest.fixture
+def waits_begun() -> Iterator[Any]:
+    """Counts the publishes that have found a queue full, and wait for room."""
+    wait = patch.object(PublishLimits, "_wait", autospec=True, side_effect=PublishLimits._wait)
+    with wait as counted:
+        yield counted
 
 
 async def test_a_full_queue_raises_and_the_others_do_not(make: Make, look: Look) -> None:
@@ -103,7 +114,9 @@ async def test_what_is_dropped_is_told(make: Make, look: Look, heard: Heard) -> 
     )
 
 
-async def test_a_publish_waits_until_a_handler_made_room(make: Make, look: Look) -> None:
+async def test_a_publish_waits_until_a_handler_made_room(
+    make: Make, look: Look, waits_begun: Any
+) -> None:
     counts = Counts()
     broker = make(max_depth={"q": MaxDepth(2, timeout=None)}, metrics=counts)
     handled: list[int] = []
@@ -114,7 +127,7 @@ async def test_a_publish_waits_until_a_handler_made_room(make: Make, look: Look)
 
     await broker.publish_batch(0, 1, queue="q")
     waiting = [asyncio.create_task(broker.publish(n, "q")) for n in (2, 3, 4)]
-    await asyncio.wait(waiting, timeout=0.5)
+    await eventually(lambda: waits_begun.call_count == 3)
     assert not any(task.done() for task in waiting)
     assert len(await look.rows()) == 2
     await broker.start()
@@ -138,12 +151,14 @@ async def test_a_wait_ends_at_its_timeout(make: Make, look: Look) -> None:
     assert counts.counts == {("q", "raised"): 2}
 
 
-async def test_a_cancelled_wait_lets_the_next_one_in(make: Make, look: Look) -> None:
+async def test_a_cancelled_wait_lets_the_next_one_in(
+    make: Make, look: Look, waits_begun: Any
+) -> None:
     broker = make(max_depth={"q": MaxDepth(1, timeout=None)})
     await broker.publish(1, "q")
     first = asyncio.create_task(broker.publish(2, "q"))
     second = asyncio.create_task(broker.publish(3, "q"))
-    await asyncio.wait((first, second), timeout=0.3)
+    await eventually(lambda: waits_begun.call_count == 2)
     first.cancel()
     await asyncio.wait((first,))
     taken = await make().pop("q")
@@ -183,7 +198,7 @@ async def test_all_connections_may_be_transactions_that_publish(database_url: st
     """A count on a connection of its own would wait for one of them, in vain."""
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    engine = create_async_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=5)
+    engine = create_async_engine(database_url, pool_size=1, max_overflow=0)
     broker = SqlBroker(engine, logger=None, max_depth={"q": MaxDepth(1, "raise")})
     try:
         await broker.create_tables()

@@ -43,6 +43,8 @@ from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
 ONE_DATABASE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+PATIENCE = 60
+"""Seconds that an exporter waits for its collector, which may stand still."""
 
 
 class Traces:
@@ -96,7 +98,7 @@ async def broker(engine: AsyncEngine, traces: Traces) -> AsyncIterator[SqlBroker
 
 @asynccontextmanager
 async def made(engine: AsyncEngine, **options: Any) -> AsyncIterator[SqlBroker]:
-    broker = SqlBroker(engine, logger=None, graceful_timeout=5.0, **options)
+    broker = SqlBroker(engine, logger=None, graceful_timeout=60.0, **options)
     await broker.create_tables()
     try:
         yield broker
@@ -492,10 +494,12 @@ async def test_an_exporter_sends_traces_and_metrics(
     resource = Resource.create({"service.name": "shop"})
     tracers = TracerProvider(resource=resource)
     tracers.add_span_processor(
-        SimpleSpanProcessor(OTLPSpanExporter(f"{collector.address}/v1/traces"))
+        SimpleSpanProcessor(OTLPSpanExporter(f"{collector.address}/v1/traces", timeout=PATIENCE))
     )
     reader = PeriodicExportingMetricReader(
-        OTLPMetricExporter(f"{collector.address}/v1/metrics"), export_interval_millis=3_600_000
+        OTLPMetricExporter(f"{collector.address}/v1/metrics", timeout=PATIENCE),
+        export_interval_millis=3_600_000,
+        export_timeout_millis=PATIENCE * 1_000,
     )
     meters = MeterProvider([reader], resource=resource)
     async with made(
@@ -513,7 +517,7 @@ async def test_an_exporter_sends_traces_and_metrics(
         await broker.start()
 
         async def complete() -> bool:
-            await asyncio.to_thread(meters.force_flush)
+            await asyncio.to_thread(meters.force_flush, PATIENCE * 1_000)
             return {"sqlbroker.delayed_messages", "sqlbroker.settled_messages"} <= set(
                 collector.metrics
             )
@@ -521,7 +525,7 @@ async def test_an_exporter_sends_traces_and_metrics(
         await eventually(complete)
     # Exporters block: what ends them must not be the event loop's thread.
     await asyncio.to_thread(tracers.shutdown)
-    await asyncio.to_thread(meters.shutdown)
+    await asyncio.to_thread(meters.shutdown, PATIENCE * 1_000)
     by_name = {span.name: span for span in collector.spans if span.name != "q create"}
     assert set(by_name) == {"q publish", "q process"}
     process = by_name["q process"]

@@ -257,7 +257,7 @@ async def test_what_a_worker_has_leased_is_released(shell: Shell, broker: SqlBro
 async def test_locks_and_schedules_and_unknown_outcomes_are_listed(
     shell: Shell, broker: SqlBroker
 ) -> None:
-    async with broker.lock("report"):
+    async with broker.lock("report", lease="1h"):
         [lock] = await shell.json("locks")
         assert (lock["key"], lock["fence"]) == ("report", 1)
         assert "report" in await shell.run("locks")
@@ -280,7 +280,7 @@ async def test_a_lock_is_taken_from_its_holder_and_a_schedule_is_forgotten(
     assert again == {"name": "nightly", "was_known": False}
     assert "no schedule nightly" in await shell.run("forget-schedule", "nightly", "--yes")
     with pytest.raises(LockLostError):
-        async with broker.lock("report"):
+        async with broker.lock("report", lease="1h"):
             await shell.run("release-lock", "report", answer="n\n", code=1)
             done = await shell.json("release-lock", "report", "--yes", "--by", "ola")
             assert done == {"key": "report", "had_holder": True}

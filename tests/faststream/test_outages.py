@@ -14,6 +14,8 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.dialects.sqlite import dialect
+from faststream_sqlbroker.dialects.sqlite.dialect import BUSY_TIMEOUT
 from faststream_sqlbroker.flow import consumer
 from tests.conftest import DRIVERS
 from tests.faststream.conftest import QUICK, Heard
@@ -58,15 +60,12 @@ def told(heard: Heard) -> list[str]:
     return [r.getMessage() for r in heard.records if r.levelno >= logging.WARNING]
 
 
-async def busy(
-    engine: AsyncEngine, logger: logging.Logger, handled: list[Any], timeout: float = 20.0
-) -> SqlBroker:
+async def busy(engine: AsyncEngine, logger: logging.Logger, handled: list[Any]) -> SqlBroker:
     """A broker with loops of every kind."""
     broker = SqlBroker(
         engine,
         logger=logger,
         presence_interval=0.1,
-        statement_timeout=timeout,
         graceful_timeout=1.0,
     )
     await broker.create_tables()
@@ -139,18 +138,21 @@ async def locked(path: str) -> AsyncIterator[None]:
 
 
 async def test_a_file_that_is_locked_for_long_is_logged_in_two_lines(
-    tmp_path: Path, logger: logging.Logger, heard: Heard
+    tmp_path: Path, logger: logging.Logger, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading goes on, so that an idle fetch loop does not notice."""
     handled: list[Any] = []
     engine = create_async_engine(
         f"sqlite+aiosqlite:///{tmp_path / 'a.db'}", connect_args={"timeout": 0.1}
     )
-    broker = await busy(engine, logger, handled, timeout=5.0)  # for which each try waits
+    broker = await busy(engine, logger, handled)
     try:
         async with locked(str(tmp_path / "a.db")):
+            # For which each try waits.
+            monkeypatch.setattr(dialect, "BUSY_TIMEOUT", 0.1)
             lasting = broker._wakeups.outages._lasting
             await eventually(lambda: "" in lasting and lasting[""].counts["heartbeat loop"] >= 2)
+            monkeypatch.setattr(dialect, "BUSY_TIMEOUT", BUSY_TIMEOUT)
         await after(broker, heard, handled, "heartbeat loop", 2)
     finally:
         await broker.stop()

@@ -174,8 +174,11 @@ async def test_publishes_without_an_ack_to_join(
             await publish()
         refusals[name] = str(info.value)
 
+    async def ended() -> bool:
+        return "in" in queues(await look.rows(archive=True))
+
     async def late() -> None:
-        await asyncio.sleep(0.3)
+        await eventually(ended)
         await refused("late", lambda: broker.publish("x", "out", with_ack=True))
 
     @broker.subscriber("first", **QUICK, ack_policy=AckPolicy.ACK_FIRST)

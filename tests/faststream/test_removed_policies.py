@@ -45,7 +45,7 @@ async def test_what_waited_is_handled(
     await eventually(is_put_off)
     await broker.stop()
 
-    second = SqlBroker(engine, logger=logger, graceful_timeout=5.0, presence_interval=0.2)
+    second = SqlBroker(engine, logger=logger, graceful_timeout=60.0, presence_interval=0.2)
     handled: list[str] = []
 
     @second.subscriber("q", policies=after, **QUICK)

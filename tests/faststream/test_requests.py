@@ -2,7 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from faststream_sqlbroker import (
     SqlBrokerRouter,
     TransientStoreError,
 )
+from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects.replies import SCOPE
 from faststream_sqlbroker.flow.requests import LISTENING_POLL, LONGEST_TIMEOUT, POLL
@@ -38,10 +41,11 @@ pytestmark = pytest.mark.capability("`request`: the answer of a handler, and `--
 
 on_one = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 on_servers = pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
-LONG = 30.0
+LONG = 120.0
 """Seconds; no reply takes so long."""
 SHORT = 0.3
-"""Seconds after which a request gives up for which no reply comes."""
+"""Seconds after which a request gives up for which no reply comes, if `OutOfTime` does not say
+when."""
 AGAIN = ConstantRetryStrategy(delay_seconds=0.01, max_attempts=5)
 
 
@@ -58,6 +62,39 @@ async def noted_queues(look: Look) -> list[str]:
     async with look.engine.connect() as connection:
         found = await connection.execute(select(table.c.key).where(table.c.scope == SCOPE))
         return list(found.scalars())
+
+
+class OutOfTime(RealTime):
+    """Real time, but requests of `SHORT` seconds give up when they are told to: not before they are
+    written, however slow that is."""
+
+    def __init__(self, broker: SqlBroker) -> None:
+        self._waiting: list[asyncio.Timeout] = []
+        self._requests = broker._requests
+        broker._clock.use(self)
+
+    @asynccontextmanager
+    async def timeout(  # type: ignore[override]
+        self, seconds: float | None
+    ) -> AsyncIterator[asyncio.Timeout]:
+        async with asyncio.timeout(None if seconds == SHORT else seconds) as scope:
+            if seconds == SHORT:
+                self._waiting.append(scope)
+            yield scope
+
+    async def gives_up(self, request: Awaitable[Any], when: Callable[[], Any], **said: str) -> None:
+        """The `request` that has begun raises TimeoutError once `when` is true: no reply is there
+        then."""
+        caller = asyncio.ensure_future(request)
+        await eventually(when)
+        self._requests._hint(frozenset())
+        await self._requests.tick()
+        assert not caller.done()
+        for scope in self._waiting:
+            scope.reschedule(asyncio.get_running_loop().time())
+        self._waiting.clear()
+        with pytest.raises(TimeoutError, **said):
+            await caller
 
 
 class CountedReads:
@@ -134,21 +171,26 @@ async def test_a_late_reply_is_dropped(broker: SqlBroker, look: Look) -> None:
         return body
 
     answering(broker, handle)
+    time = OutOfTime(broker)
     await broker.start()
-    with pytest.raises(TimeoutError, match=r"no reply to the request to queue 'q' within 0.3 s"):
-        # On a busy machine it may begin after that time, and would have expired.
-        await broker.request("x", "q", timeout=SHORT, expires_in="1h")
-    await begun.wait()
+    request = broker.request("x", "q", timeout=SHORT, expires_in="1h")
+    said = r"no reply to the request to queue 'q' within 0.3 s"
+    await time.gives_up(request, begun.is_set, match=said)
     end.set()
     [row] = await look.archived()
     assert row["queue"] == "q"
 
 
 async def test_a_request_that_no_handler_has_started_expires(broker: SqlBroker, look: Look) -> None:
-    with pytest.raises(TimeoutError):
-        await broker.request("late", "q", timeout=SHORT)
-    with pytest.raises(TimeoutError):
-        await broker.request("kept", "q", timeout=SHORT, expires_in="1h")
+    async def are_written(count: int) -> bool:
+        return len(await look.rows()) == count
+
+    time = OutOfTime(broker)
+    for count, options in enumerate(({}, {"expires_in": "1h"}), 1):
+        body = "kept" if options else "late"
+        request = broker.request(body, "q", timeout=SHORT, **options)  # type: ignore[arg-type]
+        await time.gives_up(request, partial(are_written, count))
+    await asyncio.sleep(1.1 * SHORT)  # the first has expired
     handled: list[str] = []
 
     async def handle(body: str) -> None:
@@ -190,12 +232,12 @@ async def test_a_cancelled_caller_leaves_nothing_that_waits(broker: SqlBroker, l
 @on_one
 async def test_replies_are_looked_for_only_while_a_request_waits(broker: SqlBroker) -> None:
     answering(broker)
+    time = OutOfTime(broker)
     await broker.start()
     reads = CountedReads()
     with reads.patched():
-        with pytest.raises(TimeoutError):
-            await broker.request("x", "nothing", timeout=SHORT)
-        assert reads.count >= 3
+        request = broker.request("x", "nothing", timeout=SHORT)
+        await time.gives_up(request, lambda: reads.count >= 3)
         while_waiting = reads.count
         assert await broker._requests.tick() is None
         await asyncio.sleep(20 * POLL)
@@ -262,23 +304,26 @@ async def test_a_handler_that_fails_sends_no_reply_until_it_succeeds(broker: Sql
 
 
 @on_one
-async def test_a_handler_that_acks_by_an_exception_sends_no_reply(broker: SqlBroker) -> None:
+async def test_a_handler_that_acks_by_an_exception_sends_no_reply(
+    broker: SqlBroker, look: Look
+) -> None:
     async def handle(body: str) -> str:
         raise AckMessage
 
     answering(broker, handle)
+    time = OutOfTime(broker)
     await broker.start()
-    with pytest.raises(TimeoutError):
-        await broker.request("x", "q", timeout=SHORT)
+    request = broker.request("x", "q", timeout=SHORT, expires_in="1h")
+    await time.gives_up(request, lambda: look.rows(archive=True))
 
 
 @on_one
 async def test_no_reply_of_a_subscriber_without_replies(broker: SqlBroker, look: Look) -> None:
     answering(broker, no_reply=True)
+    time = OutOfTime(broker)
     await broker.start()
-    with pytest.raises(TimeoutError):
-        await broker.request("x", "q", timeout=SHORT)
-    await look.archived()
+    request = broker.request("x", "q", timeout=SHORT, expires_in="1h")
+    await time.gives_up(request, lambda: look.rows(archive=True))
 
 
 async def test_a_reply_that_the_handler_publishes_itself(broker: SqlBroker, look: Look) -> None:

@@ -493,7 +493,7 @@ async def test_a_reserve_and_a_subscriber_never_share_a_message(
 
 
 async def test_a_move_or_a_rollback_wakes_a_subscriber(broker: SqlBroker, look: Look) -> None:
-    @broker.subscriber("r", "q", max_fetch_interval=60, wakeup="auto")
+    @broker.subscriber("r", "q", max_fetch_interval=600, wakeup="auto")
     async def handle(_body: str) -> None:
         pass
 
@@ -502,7 +502,7 @@ async def test_a_move_or_a_rollback_wakes_a_subscriber(broker: SqlBroker, look: 
     moved = await reserved(broker, "a")
     back = await reserved(broker, "a")
     await back.move_to("q", delay=0)
-    back = await reserved(broker, "q")
+    back = await reserved(broker, "q", lease="1h")
     await broker.start()
     await moved.move_to("r")
     await look.in_state("PROCESSING")

@@ -27,6 +27,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.flow import rights
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from tests.accounts import Account, account
+from tests.clock import ShiftedTime
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 
@@ -35,13 +36,6 @@ servers_only = pytest.mark.parametrize("database", SERVERS, indirect=True)
 postgresql_only = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 sqlite_only = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 CURE = re.compile(r": (GRANT [^;]+);")
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error waits long for what it names: MariaDB and MySQL are asked up to a hundred times, all
-    tests at once."""
-    monkeypatch.setattr(rights, "RIGHTS_TIMEOUT", 30.0)
 
 
 @pytest.fixture
@@ -60,7 +54,7 @@ async def its_engine(user: Account) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 async def its_broker(its_engine: AsyncEngine, logger: Any) -> AsyncIterator[SqlBroker]:
-    broker = SqlBroker(its_engine, logger=logger, graceful_timeout=5.0)
+    broker = SqlBroker(its_engine, logger=logger, graceful_timeout=60.0)
     yield broker
     await broker.stop()
 
@@ -595,20 +589,22 @@ async def test_ping_asks_for_what_was_refused_and_for_nothing_else(
 
 @servers_only
 async def test_one_refusal_without_a_declaration_is_forgotten(
-    user: Account, its_broker: SqlBroker, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+    user: Account, its_broker: SqlBroker, broker: SqlBroker
 ) -> None:
     """A role may have no need of it; who publishes, declared or not, has."""
+    its_broker._clock.use(time := ShiftedTime())
     await broker.publish("x", "q")
     await its_broker.start()
-    monkeypatch.setattr(rights, "ONE_OFF", 0.5)
     with pytest.raises(AccessError):
         await its_broker.pop("q")
     assert not await its_broker.ping(5.0)
+    time.shift += rights.ONE_OFF
     await eventually(lambda: its_broker.ping(5.0))
     with pytest.raises(AccessError):
         await its_broker.pop("q")
     with pytest.raises(AccessError):
         await its_broker.publish("x", "q")
+    time.shift += rights.ONE_OFF
     known = its_broker._rights
     await eventually(lambda: known._wanted() == {Activity.PUBLISH})
     assert not await its_broker.ping(5.0)

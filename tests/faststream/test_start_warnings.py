@@ -26,7 +26,7 @@ async def other(
     logger = logging.Logger("other")  # noqa: LOG001 - one for each test
     logger.addHandler(heard)
     engine = create_async_engine(database_url)
-    second = SqlBroker(engine, logger=logger, graceful_timeout=1.0)
+    second = SqlBroker(engine, logger=logger, graceful_timeout=60.0)
     yield second, heard
     await second.stop()
     await engine.dispose()
@@ -119,7 +119,7 @@ async def test_a_pool_too_small_for_transactional_workers_is_warned_of_with_numb
     listens."""
     places = 4 if database == "postgresql" else 5
     engine = create_async_engine(database_url, pool_size=5, max_overflow=3)
-    broker = SqlBroker(engine, logger=logger, graceful_timeout=1.0)
+    broker = SqlBroker(engine, logger=logger, graceful_timeout=60.0)
     await broker.create_tables()
     two = places - workers + 1
 
@@ -140,7 +140,7 @@ async def test_a_pool_too_small_for_transactional_workers_is_warned_of_with_numb
 
     heard.records.clear()
     enough = create_async_engine(database_url, pool_size=5, max_overflow=4)
-    again = SqlBroker(enough, logger=logger, graceful_timeout=1.0)
+    again = SqlBroker(enough, logger=logger, graceful_timeout=60.0)
 
     @again.subscriber("a", **QUICK, transactional=True, max_workers=places + 1)
     async def third(body: Any, connection: SqlConnection) -> None: ...
@@ -169,7 +169,7 @@ async def test_without_an_archive_each_subscriber_that_can_fail_is_warned_of(
     engine: AsyncEngine, logger: logging.Logger, heard: Heard
 ) -> None:
     schema = SqlBrokerSchemaConfig(message_archive_table_name=None)
-    broker = SqlBroker(engine, schema=schema, logger=logger, graceful_timeout=1.0)
+    broker = SqlBroker(engine, schema=schema, logger=logger, graceful_timeout=60.0)
     await broker.create_tables()
     subscribe(broker, "plain")
     # It may still reject, or be rejected unread.

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from faststream import AckPolicy, Depends
-from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select, text
+from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -21,6 +21,8 @@ from faststream_sqlbroker import (
     TransientStoreError,
 )
 from faststream_sqlbroker.annotations import SqlBrokerBatchMessage
+from faststream_sqlbroker.flow import consumer as consumers
+from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 from tests.proxy import COMMIT, proxied
@@ -240,26 +242,32 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
     running = asyncio.Event()
     go_on = asyncio.Event()
 
-    @broker.subscriber("in", **OPTIONS, release_stuck_interval=0.05, release_stuck_timeout=3)
+    @broker.subscriber("in", **OPTIONS)
     async def handle(body: str, connection: SqlConnection) -> None:
         await connection.execute(insert(effects).values(body=body))
         running.set()
-        while not go_on.is_set():
-            # Silent for a lease, it would lose its session.
-            await connection.execute(text("SELECT 1"))
-            await asyncio.sleep(0.05)
+        await go_on.wait()
 
-    await broker.start()
-    await broker.publish("x", "in")
-    await running.wait()
-    await look.lease_over()
     store = broker._store
-    with (
-        patch("faststream_sqlbroker.flow.lookout.LONGEST_TRUST", 0.1),
-        patch.object(store, "release_stuck", wraps=store.release_stuck) as searched,
-    ):
-        await eventually(lambda: searched.call_count > 2)
-    assert [r["state"] for r in await look.rows()] == ["PROCESSING"]
+    original = store.claim
+
+    async def claim(*arguments: Any, **options: Any) -> Any:
+        rows = await original(*arguments, **options)
+        if rows:
+            async with look.engine.begin() as connection:
+                over = update(look.tables.message).values(lease_expires_at=clock())
+                await connection.execute(over)
+        return rows
+
+    # Nobody looks for it before the handler has its lock.
+    with patch.object(store, "claim", claim), patch.object(store, "release_stuck", return_value=0):
+        await broker.start()
+        await broker.publish("x", "in")
+        await running.wait()
+    [row] = await look.rows()
+    assert await store.release_stuck(["in"], 10) == 0
+    await store.renew([(row["id"], row["lease_token"])], 600.0, skip_locked=True)
+    assert await look.rows() == [row]
     go_on.set()
     [row] = await look.archived(1)
     assert (row["state"], row["deliveries_count"]) == ("COMPLETED", 1)
@@ -332,8 +340,9 @@ async def test_an_unanswered_commit_is_written_once_or_done_again(
 
 
 async def test_a_handler_that_is_cancelled_commits_nothing(
-    broker: SqlBroker, look: Look, bodies: Any
+    broker: SqlBroker, look: Look, bodies: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(consumers, "CANCEL_GRACE", 60.0)
     running = asyncio.Event()
 
     @broker.subscriber("in", **OPTIONS)
