@@ -7,7 +7,7 @@ import pytest
 from faststream import AckPolicy
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerMessage
+from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerMessage, SqlBrokerResponse
 from tests.faststream.conftest import QUICK, Look
 
 pytestmark = pytest.mark.capability("`ordered=True`")
@@ -26,8 +26,8 @@ async def test_one_message_of_a_key_at_a_time(broker: SqlBroker, look: Look) -> 
         running.discard(key)
         seen.setdefault(key, []).append(body)
 
-    for n in range(30):
-        await broker.publish(n, "q", key=str(n % 3))
+    bodies = (SqlBrokerResponse(n, key=str(n % 3)) for n in range(30))
+    await broker.publish_batch(*bodies, queue="q")
     await broker.start()
     rows = await look.archived(30)
     assert {row["state"] for row in rows} == {"COMPLETED"}
@@ -41,8 +41,7 @@ async def test_transactional_handlers_can_be_ordered(broker: SqlBroker, look: Lo
     async def handle(body: int) -> None:
         seen.append(body)
 
-    for n in range(10):
-        await broker.publish(n, "q", key="a")
+    await broker.publish_batch(*range(10), queue="q", key="a")
     await broker.start()
     await look.archived(10)
     assert seen == list(range(10))
@@ -54,8 +53,7 @@ async def test_a_transactional_key_goes_on_at_once(broker: SqlBroker, look: Look
     @broker.subscriber("q", ordered=True, transactional=True, wakeup="poll", max_fetch_interval=600)
     async def handle(body: int) -> None: ...
 
-    for n in range(10):
-        await broker.publish(n, "q", key="a")
+    await broker.publish_batch(*range(10), queue="q", key="a")
     await broker.start()
     await look.archived(10)
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from faststream_sqlbroker import SetupError, SqlBroker
+from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerResponse
 from faststream_sqlbroker.flow import heartbeat as heartbeat_module
 from faststream_sqlbroker.flow import registration
 from tests.faststream.conftest import QUICK, Heard, Look, clean_up
@@ -91,9 +91,11 @@ async def test_only_the_paused_queue_waits(
     handled = collect(broker, "a", "b", **options)
     await broker.admin.pause("a")
     await broker.start()
-    for n in range(20):
-        await broker.publish(f"a{n}", "a", key=f"k{n % 3}", priority=n % 2)
-        await broker.publish(f"b{n}", "b", key=f"k{n % 3}", priority=n % 2)
+    for queue in ("a", "b"):
+        bodies = (
+            SqlBrokerResponse(f"{queue}{n}", key=f"k{n % 3}", priority=n % 2) for n in range(20)
+        )
+        await broker.publish_batch(*bodies, queue=queue)
     await eventually(lambda: len(handled) >= 20)
     assert sorted(handled) == sorted(f"b{n}" for n in range(20))
     await eventually(lambda: untouched(look, 20))

@@ -13,6 +13,7 @@ from faststream_sqlbroker import (
     SetupError,
     SqlBroker,
     SqlBrokerMessage,
+    SqlBrokerResponse,
     SqlBrokerRouter,
     Step,
 )
@@ -47,8 +48,8 @@ async def test_a_service_of_three_steps(broker: SqlBroker, look: Look) -> None:
         got.append((message.key or "", body))
 
     await broker.start()
-    for n in range(40):
-        await broker.publish(f"n{n}", "email", key=f"user{n % 4}")
+    bodies = (SqlBrokerResponse(f"n{n}", key=f"user{n % 4}") for n in range(40))
+    await broker.publish_batch(*bodies, queue="email")
     rows = await look.archived(40)
     assert sorted(got) == sorted((f"user{n % 4}", f"n{n}") for n in range(40))
     assert {(row["queue"], row["publish_count"]) for row in rows} == {("email.send", 1)}

@@ -372,7 +372,7 @@ async def test_statements_and_publishes_on_one_connection_take_turns(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:
     """SQLAlchemy lets statements of several tasks wait for each other; a publish is one of them."""
-    rounds = 20
+    rounds = 5
     in_a_round = 4
     for n in range(rounds):
         async with engine.begin() as connection:

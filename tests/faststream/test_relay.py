@@ -159,9 +159,8 @@ async def test_the_order_of_each_key_is_kept_on_request(
             await asyncio.sleep(0.001 * (body[1] % 3))
             return body
 
-    for n in range(20):
-        for k in range(4):
-            await broker.publish([k, n], "outbox", key=f"key {k}")
+    bodies = (SqlBrokerResponse([k, n], key=f"key {k}") for n in range(20) for k in range(4))
+    await broker.publish_batch(*bodies, queue="outbox")
     await broker.start()
     await second.start()
     await look.archived(80)

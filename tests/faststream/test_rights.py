@@ -422,8 +422,7 @@ class Gate:
         self, broker: SqlBroker, spoil: Callable[[], Awaitable[None]], look: Look
     ) -> None:
         """Publish 50 messages, and `spoil` something; returns when nothing is claimed any more."""
-        for number in range(50):
-            await broker.publish(number, "q")
+        await broker.publish_batch(*range(50), queue="q")
         await asyncio.wait_for(self.third.wait(), 60)
         await spoil()
         self.spoiled.set()
@@ -523,8 +522,7 @@ async def test_an_answer_without_a_grant_stops_no_other_message(
 
     await start_with_what_it_asks_for(its_broker, user)
     await broker.publish("asks", "q", reply_to="answers")
-    for n in range(20):
-        await broker.publish(f"plain {n}", "q")
+    await broker.publish_batch(*(f"plain {n}" for n in range(20)), queue="q")
 
     async def done() -> bool:
         return len(await look.rows(archive=True)) >= 20

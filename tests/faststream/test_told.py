@@ -104,7 +104,7 @@ async def test_a_foreign_insert_is_told(told: Told) -> None:
 async def test_a_message_that_is_due_later_has_a_timer(told: Told, look: Look) -> None:
     await told.start()
     later = "INSERT INTO message (queue, payload, next_attempt_at) "
-    later += "VALUES ('q', 'later', now() + interval '1 second')"
+    later += "VALUES ('q', 'later', now() + interval '0.5 seconds')"
     await told.execute(later)
     [row] = await look.archived()
     assert told.got == ["later"]
@@ -136,7 +136,7 @@ async def test_the_lease_of_a_dead_process_has_a_timer(told: Told, look: Look) -
     """A killed process cannot tell of its end."""
     store = told.broker._store
     await store.insert([NewMessage("q", b"left")])
-    assert len(await store.claim(await store.ready_pairs(["q"]), 1, 2.0, uuid4())) == 1
+    assert len(await store.claim(await store.ready_pairs(["q"]), 1, 1.0, uuid4())) == 1
     [left] = await look.rows()
     await told.start()
     [row] = await look.archived()

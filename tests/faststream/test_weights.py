@@ -10,6 +10,7 @@ from faststream_sqlbroker import (
     SetupError,
     SqlBroker,
     SqlBrokerMessage,
+    SqlBrokerResponse,
     SqlBrokerRoute,
     SqlBrokerRouter,
 )
@@ -30,8 +31,8 @@ async def order_of(
         order.append(message.queue)
 
     for queue, count in messages.items():
-        for n in range(count):
-            await broker.publish(n, queue, key=str(n))
+        bodies = (SqlBrokerResponse(n, key=str(n)) for n in range(count))
+        await broker.publish_batch(*bodies, queue=queue)
     await broker.start()
     await look.archived(sum(messages.values()))
     return order
@@ -106,9 +107,8 @@ async def test_a_prefix_and_a_route(broker: SqlBroker, look: Look) -> None:
 
     route = SqlBrokerRoute(handle, {"high": 2, "low": 1}, **QUICK, fetch_batch_size=1)
     broker.include_router(SqlBrokerRouter("p.", [route]))
-    for n in range(9):
-        await broker.publish(n, "p.high")
-        await broker.publish(n, "p.low")
+    for queue in ("p.high", "p.low"):
+        await broker.publish_batch(*range(9), queue=queue)
     await broker.start()
     await look.archived(18)
     assert Counter(order[:9]) == {"p.high": 6, "p.low": 3}
