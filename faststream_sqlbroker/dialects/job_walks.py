@@ -20,12 +20,13 @@ from faststream_sqlbroker.dialects.message_walks import (
     Walk,
     archive_walk,
     conditions_of,
+    row_by_row,
     shown_columns,
 )
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import MYSQL
 
-_CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
+_CLAIMABLE = row_by_row([text("state IN ('PENDING', 'RETRYABLE')")])
 
 
 @dataclass(slots=True)
@@ -102,13 +103,13 @@ def _matching(
 def _conditions(dialect: Operations, job: Job) -> list[Any]:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     found = conditions_of(_table(dialect, job.action), job.filters, dialect.name)
-    return found if job.action in OF_ARCHIVE else [*found, _CLAIMABLE]
+    return found if job.action in OF_ARCHIVE else [*found, *_CLAIMABLE]
 
 
 def _part(connection: Connection, dialect: Operations, job: Job, after: Position | None) -> Part:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     walk = _walk(dialect, job, job.filters)
-    extra: list[Any] = [] if job.action in OF_ARCHIVE else [_CLAIMABLE]
+    extra: list[Any] = [] if job.action in OF_ARCHIVE else [*_CLAIMABLE]
     if job.action == REPLAY:
         extra.append(_not_replayed(dialect, walk, job))
     return Part(connection, dialect, walk, after, job.filters, extra)

@@ -299,19 +299,20 @@ def conditions_of(table: Table, filters: Filters, database: str) -> list[Any]:
     found = _conditions(Walk("all", table, None, (), ()), filters, database)
     if filters.archived:
         found += _between(table.c.archived_at, filters)
-    return _row_by_row(found)
+    return row_by_row(found)
 
 
 def _unindexed(walk: Walk, filters: Filters, database: str) -> list[Any]:
     """The conditions that the walk's index does not know."""
-    return _row_by_row(_conditions(walk, filters, database))
+    return row_by_row(_conditions(walk, filters, database))
 
 
-def _row_by_row(conditions: list[Any]) -> list[Any]:
+def row_by_row(conditions: list[Any]) -> list[Any]:
     """The same, in a form that no index serves.
 
     Trap: without fresh statistics PostgreSQL takes the index of a queue that it has not seen yet,
-    and reads a million rows of it to find the few between two ids.
+    or, from 17 on, of all that wait, and reads a million rows of it to find the few between two
+    ids.
     """
     if not conditions:
         return []
