@@ -15,10 +15,11 @@ from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.dialects import brought_back
 from faststream_sqlbroker.dialects.job_changes import LOWERED, bring_back
+from faststream_sqlbroker.dialects.message_walks import row_by_row
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import UtcTimestamp
 
-_CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
+_CLAIMABLE = row_by_row([text("state IN ('PENDING', 'RETRYABLE')")])
 Notes = Mapping[int, Mapping[str, Any]]
 """What the job has noted, by message: `before` and `after`."""
 Undo = Callable[[Connection, Operations, Notes], set[int]]
@@ -114,7 +115,7 @@ def _untouched(connection: Connection, dialect: Operations, notes: Notes) -> set
     """Lock the messages that wait as the job has left them; their ids."""
     c = dialect.tables.message.c
     columns = c.id, c.queue, c.next_attempt_at, c.deliveries_count, c.priority, c.key
-    waiting = select(*columns).where(c.id.in_(list(notes)), _CLAIMABLE)
+    waiting = select(*columns).where(c.id.in_(list(notes)), *_CLAIMABLE)
     rows = connection.execute(waiting.order_by(c.id).with_for_update(skip_locked=True)).all()
     return {row.id for row in rows if _is_as_left(row, notes[row.id].get("after", {}))}
 

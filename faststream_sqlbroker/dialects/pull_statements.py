@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 from faststream_sqlbroker.dialects.live_subscribers import is_lasting, pause_of
-from faststream_sqlbroker.dialects.message_walks import Walk, shown_columns
+from faststream_sqlbroker.dialects.message_walks import Walk, row_by_row, shown_columns
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.pull_pages import LONG_AGO
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
@@ -94,7 +94,7 @@ def expired(dialect: Operations) -> Select[Any]:
     def build() -> Select[Any]:
         table = dialect.tables.message
         c = table.c
-        waiting = (c.queue == bindparam("queue"), text(_CLAIMABLE), _is_gone(table))
+        waiting = row_by_row([c.queue == bindparam("queue"), text(_CLAIMABLE), _is_gone(table)])
         of_ids = c.id.in_(bindparam("ids", expanding=True))
         return select(c.id).where(of_ids, *waiting).with_for_update(skip_locked=True)
 
@@ -108,7 +108,7 @@ def bodies(dialect: Operations) -> Select[Any]:
         table = dialect.tables.message
         of_ids = table.c.id.in_(bindparam("ids", expanding=True))
         columns = shown_columns(table, _COLUMNS, dialect.name)
-        return select(*columns).where(of_ids, text(_CLAIMABLE))
+        return select(*columns).where(of_ids, *row_by_row([text(_CLAIMABLE)]))
 
     return dialect.built("bodies_of_jobs", build)
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 from faststream_sqlbroker.core.jobs import CANCEL, REDRIVE, REPLAY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import job_walks, message_walks
+from faststream_sqlbroker.dialects import job_undo, job_walks, message_walks, pull_statements
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
 from tests.plans.conftest import TABLES
@@ -81,6 +81,9 @@ def test_a_batch_does_not_read_a_queue_that_no_analyze_has_seen(deep: Engine) ->
         with sent(connection) as statements:
             job_walks.visit(connection, dialect, job, SIZE)
             job_walks.lock(connection, dialect, job, ids, ["id"])
+            job_undo._untouched(connection, dialect, {one: {} for one in ids})
+            connection.execute(pull_statements.bodies(dialect), {"ids": ids})
+            connection.execute(pull_statements.expired(dialect), {"ids": ids, "queue": "deep"})
         assert len(ids) == SIZE
         for statement, parameters in statements:
             found = connection.exec_driver_sql(
