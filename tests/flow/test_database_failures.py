@@ -58,10 +58,15 @@ async def far(rig: Rig) -> AsyncIterator[tuple[Proxy, Store]]:
 async def unanswered(silent: Callable[[], Any], work: Awaitable[Any]) -> Any:
     """The result of `work`, whose time limit is over as soon as its server is `silent`."""
     task = asyncio.ensure_future(work)
+
+    def is_over() -> bool:
+        if not task.done():  # psycopg waits for its cancel request, too
+            let_loop_pass(60)
+        return task.done()
+
     await eventually(silent)
-    let_loop_pass(60)
-    async with asyncio.timeout(60):  # psycopg waits for its cancel request too
-        return await task
+    await eventually(is_over, step=0.1)
+    return await task
 
 
 @on_servers
