@@ -1,7 +1,7 @@
 """A broker over an empty database, quick to look and quick to stop."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -21,6 +21,22 @@ GRACE = 60.0
 """Seconds that a stop waits for handlers: what is on its way is not cut off."""
 Make = Callable[..., SqlBroker]
 """Makes brokers with options of their own, which are stopped at the end."""
+
+
+KINDS = ("sqlite", "postgresql", "mariadb", "mysql")
+
+
+def on_each(names: str, everywhere: Sequence[Any], on_one: Sequence[Any]) -> pytest.MarkDecorator:
+    """Values of the parameters `names`: `everywhere` on each database, `on_one` on SQLite only, as
+    they make no difference to what is written."""
+
+    def case(value: Any, kind: str) -> Any:
+        values = value if isinstance(value, tuple) and "," in names else (value,)
+        return pytest.param(*values, kind)
+
+    cases = [case(value, kind) for value in everywhere for kind in KINDS]
+    cases += [case(value, "sqlite") for value in on_one]
+    return pytest.mark.parametrize((*names.split(", "), "database"), cases, indirect=["database"])
 
 
 class Look:

@@ -11,7 +11,7 @@ from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMe
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, NoRetryStrategy, SqlBroker, SqlBrokerMessage
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, on_each
 
 pytestmark = pytest.mark.capability("every AckPolicy, retries, dead letters")
 
@@ -42,7 +42,11 @@ async def fail(message: Any) -> None:
     raise ValueError("boom")
 
 
-@pytest.mark.parametrize("policy", [p for p in AckPolicy if p is not AckPolicy.MANUAL])
+@on_each(
+    "policy",
+    [AckPolicy.NACK_ON_ERROR, AckPolicy.ACK_FIRST],
+    [AckPolicy.ACK, AckPolicy.REJECT_ON_ERROR],
+)
 async def test_a_handler_that_returns_completes_its_message(
     broker: SqlBroker, look: Look, policy: AckPolicy
 ) -> None:
@@ -120,7 +124,11 @@ async def test_manual_without_a_call_is_an_error(
     assert len(heard.texts("was not updated after processing", logging.ERROR)) == 1
 
 
-@pytest.mark.parametrize("policy", list(AckPolicy))
+@on_each(
+    "policy",
+    [AckPolicy.NACK_ON_ERROR, AckPolicy.ACK_FIRST],
+    [AckPolicy.ACK, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL],
+)
 async def test_the_first_manual_call_wins(broker: SqlBroker, look: Look, policy: AckPolicy) -> None:
     async def act(message: Any) -> None:
         await message.ack()

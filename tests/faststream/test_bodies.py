@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import TypedDict
 
 from faststream_sqlbroker import SqlBroker
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import QUICK, Look, on_each
 from tests.helpers import eventually
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
@@ -73,8 +73,7 @@ def value(body: Any, name: str) -> Any:
     return body[name] if isinstance(body, dict) else getattr(body, name)
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql", "mariadb", "mysql"], indirect=True)
-@pytest.mark.parametrize(("serializer", "kind"), KINDS)
+@on_each("serializer, kind", KINDS[:1], KINDS[1:])
 async def test_a_body_comes_back_as_its_type(
     engine: AsyncEngine, look: Look, serializer: str, kind: Any
 ) -> None:

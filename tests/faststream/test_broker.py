@@ -137,6 +137,7 @@ def test_a_wrong_url_does_not_show_its_password() -> None:
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("seconds", [90.5, "90.5s", "1m30s500ms", timedelta(seconds=90.5)])
 async def test_times_are_durations(engine: AsyncEngine, seconds: Any) -> None:
     """P13."""
@@ -150,6 +151,7 @@ async def test_times_are_durations(engine: AsyncEngine, seconds: Any) -> None:
     await broker.stop()
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("value", ["5", "-1s", -1, float("nan"), True, b"1s"])
 async def test_an_invalid_duration_is_refused(engine: AsyncEngine, value: Any) -> None:
     for name in ("statement_timeout", "graceful_timeout"):

@@ -69,6 +69,7 @@ def clocks(broker: SqlBroker) -> tuple[list[Clock], set[str]]:
     return found, names
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize(
     "options",
     [

@@ -31,7 +31,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, on_each
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("postpone, move to another queue, wait until ready")
@@ -39,6 +39,7 @@ pytestmark = pytest.mark.capability("postpone, move to another queue, wait until
 HOUR = timedelta(hours=1)
 LATER = ConstantRetryStrategy(delay_seconds=3600, max_attempts=5)
 SETTLING = [p for p in AckPolicy if p is not AckPolicy.ACK_FIRST]
+under_every_policy = on_each("policy", SETTLING[:1], SETTLING[1:])
 effects = Table(
     "effects", MetaData(), Column("id", Integer, primary_key=True), Column("body", String(50))
 )
@@ -86,7 +87,7 @@ def silent(heard: Heard) -> bool:
 # -- postpone --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", SETTLING)
+@under_every_policy
 @pytest.mark.parametrize(
     "act", [raising(lambda: Postpone("1h")), postpone], ids=["raised", "called"]
 )
@@ -222,7 +223,7 @@ async def test_not_ready_fails_after_its_time_limit(
 # -- move ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", SETTLING)
+@under_every_policy
 @pytest.mark.parametrize(
     "act",
     [raising(lambda: Move("other", body={"n": 1}, delay="1h")), move],
@@ -252,16 +253,10 @@ async def test_moved_under_every_policy(
     assert silent(heard)
 
 
-@pytest.mark.parametrize(
-    ("bodies", "seen"),
-    [
-        (("x",), "x"),
-        (("x", b"\xff"), b"\xff"),
-        (("x", None), b""),
-        (({"n": 1}, "text"), "text"),
-        ((b"raw", [1]), [1]),
-    ],
-    ids=["the same", "bytes", "none", "text", "json"],
+@on_each(
+    "bodies, seen",
+    [(("x",), "x"), (("x", b"\xff"), b"\xff")],
+    [(("x", None), b""), (({"n": 1}, "text"), "text"), ((b"raw", [1]), [1])],
 )
 async def test_the_next_queue_gets_the_body_as_it_was_meant(
     broker: SqlBroker, look: Look, bodies: tuple[Any, ...], seen: Any
@@ -304,7 +299,7 @@ async def test_the_archive_holds_the_changed_body(broker: SqlBroker, look: Look)
     assert (bytes(row["payload"]), row["state"]) == (b"y", "COMPLETED")
 
 
-@pytest.mark.parametrize("policy", SETTLING)
+@under_every_policy
 async def test_a_body_that_cannot_be_encoded_is_a_failure(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
 ) -> None:
@@ -357,9 +352,7 @@ async def test_rows_published_with_the_ack_are_written_with_a_move_only(
 # -- transactional ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL]
-)
+@on_each("policy", [AckPolicy.NACK_ON_ERROR], [AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL])
 @pytest.mark.parametrize(
     "said", [Move("other", body="y"), Postpone("1h")], ids=["move", "postpone"]
 )
@@ -396,7 +389,7 @@ async def _queue(look: Look, queue: str) -> bool:
 # -- batches ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
+@on_each("policy", [AckPolicy.NACK_ON_ERROR], [AckPolicy.MANUAL])
 @pytest.mark.parametrize("how", ["raised", "called"])
 @pytest.mark.parametrize("opened", [True, False])
 async def test_a_move_of_a_batch_leaves_out_settled_messages(
@@ -453,9 +446,7 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard, ho
 # -- ACK_FIRST, RetryPossible ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "said", [Postpone(5), Move("other"), NotReadyYet(1, 5), RetryPossible()], ids=repr
-)
+@on_each("said", [Postpone(5)], [Move("other"), NotReadyYet(1, 5), RetryPossible()])
 async def test_under_ack_first_the_message_is_gone(
     broker: SqlBroker, look: Look, heard: Heard, said: Any
 ) -> None:
@@ -481,7 +472,7 @@ async def test_under_ack_first_the_methods_are_refused(broker: SqlBroker, look: 
     await eventually(lambda: refused == 3)
 
 
-@pytest.mark.parametrize("policy", SETTLING)
+@under_every_policy
 async def test_retry_possible_is_a_nack_under_every_policy(
     broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
 ) -> None:

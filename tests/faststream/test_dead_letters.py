@@ -18,7 +18,7 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     SqlBrokerRouter,
 )
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, on_each
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("dead letter queues")
@@ -82,7 +82,11 @@ async def test_a_message_without_attempts_left_is_consumed_from_the_dead_letter_
     assert origin == {"queue": "q", "reason": "max_attempts", "attempts": 2, "deliveries": 2}
 
 
-@pytest.mark.parametrize("policy", [p for p in AckPolicy if p is not AckPolicy.ACK_FIRST])
+@on_each(
+    "policy",
+    [AckPolicy.NACK_ON_ERROR],
+    [AckPolicy.ACK, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL],
+)
 async def test_a_rejected_message_is_a_dead_letter_under_every_policy(
     broker: SqlBroker, look: Look, policy: AckPolicy
 ) -> None:

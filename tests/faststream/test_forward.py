@@ -76,15 +76,16 @@ async def test_several_steps_to_a_handler(broker: SqlBroker, look: Look) -> None
     """Z12 and M6: what is published arrives once, with its own id."""
     got: list[tuple[str, int]] = []
     for queue, target in (("a", "b"), ("b", "c"), ("c", "d")):
-        broker.subscriber(queue, **QUICK, forward_to=target, max_workers=2)
+        options = {**QUICK, "fetch_batch_size": 20, "max_workers": 2}
+        broker.subscriber(queue, **options, forward_to=target)
 
     @broker.subscriber("d", **QUICK)
     async def handle(body: str, message: SqlBrokerMessage) -> None:
         got.append((body, message.raw_message.id))
 
     await broker.start()
-    ids = await broker.publish_batch(*(f"n{n}" for n in range(250)), queue="a")
-    rows = await look.archived(250)
+    ids = await broker.publish_batch(*(f"n{n}" for n in range(60)), queue="a")
+    rows = await look.archived(60)
     assert sorted(got) == sorted((f"n{n}", i) for n, i in enumerate(ids) if i is not None)
     assert {(r["queue"], r["state"], r["deliveries_count"], r["publish_count"]) for r in rows} == {
         ("d", "COMPLETED", 1, 1)

@@ -21,7 +21,7 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.annotations import SqlBroker as BrokerAnnotation
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, on_each
 from tests.faststream.test_publish import headers_of
 from tests.helpers import eventually
 
@@ -255,6 +255,7 @@ IMPOSSIBLE = ["x" * 300, "a queue ", 5, ["answers"]]
 """What a foreign producer may write as `reply_to`."""
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("options", [{}, {"batch": True}, {"transactional": True}], ids=str)
 @pytest.mark.parametrize("reply_to", IMPOSSIBLE, ids=["long", "space", "number", "list"])
 async def test_an_impossible_reply_to_repeats_no_handler_that_has_succeeded(
@@ -291,9 +292,7 @@ async def test_without_answers_an_impossible_reply_to_is_not_spoken_of(
     assert not heard.texts("reply_to")
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"batch": True}, {"transactional": True}, {"handler_timeout": 60}], ids=str
-)
+@on_each("options", [{}], [{"batch": True}, {"transactional": True}, {"handler_timeout": 60}])
 async def test_a_closed_generator_does_not_end_a_worker(
     broker: SqlBroker, look: Look, heard: Heard, options: dict[str, Any]
 ) -> None:
