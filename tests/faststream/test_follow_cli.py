@@ -20,6 +20,13 @@ from tests.faststream.conftest import QUICK, Look
 from tests.forked import python
 from tests.helpers import eventually
 
+# A run in the background ignores the interrupt, which its children inherit.
+TAIL = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from faststream_sqlbroker.cli import main
+main()
+"""
 pytestmark = pytest.mark.capability("`sqlbroker top` and `tail`: what goes on")
 
 
@@ -62,7 +69,7 @@ async def test_tail_prints_each_end_once(
     await broker.publish("good", "orders")
     await look.archived()
     words = ["tail", "--since", "1h", "--interval", "20ms", "--json"]
-    program = ["-c", "from faststream_sqlbroker.cli import main; main()", *words]
+    program = ["-c", TAIL, *words]
     said, errors = tmp_path / "said", tmp_path / "errors"
     environment = {**os.environ, "SQLBROKER_URL": database_url}
     process = python(*program, said=said, errors=errors, env=environment)
