@@ -417,13 +417,14 @@ class Scheduler:
 
     async def _fire(self, planned: Planned) -> None:
         name = planned.name
+        began = self._clock.monotonic()
         try:
             await self._firing.fire(planned)
         except Exception as error:  # noqa: BLE001 - it goes on; `healthy` turns false
             failures = self._failures[name] = self._failures.get(name, 0) + 1
             pause = backoff(failures, self._clock)
             if isinstance(error, StoreError):
-                self._outages.failed((self, name), f"schedule {name!r}", error)
+                self._outages.failed((self, name), f"schedule {name!r}", error, began)
             else:
                 text = f"the schedule {name!r} could not fire, again in {pause:.1f} s: {error!r}"
                 self._log(logging.CRITICAL, text, exc_info=error)

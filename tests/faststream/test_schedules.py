@@ -474,6 +474,36 @@ async def test_an_error_of_the_database_between_both_steps_neither_loses_nor_dou
     assert await eventually(broker.ping)
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_failure_that_began_in_an_outage_is_not_told_as_a_new_one(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    broker.publish_on_schedule("s", "0 0 1 1 *", "q", "x")
+    await first_start(broker, look)
+    await remember(look, next_at=await now(broker))
+    inside = asyncio.Event()
+    go = asyncio.Event()
+
+    async def late(*_: Any) -> None:
+        inside.set()
+        await go.wait()
+        raise TransientStoreError("no answer")
+
+    outages = broker._wakeups.outages
+    with patch.object(Schedules, "hold", late):
+        await broker.start()
+        await asyncio.wait_for(inside.wait(), 60)
+        outages.failed("another", "other loop", TransientStoreError("away"))
+        outages.worked("another")
+        go.set()
+        await eventually(lambda: broker._scheduler._failures)
+        assert [line[:14] for line in heard.texts("", logging.WARNING)] == [
+            "the other loop",
+            "the database w",
+        ]
+    await rows_of(look, 1)
+
+
 async def test_a_process_that_died_in_between_is_relieved_when_its_lease_ends(
     broker: SqlBroker, look: Look
 ) -> None:
