@@ -170,7 +170,7 @@ async def test_delay_window_and_blocking_wait(
     async def day(body: str) -> None:
         by_day(body)
 
-    @broker.subscriber("rest", policies=[BlockingWait("10m")], retry_strategy=None)
+    @broker.subscriber("rest", policies=[BlockingWait("1m")], retry_strategy=None)
     async def rest(body: int) -> None:
         resting(body)
         if not body:
@@ -400,8 +400,8 @@ async def test_weights_hold_within_a_scope(
 
     async with TestSqlBroker(broker, clock=clock) as br:
         for queue in ("high", "low"):
-            await br.publish_batch(*[queue] * 200, queue=queue, delay="1s")
-        await clock.advance("20s")
+            await br.publish_batch(*[queue] * 80, queue=queue, delay="1s")
+        await clock.advance("10s")
     counts = {queue: sum(body == queue for body, _ in seen.calls) for queue in ("high", "low")}
     moments = [round(at * 1_000) for _, at in seen.calls]
     in_a_second = max(sum(at <= other < at + 1_000 for other in moments) for at in moments)
