@@ -12,7 +12,7 @@ from tests.processes.conftest import Fleet
 
 pytestmark = pytest.mark.timeout(600)
 
-QUICK: dict[str, Any] = {"presence_interval": 0.5, "max_fetch_interval": 0.1}
+QUICK: dict[str, Any] = {"presence_interval": 1.0, "max_fetch_interval": 0.1}
 
 
 def admin(fleet: Fleet) -> Any:
