@@ -33,6 +33,8 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_PUBLIC_DNS": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            # Of launchers, daemons and executors: none lives long enough for Java's slow compiler.
+            "JDK_JAVA_OPTIONS": os.environ["SPARK_SUBMIT_OPTS"],
         }
         # The executors' Python is said by each job; that of these tests has all that there is.
         self.env.pop("PYSPARK_PYTHON", None)

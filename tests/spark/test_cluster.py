@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import text
 
 from faststream_sqlbroker.spark.drivers import need_jar
-from tests.docs.test_examples import blocks
 from tests.spark.cluster import Cluster
 from tests.spark.conftest import Archive
 from tests.spark.java import need_spark
@@ -29,13 +28,13 @@ NIGHTLY = ROOT / "docs" / "examples" / "nightly.py"
 MOST_BYTES = 85_000_000
 """Of the executors' environment, packed."""
 
-pytestmark = pytest.mark.timeout(1500)  # five Java processes, and an installation by pip
+pytestmark = pytest.mark.timeout(1500)  # four Java processes, and an installation by pip
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Running."""
-    need_spark("postgresql", "sqlite")
+    need_spark("postgresql")
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
@@ -55,7 +54,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(kind: str) -> list[str]:
+def options() -> list[str]:
     """Those of the page's spark-submit, with the jar of this machine."""
     command = SUBMIT.replace("\\\n", " ").replace("$(command -v python)", sys.executable)
     words = shlex.split(command)
@@ -64,7 +63,7 @@ def options(kind: str) -> list[str]:
     for name in ("--master", "--packages"):
         at = given.index(name)
         del given[at : at + 2]
-    return [*given, "--jars", str(need_jar(kind).path.resolve())]
+    return [*given, "--jars", str(need_jar("postgresql").path.resolve())]
 
 
 def three_days(new_database: Any) -> Archive:
@@ -97,7 +96,7 @@ def test_a_job_runs_as_the_page_says(
     archive = three_days(new_database)
     for number in itertools.count():
         env = {"DB_URL": archive.url, "LAKE": str(tmp_path / str(number))}
-        done = cluster.submit(NIGHTLY, *options("postgresql"), cwd=environment, env=env)
+        done = cluster.submit(NIGHTLY, *options(), cwd=environment, env=env)
         if LATE not in done.stderr:
             break
     assert done.returncode == 0, done.stderr[-9000:]
@@ -128,14 +127,6 @@ def test_executors_without_our_package_read_by_jdbc(
     done = cluster.submit(NIGHTLY, *given, "--jars", jar, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-9000:]
     assert re.fullmatch(r"exported: \d\d rows\nloaded: 72 rows\n", done.stdout)
-
-
-def test_the_tutorial_runs_as_written(cluster: Cluster, environment: Path) -> None:
-    [(code, output)] = [b[1:] for b in blocks() if b[0].startswith("tutorial/spark.md")]
-    job = environment / "tutorial.py"
-    job.write_text(code)
-    done = cluster.submit(job, *options("sqlite"), cwd=environment, env={})
-    assert (done.returncode, done.stdout) == (0, output), done.stderr[-9000:]
 
 
 def test_a_cluster_refuses_to_run_the_driver_of_python(cluster: Cluster, tmp_path: Path) -> None:
