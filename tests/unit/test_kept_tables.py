@@ -1,0 +1,96 @@
+"""Tables that tests share one after the other are as new, or are not kept."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, text
+
+from tests.conftest import Servers, _drop
+from tests.kept_tables import KeptTables
+from tests.quick_tables import QuickTables
+
+MESSAGE = """INSERT INTO message (queue, payload, state) VALUES ('q', 'x', 'PENDING')"""
+CHANGES = {
+    "column": "ALTER TABLE message ADD COLUMN more INTEGER",
+    "type": "ALTER TABLE message_archive ALTER COLUMN reason TYPE text",
+    "default": "ALTER TABLE message ALTER COLUMN priority SET DEFAULT 7",
+    "nullable": "ALTER TABLE message ALTER COLUMN queue DROP NOT NULL",
+    "index": "CREATE INDEX more ON message (state)",
+    "dropped index": "DROP INDEX message_key",
+    "table": "CREATE TABLE more (id INTEGER)",
+    "dropped table": "DROP TABLE message_archive",
+    "dropped version": "DROP TABLE message_schema_version",
+    "right": "GRANT SELECT ON message TO PUBLIC",
+    "column's right": "GRANT SELECT (id) ON message TO PUBLIC",
+    "schema": "CREATE SCHEMA more",
+    "statistics": f"{MESSAGE}; ANALYZE message",
+    "version": "UPDATE message_schema_version SET version_num = '0002'",
+    "function": "CREATE FUNCTION more() RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+    "trigger": "CREATE TRIGGER more BEFORE UPDATE ON message FOR EACH ROW "
+    "EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    "row security": "ALTER TABLE message ENABLE ROW LEVEL SECURITY",
+    "storage": "ALTER TABLE message SET (fillfactor = 50)",
+}
+"""What a test may have done to PostgreSQL's tables."""
+MYSQL_CHANGES = {
+    "column": "ALTER TABLE message ADD COLUMN more INTEGER",
+    "type": "ALTER TABLE message_archive MODIFY COLUMN reason TEXT",
+    "index": "CREATE INDEX more ON message (state)",
+    "dropped index": "DROP INDEX message_key ON message",
+    "table": "CREATE TABLE more (id INTEGER)",
+    "view": "CREATE VIEW more AS SELECT 1",
+    "dropped table": "DROP TABLE message_archive",
+    "replaced table": "DROP TABLE message_archive; CREATE TABLE more (id INTEGER)",
+    "version": "UPDATE message_schema_version SET version_num = '0002'",
+    "trigger": "CREATE TRIGGER more BEFORE INSERT ON message FOR EACH ROW SET NEW.priority = 1",
+    "character set": "ALTER DATABASE CHARACTER SET ucs2",
+}
+
+
+@pytest.fixture
+def inside(servers: Servers, database: str) -> Iterator[Engine]:
+    """A database of the test's own."""
+    name = f"sqlbroker_kept_{os.getpid()}"
+    _drop(servers.admin(database), name)
+    yield servers.create(database, name)
+    _drop(servers.admin(database), name)
+
+
+@pytest.fixture
+def kept(inside: Engine) -> KeptTables:
+    """Whose tables have just been created in the test's database."""
+    kept = KeptTables(QuickTables())
+    kept.create(inside, str(inside.url.database))
+    return kept
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+def test_rows_are_gone_and_numbers_start_anew(inside: Engine, kept: KeptTables) -> None:
+    name = str(inside.url.database)
+    for _ in range(2):
+        with inside.connect() as connection:
+            for _ in range(3):
+                connection.execute(text(MESSAGE))
+            numbers = connection.scalars(text("SELECT id FROM message ORDER BY id")).all()
+        assert numbers == [1, 2, 3]
+        assert kept.empty(inside, name)
+
+
+@pytest.mark.parametrize(
+    ("database", "change"),
+    [
+        *(("postgresql", change) for change in CHANGES),
+        *((kind, change) for kind in ("mariadb", "mysql") for change in MYSQL_CHANGES),
+    ],
+    indirect=["database"],
+)
+def test_changed_tables_are_not_kept(
+    database: str, change: str, inside: Engine, kept: KeptTables
+) -> None:
+    name = str(inside.url.database)
+    changes = CHANGES if database == "postgresql" else MYSQL_CHANGES
+    with inside.connect() as connection:
+        for statement in changes[change].split("; "):
+            connection.execute(text(statement))
+    assert not kept.empty(inside, name)
