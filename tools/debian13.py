@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -87,6 +88,8 @@ def copy_settings(system: Path) -> None:
             shutil.copytree(path, system / name, dirs_exist_ok=True)
         elif path.exists():
             shutil.copy(path, system / name)
+    with (system / "etc/hosts").open("a") as hosts:
+        hosts.write(f"127.0.1.1\t{socket.gethostname()}\n")  # as Debian's installer does
     if BUNDLE.exists():
         shutil.copy(BUNDLE, system / "usr/local/share/ca-certificates/machine.crt")
 
