@@ -1,5 +1,6 @@
 """Throttle by key: a slot is taken at the claim, and what waits for one stays as it is (Z10)."""
 
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,7 +10,6 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig
 from tests.flow.test_policy_limits import Process, backlog
-from tests.helpers import eventually
 from tests.policies.clock import MICROSECONDS, Clock
 from tests.quick_tables import TABLES
 
@@ -118,15 +118,20 @@ async def test_a_blocked_key_keeps_no_other_waiting(rig: Rig, policies: list[Pol
     assert found == {*others, free}
 
 
-async def test_keys_are_read_when_they_have_a_slot(rig: Rig) -> None:
+async def test_keys_are_read_when_they_have_a_slot(held: Rig, clock: Clock) -> None:
     """Behind a key with more messages than a claim looks at, the others go on at their rate."""
-    await backlog(rig, MANY, 90, key="large")
+    await backlog(held, MANY, 90, key="large")
     for key in ("b", "c"):
-        await backlog(rig, 3, 60, key=key)
-    policy = Throttle(2, per="1s", key=True)
-    await rig.consumer(policies=[policy], max_fetch_interval=0.1).start()
-    await eventually(lambda: sum(row.key != "large" for row in rig.handled) == 6)
-    assert sum(row.key == "large" for row in rig.handled) <= 12
+        await backlog(held, 3, 60, key=key)
+    process = Process(held, [Throttle(2, per="1s", key=True)])
+    found = Counter[str | None]()
+    for _ in range(10):
+        found.update(row.key for row in (await process.claim()).rows)
+        if found["b"] + found["c"] == 6:
+            break
+        await clock.set(clock.now + MICROSECONDS // 2 + MILLISECOND)
+    assert found["b"] == found["c"] == 3
+    assert found["large"] <= 12
 
 
 @pytest.mark.usefixtures("gone")
