@@ -85,7 +85,11 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
         await connection.execute(held.values(lease_expires_at=over))
     gate(fleet.folder).touch()
     fleet.start("stalls", **QUICK)
-    await fleet.settled(600)
+
+    async def all_are_handled() -> bool:
+        return await fleet.count(archive=True) == 600
+
+    await eventually(all_are_handled, timeout=200, step=0.1)
     leases = {row["id"] for row in leased}
     for row in await fleet.rows(archive=True):
         if row["id"] in leases:
