@@ -124,7 +124,7 @@ async def _stop_without_lock(fleet: Fleet, worker: Process) -> None:
 async def _stalled(fleet: Fleet, *, at: int) -> Process:
     """A worker whose handler waits at the body `at`, what was before it is written, and others
     wait there."""
-    worker = fleet.start("stalls", longest_wait=60.0, **QUICK)
+    worker = fleet.start("stalls", longest_wait=600.0, **QUICK)
     await eventually(lambda: fleet.started().get(worker.pid, Counter())[at])
 
     async def all_is_written() -> bool:
