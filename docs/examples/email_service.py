@@ -43,7 +43,7 @@ from docs.examples.emails.service import SENDING, THROTTLED, Plan
 from docs.examples.emails.traffic import Writers
 from faststream_sqlbroker import SqlBroker
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """If no e-mail ends for so many seconds, those that are still there count as lost."""
 MICROSECONDS = 1_000_000
 WIDTH = 60

@@ -17,7 +17,9 @@ APP = "docs.examples.basic_app:app"
 pytestmark = pytest.mark.capability("`faststream run --workers`, `faststream publish`")
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)
 async def test_two_workers(database_url: str, tmp_path: Path) -> None:
+    """Fleets on each database are in tests/processes."""
     await _run_and_publish(database_url, tmp_path, 2)
 
 
@@ -50,7 +52,7 @@ async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> N
         assert asked.returncode == 0, asked.stderr
         assert "body=b'hello Grace'" in asked.stdout, asked.stdout + asked.stderr
         running.send_signal(signal.SIGTERM)
-        await eventually(lambda: running.poll() is not None)
+        await eventually(lambda: running.poll() is not None, timeout=200)
         assert log.read_text().count("hello Ada") == 1
         said = log.read_text()
         assert "Traceback" not in said, said

@@ -289,7 +289,8 @@ async def test_the_example_proves_itself(database_url: str) -> None:
 
 def test_a_violation_is_printed_and_sets_the_exit_code() -> None:
     """No e-mail can be published within a microsecond, so that nothing would be proved."""
-    done = run("sqlite", "--users", "20", "--publishing", "1", "--hour", "1", "--undo", "0.000001")
+    size = "--users 2 --publishing 0.1 --hour 0.5 --undo 0.000001"
+    done = run("sqlite", *size.split())
     assert done.returncode == 1, done.stdout + done.stderr
     assert "broken promise: nothing is proved: a publish took " in done.stdout
     assert done.stdout.rstrip().splitlines()[-1].startswith("email: published=")

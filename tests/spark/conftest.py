@@ -13,9 +13,10 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Connection, Engine, create_engine, func, make_url, select, text
 
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import build_tables, ddl
+from faststream_sqlbroker.schema.tables import ddl
 from faststream_sqlbroker.spark import build_session
 from tests.conftest import Servers
+from tests.quick_tables import built
 from tests.spark.java import DRIVERS, need_spark
 from tests.spark.lookups import remembered
 
@@ -63,9 +64,7 @@ class Archive:
         self.kind = (
             "postgresql" if self.engine.dialect.name == "postgresql" else self.engine.dialect.name
         )
-        tables = build_tables(
-            config or SqlBrokerSchemaConfig(), dialect_name=self.engine.dialect.name
-        )
+        tables = built(config or SqlBrokerSchemaConfig(), self.engine.dialect.name)
         self.archive = tables.archive
         self.message = tables.message
         with self.engine.begin() as connection:

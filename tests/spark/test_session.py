@@ -15,6 +15,7 @@ from faststream_sqlbroker import SetupError
 from faststream_sqlbroker.spark import build_session, read_archive
 from faststream_sqlbroker.spark.drivers import need_jar
 from faststream_sqlbroker.spark.session import complete, need_driver
+from tests.spark.cluster import SPARK_HOME
 
 SECRET = "s3cr3t@:/%'\"\\"
 
@@ -45,14 +46,8 @@ def test_under_spark_submit(tmp_path: Path) -> None:
     )
     given = ("spark.executor.extraJavaOptions=-Dx=1", "spark.log.level=ERROR")
     options = [word for setting in given for word in ("--conf", setting)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyspark.find_spark_home"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     given_jar = need_jar("mysql").path.resolve()
-    submit = Path(done.stdout.strip()) / "bin" / "spark-submit"
+    submit = SPARK_HOME / "bin" / "spark-submit"
     done = subprocess.run(
         [submit, "--master", "local[1]", *options, "--jars", given_jar, job],
         env=os.environ | {"PYSPARK_PYTHON": sys.executable},
@@ -60,7 +55,7 @@ def test_under_spark_submit(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=240,
+        timeout=280,
     )
     refused, still, jars, java = done.stdout.splitlines()
     assert (
