@@ -30,7 +30,7 @@ PASSED = re.compile(r"CI|(PIP|SSL_CERT)_.*|.*_(proxy|PROXY)|.*_CA_BUNDLE")
 BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 
 # The mounts go with their namespace, and so do all processes, whatever ends this one.
-ENTER = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc")
+APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 MOUNTED = """
 mount --rbind /dev "$0/dev"
 mount --rbind /sys "$0/sys"
@@ -65,7 +65,7 @@ def make(system: Path) -> None:
         raise CannotRunError(str(error)) from None
     print("making a Debian 13 ...", flush=True)
     included = f"--include={','.join(PACKAGES)}"
-    command = ["debootstrap", "--variant=minbase", included, SUITE, str(system), source]
+    command = [*APART, "debootstrap", "--variant=minbase", included, SUITE, str(system), source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = (done.stdout + done.stderr).strip().splitlines()[-1:]
@@ -98,7 +98,8 @@ def run(system: Path, arguments: list[str]) -> int:
     """The exit code of the two commands."""
     passed = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
     fresh = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    command = [*ENTER, MOUNTED, str(system), "sh", "-euc", COMMANDS, "dev", *arguments]
+    inside = ["sh", "-euc", COMMANDS, "dev", *arguments]
+    command = [*APART, "sh", "-euc", MOUNTED, str(system), *inside]
     return subprocess.run(
         command, env={**passed, **fresh, "HOME": "/root", "LANG": "C.UTF-8"}, check=False
     ).returncode
