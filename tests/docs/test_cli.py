@@ -12,7 +12,6 @@ from tests import forked
 from tests.helpers import eventually
 
 ROOT = Path(__file__).parent.parent.parent
-FASTSTREAM = [sys.executable, "-m", "faststream"]
 APP = "docs.examples.basic_app:app"
 pytestmark = pytest.mark.capability("`faststream run --workers`, `faststream publish`")
 
@@ -31,14 +30,14 @@ async def test_one_process(database_url: str, tmp_path: Path) -> None:
 async def _run_and_publish(database_url: str, tmp_path: Path, workers: int) -> None:
     env = {**os.environ, "DATABASE_URL": database_url, "PYTHONUNBUFFERED": "1"}
     log = tmp_path / "log"
-    with log.open("wb") as out:
-        running = subprocess.Popen(
-            [*FASTSTREAM, "run", APP, *(["--workers", str(workers)] if workers > 1 else [])],
-            cwd=ROOT,
-            env=env,
-            stdout=out,
-            stderr=out,
-        )
+    log.touch()
+    running: forked.Process
+    if workers == 1:
+        running = forked.python("-m", "faststream", "run", APP, said=log, env=env)
+    else:  # by multiprocessing, which forked processes may not use
+        command = [sys.executable, "-m", "faststream", "run", APP, "--workers", str(workers)]
+        with log.open("wb") as out:
+            running = subprocess.Popen(command, cwd=ROOT, env=env, stdout=out, stderr=out)
     try:
         ready = "waiting for messages"
         await eventually(lambda: log.read_text().count(ready) == workers, timeout=200)
