@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -30,6 +30,14 @@ class Bench:
         async with self.store.engine.connect() as connection:
             result = await connection.execute(select(table).order_by(table.c.id))
             return [dict(row._mapping) for row in result]
+
+    async def count(self, archive: bool = False) -> int:
+        """How many rows there are."""
+        table = self.store.tables.archive if archive else self.store.tables.message
+        assert table is not None
+        async with self.store.engine.connect() as connection:
+            found = await connection.execute(select(func.count()).select_from(table))
+            return int(found.scalar_one())
 
     async def one(self, archive: bool = False) -> dict[str, Any]:
         """The only row."""

@@ -136,16 +136,17 @@ async def test_ids_stand_in_the_order_of_the_messages(bench: Bench) -> None:
     assert [(r["id"], int(r["payload"])) for r in rows] == list(zip(ids, range(1_111), strict=True))
 
 
-async def test_ten_thousand_messages_pass_through_every_step(bench: Bench) -> None:
+async def test_six_thousand_messages_pass_through_every_step(bench: Bench) -> None:
+    """More than any of its statements takes."""
     from tests.contract.conftest import done
 
-    await bench.put(10_000)
-    rows = await bench.claim(10_000)
-    assert len(rows) == 10_000
-    assert len(await bench.store.renew([(r.id, r.lease_token) for r in rows], 60)) == 10_000
+    await bench.put(6_000)
+    rows = await bench.claim(6_000)
+    assert len(rows) == 6_000
+    assert len(await bench.store.renew([(r.id, r.lease_token) for r in rows], 60)) == 6_000
     result = await bench.store.settle([done(r) for r in rows])
-    assert len(result.settled) == 10_000
-    assert len(await bench.rows(archive=True)) == 10_000
+    assert len(result.settled) == 6_000
+    assert len(await bench.rows(archive=True)) == 6_000
 
 
 async def test_every_field_is_stored(bench: Bench) -> None:

@@ -325,9 +325,8 @@ async def test_retention_follows_the_options(rig: Rig, retain: bool) -> None:
 
 
 async def _gone(rig: Rig) -> bool:
-    return not await rig.rows()
+    return not await rig.count()
 
 
 async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:
-    rows = await rig.rows(archive=True)
-    return rows if len(rows) == count else None
+    return await rig.rows(archive=True) if await rig.count(archive=True) == count else None

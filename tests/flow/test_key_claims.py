@@ -196,7 +196,7 @@ async def test_twenty_workers_handle_each_key_once(rig: Rig) -> None:
     await rig.consumer(policies=[Once("1h")], max_workers=20, max_fetch_interval=0.1).start()
 
     async def all_gone() -> bool:
-        return not await rig.rows()
+        return not await rig.count()
 
     await eventually(all_gone)
     assert sorted(str(row.key) for row in rig.handled) == sorted(f"k{n}" for n in range(30))

@@ -36,8 +36,7 @@ async def archived(rig: Rig, count: int) -> list[dict[str, Any]]:
     """Wait until `count` messages are archived."""
 
     async def done() -> list[dict[str, Any]]:
-        rows = await rig.rows(archive=True)
-        return rows if len(rows) == count else []
+        return await rig.rows(archive=True) if await rig.count(archive=True) == count else []
 
     return await eventually(done)
 

@@ -398,4 +398,4 @@ def _refused(inflight: Inflight) -> list[int]:
 
 
 async def _count(rig: Rig, count: int) -> bool:
-    return len(await rig.rows(archive=True)) == count
+    return await rig.count(archive=True) == count

@@ -22,7 +22,7 @@ QUICK: Any = {
 
 
 async def _archived(rig: Rig, count: int) -> bool:
-    return len(await rig.rows(archive=True)) == count
+    return await rig.count(archive=True) == count
 
 
 @on_servers
