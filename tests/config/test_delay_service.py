@@ -20,7 +20,7 @@ from tests import forked
 from tests.config.conftest import on_sqlite
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
-from tests.http.running import COMMAND, client_at, is_ready
+from tests.http.running import COMMAND, STARTED, client_at, is_ready
 
 pytestmark = pytest.mark.capability("A service from a file of YAML, checked at start")
 Write = Callable[[str], Path]
@@ -48,7 +48,7 @@ async def serving(path: Path, log: Path, **env: str) -> AsyncIterator[str]:
         return "handling" in log.read_text()
 
     try:
-        await eventually(handling)
+        await eventually(handling, timeout=STARTED)
         yield log.read_text()
         process.send_signal(signal.SIGTERM)
         await eventually(lambda: process.poll() is not None)

@@ -12,7 +12,7 @@ from tests import forked
 from tests.config.conftest import on_sqlite
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
-from tests.http.running import COMMAND
+from tests.http.running import COMMAND, STARTED
 
 pytestmark = pytest.mark.capability("A service from a file of YAML, checked at start")
 SERVICE = """\
@@ -56,7 +56,7 @@ async def test_a_second_signal_ends_it_at_once(
             [row] = await look.rows()
             return bool(row["state"] == "PROCESSING")
 
-        await eventually(handling)
+        await eventually(handling, timeout=STARTED)
         process.send_signal(number)
         await eventually(lambda: "a second signal ends at once" in log.read_text())
         assert process.poll() is None

@@ -24,6 +24,9 @@ COMMAND = (
 )
 """`sqlbroker`, whose server no pause of the machine makes cut a client off."""
 
+STARTED = 240.0
+"""Seconds: a process that starts while others take the machine needs more than those that run."""
+
 
 def client_at(address: str, **options: Any) -> httpx.AsyncClient:
     """A client that waits for longer than a machine stands still: httpx's own limit is 5 s."""
@@ -51,7 +54,7 @@ class Client:
 
     async def says(self, count: int) -> list[str]:
         """Its first lines, once there are so many."""
-        await eventually(lambda: len(self.lines()) >= count)
+        await eventually(lambda: len(self.lines()) >= count, timeout=STARTED)
         return [line.rstrip() for line in self.lines()[:count]]
 
     def kill(self) -> None:
@@ -72,7 +75,7 @@ async def running(log: Path, *arguments: str, code: int = 0, **env: str) -> Asyn
             found = re.search(r"serving (http\S+)", log.read_text())
             return found[1] if found else None
 
-        found = await eventually(address)
+        found = await eventually(address, timeout=STARTED)
         assert found is not None
         yield found
         process.send_signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ from tests.helpers import eventually
 from tests.http import queue_worker
 from tests.http.conftest import on_sqlite
 from tests.http.queueing import PUBLISH, Queueing, bearer
-from tests.http.running import Client
+from tests.http.running import STARTED, Client
 from tests.http.test_pull_consumers import over
 from tests.http.test_serve import serving
 
@@ -50,7 +50,7 @@ async def test_a_fleet_of_clients_loses_nothing(
                 each.kill()
             await over(look)
             living = [worker() for _ in range(2)]
-            await eventually(lambda: any(each.lines() for each in living))
+            await eventually(lambda: any(each.lines() for each in living), timeout=STARTED)
             # What the living ones have just taken is given to others, too.
             await over(look)
 
