@@ -331,7 +331,7 @@ def test_a_script_gets_the_hash_alone() -> None:
 async def test_a_signal_that_answers_the_address_stops_it(
     broker: SqlBroker, database_url: str
 ) -> None:
-    """Whoever waits for the address may want the end at once."""
+    """Who waits for the address may want the end at once."""
     code = (
         "import os, signal\n"
         "from faststream_sqlbroker.cli import serve\n"
