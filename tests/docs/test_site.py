@@ -147,12 +147,21 @@ def broken(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "text", ["[x](nowhere.md)", "[x](#nowhere)", "::: faststream_sqlbroker.No"]
+    ("text", "mistakes"),
+    [
+        ("[x](nowhere.md) [y](#nowhere)", ["link 'nowhere.md'", "link '#nowhere'"]),
+        ("::: faststream_sqlbroker.No", ["faststream_sqlbroker.No"]),
+    ],
+    ids=["links", "names"],
 )
-def test_a_page_with_a_mistake_fails_the_build(tmp_path: Path, broken: Path, text: str) -> None:
+def test_a_page_with_a_mistake_fails_the_build(
+    tmp_path: Path, broken: Path, text: str, mistakes: list[str]
+) -> None:
     (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n{text}\n")
     done = build(broken, tmp_path / "site")
-    assert done.returncode != 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, said
+    assert [each for each in mistakes if each not in said] == [], said
 
 
 def test_pages_that_other_files_name_are_there() -> None:
