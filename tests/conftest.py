@@ -300,7 +300,11 @@ def _quick_tables() -> Iterator[QuickTables]:
 async def engine(database_url: str, database: str) -> AsyncIterator[AsyncEngine]:
     """An engine on the empty database."""
     kept = {"compiled_cache": Compiled.of(database)}
-    engine = create_async_engine(make_url(database_url), execution_options=kept)
+    # SQLite's lock may be held for so long by a process that stands still.
+    options = {"timeout": 60} if database == "sqlite" else {}
+    engine = create_async_engine(
+        make_url(database_url), execution_options=kept, connect_args=options
+    )
     if database == "pgbouncer":
         through_pgbouncer(engine)
     yield engine

@@ -311,6 +311,8 @@ def mariadb(*more: str) -> Iterator[tuple[str, Process]]:
             f"--pid-file={folder}/pid",
             "--innodb-flush-log-at-trx-commit=2",
             "--max-connections=300",
+            # A client may stand still while it logs in.
+            "--connect-timeout=60",
             "--skip-log-bin",
             "--max-allowed-packet=64M",
             "--innodb-buffer-pool-size=256M",
@@ -346,6 +348,8 @@ def mysql(*more: str) -> Iterator[tuple[str, Process]]:
             "--mysqlx=OFF",
             "--innodb-flush-log-at-trx-commit=2",
             "--max-connections=300",
+            # A client may stand still while it logs in.
+            "--connect-timeout=60",
             "--skip-log-bin",
             "--innodb-buffer-pool-size=256M",
             f"--tmpdir={temporary}",
