@@ -54,7 +54,7 @@ class Awake:
 
 
 async def eventually(
-    check: Callable[[], Awaitable[T] | T], timeout: float = 60.0, step: float = MAX_STEP
+    check: Callable[[], Awaitable[T] | T], timeout: float = 120.0, step: float = MAX_STEP
 ) -> T:
     """Call `check` until it returns something true; fail with its last answer after `timeout`
     seconds.
