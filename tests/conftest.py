@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -20,6 +20,7 @@ from faststream_sqlbroker.broker.engine import through_pgbouncer
 from faststream_sqlbroker.dialects import operations
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store import store
+from faststream_sqlbroker.testing import clock
 from tests import quick_tables, scheduling
 from tests.compiled import Compiled
 from tests.costs import Costs
@@ -31,7 +32,9 @@ from tools.servers import VARIABLES, NoServerError, own_server, server
 from tools.stalled import VARIABLE as STALLS
 
 # A pause of a busy machine is no failure: 200 ms for an example are not ours to promise.
-settings.register_profile("ours", deadline=None, print_blob=True)
+settings.register_profile(
+    "ours", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("ours")
 
 DRIVERS = {
@@ -294,6 +297,14 @@ def _quick_tables() -> Iterator[QuickTables]:
             lambda tables, name: quick_tables.built(tables.config, name, tables.revision),
         )
         yield quick
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_stuck() -> Iterator[None]:
+    """A busy machine may need longer than users wait for a handler in virtual time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "STUCK", 600.0)
+        yield
 
 
 @pytest.fixture

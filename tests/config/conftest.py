@@ -7,9 +7,8 @@ import pytest
 
 from faststream_sqlbroker.exceptions import ConfigError
 from tests.faststream.conftest import broker, heard, logger, look
-from tests.testing.conftest import nothing_is_stuck
 
-__all__ = ("broker", "heard", "logger", "look", "nothing_is_stuck")
+__all__ = ("broker", "heard", "logger", "look")
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 SERVICE = """\

@@ -18,9 +18,8 @@ from faststream_sqlbroker.http.app import HttpOptions
 from faststream_sqlbroker.http.dashboard import checks, live
 from tests.faststream.conftest import broker, heard, logger, look
 from tests.http.documented import is_documented
-from tests.testing.conftest import nothing_is_stuck
 
-__all__ = ("broker", "heard", "logger", "look", "nothing_is_stuck")
+__all__ = ("broker", "heard", "logger", "look")
 
 on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 PASSWORDS = {"ann": "ann-password", "ola": "ola-password", "vic": "vic-password"}

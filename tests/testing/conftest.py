@@ -7,7 +7,6 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.testing import clock
 
 
 def unreachable(**options: Any) -> SqlBroker:
@@ -19,12 +18,6 @@ def unreachable(**options: Any) -> SqlBroker:
         raise AssertionError("the user's engine was contacted")
 
     return SqlBroker(engine, **options)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may need longer than users wait for a handler."""
-    monkeypatch.setattr(clock, "STUCK", 600.0)
 
 
 @pytest.fixture
