@@ -5,7 +5,6 @@ import json
 import sys
 import uuid
 import zlib
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -306,8 +305,10 @@ async def test_options_of_the_command_line(
     assert result.exit_code == 0, result.output
     [row] = await look.rows()
     assert (row["queue"], row["priority"], row["key"]) == ("q", 5, "k")
-    assert row["next_attempt_at"] - row["created_at"] == timedelta(seconds=0.5)
-    assert row["expires_at"] - row["created_at"] == timedelta(hours=1)
+    assert (row["next_attempt_at"] - row["created_at"]).total_seconds() == pytest.approx(
+        0.5, abs=0.01
+    )
+    assert (row["expires_at"] - row["created_at"]).total_seconds() == pytest.approx(3600, abs=0.01)
     assert json.loads(bytes(row["payload"])) == {"a": 1}
 
 
