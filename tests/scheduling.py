@@ -11,6 +11,14 @@ import pytest
 TOGETHER = ("tests/spark/",)
 """Folders whose tests have one owner: a Spark session is started once."""
 
+APART = (
+    "tests/spark/test_cluster.py",
+    "tests/spark/test_databases.py",
+    "tests/spark/test_horizon.py",
+    "tests/spark/test_horizon_servers.py",
+)
+"""Files of such folders that need no session."""
+
 TIMES = Path(__file__).parent / "times.json"
 """The seconds that each file took: `just record-times` writes it."""
 
@@ -18,6 +26,8 @@ TIMES = Path(__file__).parent / "times.json"
 def scope(nodeid: str) -> str:
     """The tests that one process runs: those of a file, or of a folder that has one owner."""
     file = nodeid.split("::", 1)[0]
+    if file in APART:
+        return file
     return next((folder for folder in TOGETHER if file.startswith(folder)), file)
 
 
