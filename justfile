@@ -132,20 +132,29 @@ migrations: setup
 
 # Everything CI runs
 [parallel]
-check: test _quietly
+check: test _quietly && _others
 
-# All but the tests, in the time that they leave: they wait for databases and for clocks
+# What one process does in the time that the tests leave: they wait for databases and for clocks
 [private]
 _quietly: setup
-    @nice -n 19 {{ just_executable() }} lint types docs _generic _next-spark
+    @nice -n 19 {{ just_executable() }} lint types docs _install-next-spark
+
+# The rest of it, at the same time
+[private]
+[parallel]
+_others: _next-spark _generic
 
 # What a handler meets, with FastStream's own pipeline: a cheap part of `test-generic`
 [private]
 _generic: setup
     @sh tools/generic.sh -q -k "not postgresql and not mariadb and not mysql" tests/faststream/test_handlers.py tests/faststream/test_batch.py tests/faststream/test_ack_policies.py tests/faststream/test_transactional.py
 
-# What pyspark calls of ours, with its next version: which database it is makes no difference to that
+# Spark's next version, which `_next-spark` then has: it is large
 [private]
+_install-next-spark: setup
+    @sh tools/spark.sh 4.3.0 --version
+
+# What pyspark calls of ours, with its next version: which database it is makes no difference to that
 _next-spark: setup
     @{{ servers }} --only postgresql -- sh tools/spark.sh 4.3.0 tests/spark/test_datasource.py tests/spark/test_stream.py -k "not mariadb and not sqlite"
 

@@ -204,7 +204,8 @@ def database_url(
     # PgBouncer's sessions are not ended with those of other tests.
     suffix = "_pooled" if database == "pgbouncer" else ""
     admin = servers.admin(kind)
-    name = f"sqlbroker_test_{os.getpid()}{suffix}"
+    name = f"sqlbroker_test_{kind}_{os.getpid()}{suffix}"
+    _kept_tables.forget(name)
     inside = servers.inside(kind, name)
     if inside is not None:
         _end_sessions(admin, name)

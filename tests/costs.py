@@ -1,7 +1,8 @@
 """What a run of the tests costs: CPU seconds by folder, and the slowest tests.
 
-The seconds are of the tests' processes and of all that these start, also of what still runs. The
-servers of `tools.servers` are not among them: it tells their seconds when it stops them.
+The seconds are of the tests' processes and of all that these start, also of what still runs. Not
+among them: the servers of `tools.servers`, which tells their seconds when it stops them; a process
+of tests that has crashed; what runs again alone, which tells its own.
 """
 
 import json
@@ -86,7 +87,8 @@ class Costs:
     def _change_to(self, file: str) -> None:
         cpu = time.process_time() if self._shares else cpu_seconds()
         now = time.monotonic()
-        self.cpu[self._file] += cpu - self._cpu
+        # What has lost its parent is no longer counted.
+        self.cpu[self._file] += max(0.0, cpu - self._cpu)
         self.wall[self._file] += now - self._since
         self._file, self._cpu, self._since = file, cpu, now
 
@@ -105,7 +107,7 @@ class Costs:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._tests[report.nodeid] += report.duration
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int) -> None:
         folders: Counter[str] = Counter()
         for file, seconds in self.cpu.items():
             folders[file if file == OUTSIDE else "/".join(file.split("/")[:2])] += seconds
@@ -121,6 +123,6 @@ class Costs:
             Path(path).write_text(
                 json.dumps({"cpu": self.cpu, "wall": self.wall, "tests": self._tests}, indent=0)
             )
-        if RECORD in os.environ:
+        if RECORD in os.environ and exitstatus == pytest.ExitCode.OK:
             self.wall.pop(OUTSIDE, None)
             scheduling.record(self.wall)

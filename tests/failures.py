@@ -4,11 +4,14 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -58,6 +61,8 @@ class Explained:
         return report
 
     def _new_lines(self, log: Path) -> str:
+        if not log.exists():
+            return "its log is gone"
         with log.open("rb") as file:
             file.seek(self._sizes.get(log, 0))
             return "\n".join(file.read().decode(errors="replace").splitlines()[-LINES:])
@@ -89,32 +94,44 @@ def _versions() -> str:
         for kind, name in VARIABLES.items()
         if f"{name}_VERSION" in os.environ
     ]
-    libraries = [f"{name} {version(name)}" for name in LIBRARIES]
+    libraries = [f"{name} {version(name)}" for name in LIBRARIES if find_spec(name)]
     return ", ".join([f"Python {sys.version.split()[0]}", *libraries, *servers])
 
 
 def passes_alone(folder: Path, nodeid: str) -> bool:
-    """Run the test in a process of its own, while nothing else runs; it prints what it does."""
+    """Run the test in a process of its own, after all others; it prints what it does.
+
+    A skip is no pass: the server may be gone that the test has killed.
+    """
     command = [sys.executable, "-m", "pytest", "-n", "0", "--no-cov", nodeid]
-    return subprocess.run(command, cwd=folder, check=False).returncode == 0
+    with tempfile.NamedTemporaryFile("w+") as told:
+        ended = subprocess.run([*command, f"--junitxml={told.name}"], cwd=folder, check=False)
+        if ended.returncode != 0:
+            return False
+        suite = ET.parse(told.name).getroot().find("testsuite")
+        assert suite is not None
+        return (suite.get("tests"), suite.get("skipped")) == ("1", "0")
 
 
 class SecondChance:
     """The plugin of the process that tells the result of several others.
 
     What failed runs again alone. If it all passes then, and `MAX_UNSTABLE` at most did so, the run
-    is green and names them. While processes are stopped on purpose there is no second chance.
+    is green and names them. What is no test's failure stays one: a file that cannot be collected,
+    or too little coverage. While processes are stopped on purpose there is no second chance.
     """
 
     def __init__(self, passes: Callable[[Path, str], bool]) -> None:
         """`passes` runs a test of a folder alone."""
         self._passes = passes
         self._failed: dict[str, None] = {}
+        self._failures = 0
         self._unstable: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failed[report.nodeid] = None
+            self._failures += 1
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -123,7 +140,8 @@ class SecondChance:
         self._unstable = [
             nodeid for nodeid in self._failed if self._passes(session.config.rootpath, nodeid)
         ]
-        if len(self._unstable) == len(self._failed) <= MAX_UNSTABLE:
+        only_tests = session.testsfailed == self._failures
+        if only_tests and len(self._unstable) == len(self._failed) <= MAX_UNSTABLE:
             session.exitstatus = pytest.ExitCode.OK
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

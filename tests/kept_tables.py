@@ -2,8 +2,8 @@
 
 To create them costs a server 5 to 25 ms of CPU, and the test as much again. A test whose fixtures
 create the usual tables first (`CREATING`) finds them there: empty, and their numbers start anew. If
-the test before changed a table, an index, a trigger or a right, or left statistics, the database is
-made empty, and the tables are new.
+the test before changed a table, an index, a trigger or a right, or left statistics of PostgreSQL,
+the database is made empty, and the tables are new.
 """
 
 import re
@@ -16,7 +16,7 @@ from tests.quick_tables import TABLES, QuickTables
 
 CREATING = frozenset({"broker", "store", "rig", "fleet"})
 """Fixtures that create the usual tables in the empty database before anything else happens."""
-EMPTIED = [table.fullname for table in (TABLES.message, TABLES.archive, TABLES.policy_state)]
+EMPTIED = [table.fullname for table in TABLES.ours]
 """Those in which a test may leave rows."""
 VERSION = TABLES.version.fullname
 FINGERPRINT = """
@@ -43,9 +43,18 @@ SELECT md5(string_agg(each, ',' ORDER BY each)) FROM (
 """
 """PostgreSQL writes a row of its catalogs anew, with a new xmin, whenever something changes."""
 
+MYSQL_QUERIES = (
+    "SHOW TRIGGERS",
+    "SHOW VARIABLES LIKE 'c%_database'",
+    "SELECT routine_name FROM information_schema.routines WHERE routine_schema = DATABASE()",
+    "SELECT event_name FROM information_schema.events WHERE event_schema = DATABASE()",
+    f"SELECT * FROM {VERSION}",
+)
+"""What else a test may have left in a database of MySQL or MariaDB."""
+
 
 class KeptTables:
-    """Those of one kind of database; of SQLite it is a file that is copied."""
+    """Those of all databases, by their names; of SQLite it is a file that is copied."""
 
     def __init__(self, quick: QuickTables) -> None:
         self._quick = quick
@@ -60,6 +69,10 @@ class KeptTables:
             engine.dispose()
         file.write_bytes(template.read_bytes())
         self._quick.there.add(str(file))
+
+    def forget(self, name: str) -> None:
+        """What the last test with the database `name` found there, and did not ask for, is past."""
+        self._quick.there.discard(name)
 
     def empty(self, inside: Engine, name: str) -> bool:
         """Whether the tables of the database `name` are as they were made; they are empty now."""
@@ -80,7 +93,9 @@ class KeptTables:
             self._keep(connection, name)
 
     def _keep(self, connection: Connection, name: str) -> None:
-        self._fingerprints[name] = self._fingerprint(connection)
+        found = self._fingerprint(connection)
+        if found is not None:
+            self._fingerprints[name] = found
         self._quick.there.add(name)
 
     def _truncate(self, connection: Connection) -> None:
@@ -90,21 +105,17 @@ class KeptTables:
         for table in EMPTIED:
             connection.execute(text(f"TRUNCATE {table}"))
 
-    def _fingerprint(self, connection: Connection) -> str:
+    def _fingerprint(self, connection: Connection) -> str | None:
+        """What changes with whatever a test changes; None if the tables are not all there."""
         if connection.dialect.name == "postgresql":
             there = connection.scalar(text(f"SELECT to_regclass('public.{VERSION}')"))
             query = text(FINGERPRINT.format(version=VERSION))
-            return str(connection.scalar(query)) if there else "gone"
-        seen: list[Any] = [connection.execute(text("SHOW FULL TABLES")).all()]
-        if {name for name, _ in seen[0]} == {*EMPTIED, VERSION}:
-            for table in (*EMPTIED, VERSION):
-                made = connection.execute(text(f"SHOW CREATE TABLE {table}")).one()[1]
-                seen.append(re.sub(r" AUTO_INCREMENT=\d+", "", made))
-            seen.append(connection.execute(text("SHOW TRIGGERS")).all())
-            seen.append(connection.execute(text("SHOW CREATE DATABASE " + _name(connection))).all())
-            seen.append(connection.execute(text(f"SELECT * FROM {VERSION}")).all())
+            return str(connection.scalar(query)) if there else None
+        tables = connection.execute(text("SHOW FULL TABLES")).all()
+        if {name for name, _ in tables} != {*EMPTIED, VERSION}:
+            return None
+        seen: list[Any] = [connection.execute(text(query)).all() for query in MYSQL_QUERIES]
+        for table in (*EMPTIED, VERSION):
+            made = connection.execute(text(f"SHOW CREATE TABLE {table}")).one()[1]
+            seen.append(re.sub(r" AUTO_INCREMENT=\d+", "", made))
         return repr(seen)
-
-
-def _name(connection: Connection) -> str:
-    return str(connection.engine.url.database)

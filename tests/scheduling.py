@@ -19,7 +19,8 @@ APART = (
 )
 """Files of such folders that need no session."""
 
-TIMES = Path(__file__).parent / "times.json"
+ROOT = Path(__file__).parent.parent
+TIMES = ROOT / "tests" / "times.json"
 """The seconds that each file took: `just record-times` writes it."""
 
 
@@ -49,8 +50,9 @@ def recorded() -> dict[str, float]:
 
 
 def record(seconds: dict[str, float]) -> None:
-    """Keep the seconds that each file took."""
-    kept = {file: round(taken, 1) for file, taken in sorted(seconds.items()) if taken >= 1}
+    """Keep the seconds that each file took; of others what was known before."""
+    known = {**recorded(), **{file: round(taken, 1) for file, taken in seconds.items()}}
+    kept = {file: taken for file, taken in sorted(known.items()) if (ROOT / file).exists()}
     TIMES.write_text(json.dumps(kept, indent=0) + "\n")
 
 

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,9 @@ def processes_of(root: int) -> list[Process]:
             if state != "Z":
                 words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
                 pid = int(entry.name)
-                found[pid] = Process(pid, int(parent), tuple(w.decode() for w in words))
+                found[pid] = Process(
+                    pid, int(parent), tuple(w.decode(errors="replace") for w in words)
+                )
 
     def descends(pid: int) -> bool:
         while pid in found:
@@ -122,14 +125,34 @@ def has_ended(pid: int) -> int | None:
             return None
 
 
+@contextlib.contextmanager
+def _ended_with_us(child: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[bytes]"]:
+    """Tell `child` to end if we are told to."""
+    try:
+        yield child
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGTERM)
+        while has_ended(child.pid) is None:
+            time.sleep(0.1)
+        raise
+
+
+def _end(number: int, _frame: object) -> None:
+    """Leave by the ordinary way, so that nothing stays stopped."""
+    sys.exit(128 + number)
+
+
 def run(command: list[str], seed: int, every: float = MEAN_PAUSE) -> int:
     """Run `command` with a stop about each `every` seconds; its exit code."""
     # What outlives its parent becomes our child, so that it is found.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     chance = random.Random(seed)  # noqa: S311
     told: Counter[str] = Counter()
-    with tempfile.NamedTemporaryFile("w", prefix="stalls-") as log:
-        child = subprocess.Popen(command, env={**os.environ, VARIABLE: log.name})
+    with (
+        tempfile.NamedTemporaryFile("w", prefix="stalls-") as log,
+        _ended_with_us(subprocess.Popen(command, env={**os.environ, VARIABLE: log.name})) as child,
+    ):
         code: int | None = None
         while code is None:
             until = time.monotonic() + every * chance.uniform(0.5, 1.5)
@@ -140,7 +163,8 @@ def run(command: list[str], seed: int, every: float = MEAN_PAUSE) -> int:
             if stopped:
                 what = stopped[0]
                 told[str(what.kind)] += 1
-                log.write(f"{time.time():.1f} {what.kind} {what.pid} {' '.join(what.words)[:80]}\n")
+                words = " ".join(" ".join(what.words).split())  # a program in it may have lines
+                log.write(f"{time.time():.1f} {what.kind} {what.pid} {words[:80]}\n")
                 log.flush()
                 stall(stopped)
     kinds = ", ".join(f"{kind} {count}" for kind, count in told.most_common())
@@ -155,6 +179,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--every", type=float, default=MEAN_PAUSE)
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     return run(given.command, given.seed, given.every)
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run what is named, else all tests, by four processes: one of them owns the Spark session.
+# Run what is named, else all tests, by several processes: one of them owns the Spark session.
 # Arguments are pytest's; COVERAGE=1 counts the lines of the tests' own processes, not of those they start and kill.
 set -eu
 cd "$(dirname "$0")/.."

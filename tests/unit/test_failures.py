@@ -71,10 +71,17 @@ def test_where_very_many_fail_none_runs_again() -> None:
     assert ran == []
 
 
+@pytest.mark.parametrize("names", [[], ["unstable"]])
+def test_what_is_no_tests_failure_stays_one(names: list[str]) -> None:
+    """A file that cannot be collected, or too little coverage."""
+    assert _exit_code(names, others=1) == pytest.ExitCode.TESTS_FAILED
+
+
 def _exit_code(
     names: list[str],
     code: pytest.ExitCode = pytest.ExitCode.TESTS_FAILED,
     ran: list[str] | None = None,
+    others: int = 0,
 ) -> int:
     """What a run ends with in which the tests `names` failed."""
 
@@ -88,7 +95,9 @@ def _exit_code(
         report: Any = SimpleNamespace(failed=True, nodeid=name)
         chance.pytest_runtest_logreport(report)
     chance.pytest_runtest_logreport(SimpleNamespace(failed=False, nodeid="good"))
-    session: Any = SimpleNamespace(exitstatus=code, config=SimpleNamespace(rootpath=Path()))
+    config = SimpleNamespace(rootpath=Path())
+    failed = len(names) + others
+    session: Any = SimpleNamespace(exitstatus=code, config=config, testsfailed=failed)
     chance.pytest_sessionfinish(session, code)
     return int(session.exitstatus)
 
@@ -124,7 +133,7 @@ def test_a_run_tells_what_was_unstable_and_why_and_what_it_cost(
     result.stdout.fnmatch_lines(
         [
             "*versions*",
-            "Python *sqlalchemy *PostgreSQL 99",
+            "Python *sqlalchemy *PostgreSQL 99*",
             "*log of postgresql*",
             "ERROR of now",
             "*stopped processes*",

@@ -44,6 +44,8 @@ MYSQL_CHANGES = {
     "replaced table": "DROP TABLE message_archive; CREATE TABLE more (id INTEGER)",
     "version": "UPDATE message_schema_version SET version_num = '0002'",
     "trigger": "CREATE TRIGGER more BEFORE INSERT ON message FOR EACH ROW SET NEW.priority = 1",
+    "routine": "CREATE FUNCTION more() RETURNS INTEGER DETERMINISTIC RETURN 1",
+    "event": "CREATE EVENT more ON SCHEDULE EVERY 1 DAY DO SELECT 1",
     "character set": "ALTER DATABASE CHARACTER SET ucs2",
 }
 
@@ -75,6 +77,16 @@ def test_rows_are_gone_and_numbers_start_anew(inside: Engine, kept: KeptTables) 
             numbers = connection.scalars(text("SELECT id FROM message ORDER BY id")).all()
         assert numbers == [1, 2, 3]
         assert kept.empty(inside, name)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_what_no_test_asked_for_is_forgotten(inside: Engine, kept: KeptTables) -> None:
+    """The next test may want to see how the tables are made."""
+    name = str(inside.url.database)
+    assert name in kept._quick.there
+    kept.forget(name)
+    assert name not in kept._quick.there
+    assert kept.empty(inside, name)
 
 
 @pytest.mark.parametrize(
