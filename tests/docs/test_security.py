@@ -25,11 +25,11 @@ from faststream_sqlbroker.spark.address import parse_address
 from faststream_sqlbroker.spark.databases import database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from tests.accounts import Account, account
-from tests.faststream.conftest import QUICK, Heard
-from tests.faststream.test_rights import consumes, patient, publish_all
+from tests.faststream.conftest import QUICK, Heard, _patience, _time_to_end
+from tests.faststream.test_rights import consumes, publish_all
 from tests.helpers import eventually
 
-__all__ = ("patient",)
+__all__ = ("_patience", "_time_to_end")
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "howto" / "security.md").read_text()
 BLOCK = re.compile(r"```sql\n-- (\w+), ([^\n]+)\n(.*?)```", re.DOTALL)
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MySQL and MariaDB", "mysql": "MySQL and MariaDB"}
