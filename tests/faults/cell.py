@@ -24,7 +24,7 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.faults import plan, reading, worker
 from tests.faults.checker import BATCH, ORDERED, check
-from tests.faults.history import History, read
+from tests.faults.history import History, Stall, read
 from tests.faults.logins import Login
 from tests.forked import Forked
 from tests.helpers import eventually
@@ -87,7 +87,7 @@ class Cell:
             **options,
         }
         self.workers: list[Worker] = []
-        self.history = History()
+        self.history = History(lease=float(self.options["release_stuck_timeout"]))
         self.number = 0
         self.env: dict[str, str] = {}
         self.server: Process | None = None
@@ -139,8 +139,8 @@ class Cell:
                 async with engine.connect() as connection:
                     await connection.execute(text("SELECT 1"))
             await asyncio.sleep(0.1)
-            if time.monotonic() - asked > self.lease / 4:
-                self.disturb_all()
+            if (now := time.monotonic()) - asked > self.lease / 4:
+                self.history.stalls.append(Stall(asked, now))
 
     async def execute(self, *statements: str) -> None:
         """Each by itself, as the database's owner."""

@@ -137,8 +137,23 @@ def live_holders_keep_their_leases(h: History) -> list[str]:
         f"delivery {d.deliveries} of message {d.number} lost its lease in {d.pid}, "
         "which nothing had disturbed"
         for d in h.deliveries
-        if d.lost and d.pid not in h.disturbed
+        if d.lost and d.pid not in h.disturbed and not _stood_still(d, h)
     ]
+
+
+def excused(h: History) -> int:
+    """How many lost leases only a machine that stood still excuses."""
+    return sum(d.lost and d.pid not in h.disturbed and _stood_still(d, h) for d in h.deliveries)
+
+
+def _stood_still(delivery: Delivery, h: History) -> bool:
+    """Whether its process stood still while it had the lease."""
+    return any(
+        stall.pid in {None, delivery.pid}
+        and stall.start < delivery.lost_at
+        and stall.end > delivery.at - h.lease
+        for stall in h.stalls
+    )
 
 
 def at_most_once_is_kept(h: History) -> list[str]:

@@ -52,6 +52,18 @@ class Delivery:
     """Whether its process has said that its lease was lost."""
     unknown: bool = False
     """Whether its process has said that its settle stayed unknown."""
+    lost_at: float = float("inf")
+    """When its process has said that its lease was lost."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A time in which a machine that is busy with others kept `pid` from renewing its leases; None:
+    everybody."""
+
+    start: float
+    end: float
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,10 @@ class History:
     killed: set[int] = field(default_factory=set)
     """Processes that ended without a chance to write anything."""
     disturbed: set[int] = field(default_factory=set)
-    """Processes that a fault, or a busy machine, may have kept from renewing their leases."""
+    """Processes that a fault may have kept from renewing their leases."""
+    stalls: list[Stall] = field(default_factory=list)
+    lease: float = 0.0
+    """Seconds of a lease: one that is lost may have begun so long before its handler."""
     live: list[dict[str, Any]] = field(default_factory=list)
     archived: list[dict[str, Any]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -121,7 +136,7 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
     """The starts among `events`, which are in order, with what became of each."""
     ends: dict[tuple[int, int, int], tuple[str, float, int | None]] = {}
     latest: dict[tuple[int, int], int] = {}
-    lost: set[tuple[int, int, int]] = set()
+    lost: dict[tuple[int, int, int], float] = {}
     unknown: set[tuple[int, int]] = set()
     starts = []
     for event in events:
@@ -136,7 +151,7 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
                 # A report that does not say which delivery it means is about the one that has
                 # started last.
                 named = event.get("deliveries") or latest.get((event["pid"], event["id"]), 0)
-                lost.add((event["pid"], event["id"], named))
+                lost.setdefault((event["pid"], event["id"], named), event["at"])
             case "report":
                 unknown.add((event["pid"], event["id"]))
     return [
@@ -150,6 +165,7 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
             *ends.get((s["pid"], s["id"], s["deliveries"]), (None, None, None)),
             (s["pid"], s["id"], s["deliveries"]) in lost,
             (s["pid"], s["id"]) in unknown,
+            lost.get((s["pid"], s["id"], s["deliveries"]), float("inf")),
         )
         for s in starts
     ]

@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.store import Store
-from tests.faults.history import Answer, History, deliveries, read
+from tests.faults.history import Answer, History, Stall, deliveries, read
 from tests.helpers import eventually
 
 
@@ -15,12 +15,13 @@ async def read_all(h: History, folder: Path, store: Store, *, patience: float) -
     """Complete `h`; `patience` in seconds is for the notes of ACK_FIRST to run out."""
     events = read(folder)
     h.deliveries = deliveries(events)
-    # A machine that is busy with others keeps a process from renewing its leases, as a fault does.
-    stalled = {event["pid"] for event in events if event["event"] == "stalled"}
-    if stalled and store.dialect_name == "sqlite":
-        # It may have stood still in the middle of a write, which keeps everybody from writing.
-        stalled = {event["pid"] for event in events}
-    h.disturbed |= stalled
+    # On SQLite it may have stood still in the middle of a write: then nobody can write.
+    alone = store.dialect_name != "sqlite"
+    h.stalls += [
+        Stall(event["since"], event["at"], event["pid"] if alone else None)
+        for event in events
+        if event["event"] == "stalled"
+    ]
     for event in events:
         if event["event"] == "health" and event["at"] < h.stopping:
             h.health.setdefault(event["pid"], []).append((event["at"], event["healthy"]))

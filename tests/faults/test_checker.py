@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.faults import history
-from tests.faults.checker import RULES, check
-from tests.faults.history import Answer, Delivery, Frozen, History
+from tests.faults.checker import RULES, check, excused
+from tests.faults.history import Answer, Delivery, Frozen, History, Stall
 
 FIRST = Delivery(1, "plain", 1, 0, pid=7, at=1.0, ended="ack", ended_at=1.5, answer=60)
 ANSWER = Answer((1,), 60)
@@ -50,6 +50,16 @@ def test_a_good_history_breaks_nothing() -> None:
     for ended in ("nack", "refused", "tried", "caught", "rolled back"):
         failed = replace(FIRST, ended=ended)
         assert broken(good(deliveries=[failed, again], archived=[counted])) == []
+
+
+@pytest.mark.parametrize("pid", [7, None])
+def test_a_lease_may_be_lost_while_its_holder_stands_still(pid: int | None) -> None:
+    lost = replace(FIRST, lost=True, unknown=True, lost_at=3.0)
+    for stall in (Stall(-0.5, 0.5, pid), Stall(1.2, 1.4, pid), Stall(2.5, 4.0, pid)):
+        made = good(deliveries=[lost], stalls=[stall], lease=2.0)
+        assert broken(made) == []
+        assert excused(made) == 1
+    assert excused(good(stalls=[Stall(0.0, 9.0, pid)], lease=2.0)) == 0
 
 
 def test_a_batch_with_its_answers_breaks_nothing() -> None:
@@ -160,6 +170,21 @@ CASES: dict[str, tuple[str, History]] = {
     "a lease lost for nothing": (
         "3 live holders keep their leases",
         good(deliveries=[replace(FIRST, lost=True, unknown=True)]),
+    ),
+    "a lease lost long after a stall": (
+        "3 live holders keep their leases",
+        good(
+            deliveries=[replace(FIRST, lost=True, unknown=True)],
+            stalls=[Stall(FIRST.at - 9, FIRST.at - 8)],
+            lease=2.0,
+        ),
+    ),
+    "a lease lost while another stood still": (
+        "3 live holders keep their leases",
+        good(
+            deliveries=[replace(FIRST, lost=True, unknown=True)],
+            stalls=[Stall(FIRST.at, FIRST.at + 1, 8)],
+        ),
     ),
     "at most once, twice": (
         "4 at most once",

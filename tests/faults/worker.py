@@ -112,11 +112,12 @@ async def note_stalls(recorder: Recorder, lease: float, *, processor: bool) -> N
         await asyncio.sleep(0.05)
         now = time.monotonic()
         if now - before > lease / 3:
-            recorder.note("stalled")
+            recorder.note("stalled", since=before)
         if now - since > lease / 2:
-            earlier, waited, since = waited, waited_for_processor(), now
+            earlier, waited = waited, waited_for_processor()
             if processor and waited - earlier > lease / 5:
-                recorder.note("stalled")
+                recorder.note("stalled", since=since)
+            since = now
 
 
 def waited_for_processor() -> float:
