@@ -6,6 +6,7 @@ none is over before its time when a machine stands still.
 """
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -28,6 +29,17 @@ def be_patient() -> None:
 
 def _named(size: int) -> bytes:
     return os.getpid().to_bytes(PID_BYTES) + os.urandom(size - PID_BYTES)
+
+
+def listening(folder: Path, pid: int) -> Path:
+    """The file that tells that process `pid`, which notes its starts in `folder`, listens to
+    SIGTERM."""
+    return folder.parent / f"listening-{pid}"
+
+
+def note_listening(folder: str | Path) -> None:
+    """Tell that this process listens to SIGTERM. FastStream does before its first hook."""
+    listening(Path(folder), os.getpid()).touch()
 
 
 def holder_of(token: UUID) -> int:

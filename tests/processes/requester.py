@@ -17,13 +17,14 @@ from typing import Any
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
+from tests.processes.patience import note_listening
 
 TIMEOUT = 120.0
 IN_VAIN = 600.0
 """Seconds for which requests wait that get no reply."""
 
 
-async def serve(broker: SqlBroker, file: int, what: str) -> None:
+async def serve(broker: SqlBroker, folder: str, file: int, what: str) -> None:
     """Until SIGTERM."""
 
     @broker.subscriber("q", max_workers=10, max_fetch_interval=0.1)
@@ -35,6 +36,7 @@ async def serve(broker: SqlBroker, file: int, what: str) -> None:
 
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    note_listening(folder)
     async with broker:
         await broker.start()
         await end.wait()
@@ -64,7 +66,7 @@ async def run() -> None:
     if what.startswith("ask"):
         await ask(broker, file, what, int(rest[0]))
     else:
-        await serve(broker, file, what)
+        await serve(broker, folder, file, what)
     await engine.dispose()
 
 

@@ -21,7 +21,7 @@ from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.flow import fetch
 from faststream_sqlbroker.flow.prefetch import HandlerTimes
 from faststream_sqlbroker.flow.release import StuckReleaser
-from tests.processes.patience import be_patient
+from tests.processes.patience import be_patient, note_listening
 
 
 def gate(folder: Path) -> Path:
@@ -127,7 +127,8 @@ def main() -> None:
     broker.subscriber("q", **options)(handle)
     for queue, forward_to in forwards.items():
         broker.subscriber(queue, **options, forward_to=forward_to)
-    asyncio.run(FastStream(broker, logger=None).run())
+    app = FastStream(broker, logger=None, on_startup=[lambda: note_listening(folder)])
+    asyncio.run(app.run())
 
 
 if __name__ == "__main__":
