@@ -19,6 +19,8 @@ from tests.contract.conftest import Bench
 from tools.private import CannotStartError, Process, postgresql, wait_until_ready
 
 LEASE = 60.0
+MOST_CRASHES = 20
+"""Of which one must come before the server writes what is in memory."""
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +82,20 @@ async def lock_until_crash(
     bench: Bench, engine: AsyncEngine, server: tuple[str, Process]
 ) -> HandlerLock:
     """A lock whose transaction was cut off, and whose number the server has forgotten."""
-    while True:
+    seen = []
+    for _ in range(MOST_CRASHES):
         await bench.execute("DELETE FROM message")
         connection = await engine.connect()
         locked = await lock(bench, connection)
         crash(server)
         await connection.invalidate()
         await connection.close()
-        if await next_number(engine) <= int(locked.number):
+        number = await next_number(engine)
+        if number <= int(locked.number):
             return locked
         # So much time has passed before the crash that the server wrote what was in memory.
+        seen.append((locked.number, number))
+    raise AssertionError(f"no number was forgotten; numbers, and the next after a crash: {seen}")
 
 
 async def next_number(engine: AsyncEngine) -> int:

@@ -20,6 +20,10 @@ from tests.forked import Process, start
 from tests.helpers import eventually
 from tests.processes.patience import holder_of, listening
 
+MOST_ROUNDS = 20
+"""In how many rounds of work at most a second process must have a share: in one it may stand
+still."""
+
 
 class Fleet(Bench):
     """Starts workers, feeds them, and reads what they did."""

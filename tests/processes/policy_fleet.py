@@ -16,7 +16,7 @@ from sqlalchemy import text
 from faststream_sqlbroker.core.rows import NewMessage
 from tests.forked import Process
 from tests.helpers import eventually
-from tests.processes.conftest import Fleet
+from tests.processes.conftest import MOST_ROUNDS, Fleet
 from tests.processes.policy_checks import Left, micros
 from tests.processes.policy_worker import Start
 
@@ -107,12 +107,13 @@ class PolicyFleet:
 
         One process may do all of it while the others stand still.
         """
-        times = 0
-        while len({start.pid for start in self.starts()}) < 2:
+        for times in range(1, MOST_ROUNDS + 1):
             await self.put(keys)
-            times += 1
             await self.live_subscribers.settled(sum(map(len, self.published.values())))
-        return times
+            by = Counter(start.pid for start in self.starts())
+            if len(by) > 1:
+                return times
+        raise AssertionError(f"the work of {times} rounds was not shared; starts by process: {by}")
 
     async def feed(
         self, ticks: Iterable[int], step: float, feeds: Mapping[str, Callable[[int], Keys]]

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests.helpers import eventually
-from tests.processes.conftest import Fleet
+from tests.processes.conftest import MOST_ROUNDS, Fleet
 from tests.processes.worker import gate
 
 MANY = 5_000
@@ -25,12 +25,14 @@ async def test_each_message_is_handled_exactly_once_when_nothing_fails(fleet: Fl
     for _ in range(WORKERS):
         fleet.start()
     await fleet.live(WORKERS)
-    rounds = 0
-    while rounds * ROUND < MANY or not fleet.is_shared():
+    for rounds in range(1, MOST_ROUNDS + 1):
         await fleet.publish(ROUND)
-        rounds += 1
         if rounds * ROUND >= MANY:
             await fleet.settled(rounds * ROUND)
+            if fleet.is_shared():
+                break
+    by = {pid: bodies.total() for pid, bodies in fleet.started().items()}
+    assert fleet.is_shared(), f"starts by process: {by}"
     await fleet.stop()
     assert fleet.total() == dict.fromkeys(range(ROUND), rounds)
     once = "state = 'COMPLETED' AND deliveries_count = 1"
