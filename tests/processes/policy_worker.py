@@ -21,6 +21,7 @@ from datetime import datetime, timedelta, timezone
 from datetime import time as TimeOfDay
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 from faststream import FastStream
@@ -32,11 +33,18 @@ from faststream_sqlbroker.annotations import SqlBrokerMessage
 from faststream_sqlbroker.core.outcome import Nack
 from faststream_sqlbroker.core.policies.checks import KINDS, Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from tests.processes.patience import be_patient
+from faststream_sqlbroker.flow import worker as flow_worker
+from faststream_sqlbroker.policies.slots import QueueSlots
+from tests.processes.patience import be_patient, note_listening
 
 KNOWN = {kind.__name__: kind for kind in KINDS}
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 STEP = timedelta(microseconds=1)
+LOOKED: dict[int, float] = {}
+"""By message, when the broker last looked whether its slot was over: what stands still after that
+look starts late, and nobody could tell."""
+DOUBTS: dict[int, int] = {}
+"""By message, microseconds that the claim took to read the database's clock."""
 
 
 @dataclass
@@ -59,6 +67,10 @@ class Start:
     pid: int = 0
     again: bool = False
     """Not a start: the handler has asked to be tried again."""
+    looked: int | None = None
+    """When the broker saw that the slot was not over: like `at`, so late at least."""
+    doubt: int = 0
+    """By how much `looked` and `at` may be too early, in microseconds."""
 
 
 def start_of(row: ClaimedMessage, now: float) -> Start:
@@ -69,6 +81,9 @@ def start_of(row: ClaimedMessage, now: float) -> Start:
     if row.slot is not None and slot is not None:
         # The answer to the claim came later than its statement was executed, so `at` is too early.
         at = slot + round((now - row.slot.earliest) * 1_000_000)
+    looked = None
+    if row.slot is not None and slot is not None and row.id in LOOKED:
+        looked = slot + round((LOOKED[row.id] - row.slot.earliest) * 1_000_000)
     return Start(
         row.queue,
         row.id,
@@ -81,7 +96,28 @@ def start_of(row: ClaimedMessage, now: float) -> Start:
         monotonic=now,
         clock=time.time(),
         pid=os.getpid(),
+        looked=looked,
+        doubt=DOUBTS.get(row.id, 0),
     )
+
+
+def note_looks() -> None:
+    """Note each look at the end of a slot, and how well the time of the slot is known."""
+    missed, tell = flow_worker.missed_slot, QueueSlots.tell
+
+    def noted(row: ClaimedMessage, clock: Any) -> bool:
+        now = LOOKED[row.id] = clock.monotonic()
+        looking: Any = SimpleNamespace(monotonic=lambda: now)
+        return missed(row, looking)
+
+    def told(slots: Any, starting: Any) -> Any:
+        read = slots._read
+        for row in starting:
+            DOUBTS[row.id] = round((read.answered - read.asked) * 1_000_000)
+        return tell(slots, starting)
+
+    flow_worker.missed_slot = noted
+    QueueSlots.tell = told  # type: ignore[method-assign]
 
 
 class Worker:
@@ -156,9 +192,10 @@ def policy(name: str, arguments: list[Any], options: dict[str, Any]) -> Policy:
     return made
 
 
-async def run(broker: SqlBroker, engine: AsyncEngine) -> None:
+async def run(broker: SqlBroker, engine: AsyncEngine, folder: str) -> None:
     """Until SIGTERM; the caller's engine is the caller's to end."""
-    await FastStream(broker, logger=None).run()
+    listening = [lambda: note_listening(folder)]
+    await FastStream(broker, logger=None, on_startup=listening).run()
     await engine.dispose()
 
 
@@ -166,6 +203,7 @@ def main() -> None:
     """Run until SIGTERM."""
     url, folder, subscribers = sys.argv[1:]
     be_patient()
+    note_looks()
     engine = create_async_engine(url, pool_size=20, max_overflow=5)
     # SQLite has one writer at a time, which more connections would only wait for.
     most = 2 if engine.dialect.name == "sqlite" else None
@@ -181,7 +219,7 @@ def main() -> None:
         die(broker.config.store.policies, *dies.split())
     if seconds := os.environ.get("TEST_WORKER_COMMITS"):
         commit_slowly(broker.config.store.policies, float(seconds))
-    asyncio.run(run(broker, engine))
+    asyncio.run(run(broker, engine, folder))
 
 
 if __name__ == "__main__":

@@ -46,17 +46,20 @@ async def test_a_concurrency_is_exact(fleet: Fleet) -> None:
     } == dict.fromkeys([f"k{n}" for n in range(4)], 3)
 
 
+MAX_LAG = SECOND // 10
+"""The default of both rates."""
 RATE = 100
 SECONDS = 3
 
 
 @pytest.mark.parametrize("burst", [1, RATE], ids=["spaced", "together"])
 async def test_a_throttle_is_exact_and_used(fleet: Fleet, burst: int) -> None:
-    """Z10: 100 slots a second over 4 processes: never more in any second, whether slots are spaced,
-    or all of a second may come together.
+    """Z10: 100 slots a second over 4 processes: never more in any second, and starts within
+    max_lag; whether slots are spaced, or all of a second may come together.
 
-    Who stands still starts late and misses slots, and still none is given twice. That nearly all of
-    them are used is measured by `just bench-policies`.
+    Who stands still misses slots, and still none is given twice, and nothing starts in a slot that
+    is over. How many of them are used is a matter of speed: `just bench-policies` wants 95 % of a
+    rate, of one process that may use them together.
     """
     policies = PolicyFleet(fleet)
     throttle = ["Throttle", [RATE, "1s"], {"burst": burst}]
@@ -68,7 +71,7 @@ async def test_a_throttle_is_exact_and_used(fleet: Fleet, burst: int) -> None:
     await fleet.stop()
     left = (await policies.left())["q"]
     assert not checks.nothing_lost(left, policies.published["q"])
-    assert not checks.throttled(left, RATE, SECOND)
+    assert not checks.throttled(left, RATE, SECOND, max_lag=MAX_LAG)
     slots = [start.slot for start in left.starts if start.slot is not None]
     assert len(slots) >= SECONDS * RATE
     if burst == 1:
@@ -85,8 +88,9 @@ AFTER = 20
 
 @pytest.mark.parametrize("key", [False, True], ids=["queue", "key"])
 async def test_a_throttle_holds_with_slow_commits(fleet: Fleet, database: str, key: bool) -> None:
-    """Z10: slots are exact, and later than a slow COMMIT, else each would be missed; also when one
-    of two processes is killed while it runs handlers.
+    """Z10: slots are exact, starts are at most `rate` in any `per` − `max_lag`, and slots are later
+    than a slow COMMIT, else each would be missed; also when one of two processes is killed while
+    it runs handlers.
     """
     policies = PolicyFleet(fleet)
     subscribers = {
@@ -109,7 +113,7 @@ async def test_a_throttle_holds_with_slow_commits(fleet: Fleet, database: str, k
     await fleet.stop()
     left = (await policies.left())["q"]
     assert not checks.nothing_lost(left, policies.published["q"])
-    assert not checks.throttled(left, SLOW_RATE, SECOND)
+    assert not checks.throttled(left, SLOW_RATE, SECOND, max_lag=MAX_LAG)
     again = {start.id for start in left.starts if start.delivery > 1}
     interrupted = {start.id for start in left.starts if start.pid == victim.pid} & again
     assert interrupted, "the killed process was not running any handler"
