@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import TypedDict
 
 from faststream_sqlbroker import SqlBroker
+from tests.faststream.conftest import KINDS as DATABASES
 from tests.faststream.conftest import QUICK, Look, on_each
 from tests.helpers import eventually
 
@@ -102,6 +103,32 @@ async def test_a_body_comes_back_as_its_type(
         assert isinstance(body, dict if kind is Typed else kind)
         assert (value(body, "number"), value(body, "at")) == (5, AT)
         assert list(value(body, "tags")) == ["a", "ä"]
+
+
+@pytest.mark.parametrize("database", DATABASES, indirect=True)
+async def test_bytes_that_are_no_text_come_back(engine: AsyncEngine, look: Look) -> None:
+    """Published, handled, answered, handled again, and kept."""
+    broker = broker_of(engine, "pydantic")
+    await broker.create_tables()
+    body = bytes(range(256)) + b"\xff\xfe"
+    got: list[Any] = []
+
+    @broker.subscriber("in", **QUICK)
+    @broker.publisher("out")
+    async def handle(body: bytes) -> bytes:
+        got.append(body)
+        return body
+
+    @broker.subscriber("out", batch=True, **QUICK)
+    async def batch(bodies: list[bytes]) -> None:
+        got.extend(bodies)
+
+    await broker.start()
+    await broker.publish(body, "in")
+    rows = await look.archived(2)
+    await broker.stop()
+    assert got == [body, body]
+    assert [bytes(row["payload"]) for row in rows] == [body, body]
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -223,7 +223,7 @@ async def test_not_ready_fails_after_its_time_limit(
 # -- move ------------------------------------------------------------------------------------------
 
 
-@under_every_policy
+@pytest.mark.parametrize("policy", SETTLING)
 @pytest.mark.parametrize(
     "act",
     [raising(lambda: Move("other", body={"n": 1}, delay="1h")), move],
@@ -253,10 +253,16 @@ async def test_moved_under_every_policy(
     assert silent(heard)
 
 
-@on_each(
-    "bodies, seen",
-    [(("x",), "x"), (("x", b"\xff"), b"\xff")],
-    [(("x", None), b""), (({"n": 1}, "text"), "text"), ((b"raw", [1]), [1])],
+@pytest.mark.parametrize(
+    ("bodies", "seen"),
+    [
+        (("x",), "x"),
+        (("x", b"\xff"), b"\xff"),
+        (("x", None), b""),
+        (({"n": 1}, "text"), "text"),
+        ((b"raw", [1]), [1]),
+    ],
+    ids=["the same", "bytes", "none", "text", "json"],
 )
 async def test_the_next_queue_gets_the_body_as_it_was_meant(
     broker: SqlBroker, look: Look, bodies: tuple[Any, ...], seen: Any
@@ -352,7 +358,9 @@ async def test_rows_published_with_the_ack_are_written_with_a_move_only(
 # -- transactional ---------------------------------------------------------------------------------
 
 
-@on_each("policy", [AckPolicy.NACK_ON_ERROR], [AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL])
+@pytest.mark.parametrize(
+    "policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL]
+)
 @pytest.mark.parametrize(
     "said", [Move("other", body="y"), Postpone("1h")], ids=["move", "postpone"]
 )
@@ -389,7 +397,7 @@ async def _queue(look: Look, queue: str) -> bool:
 # -- batches ---------------------------------------------------------------------------------------
 
 
-@on_each("policy", [AckPolicy.NACK_ON_ERROR], [AckPolicy.MANUAL])
+@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
 @pytest.mark.parametrize("how", ["raised", "called"])
 @pytest.mark.parametrize("opened", [True, False])
 async def test_a_move_of_a_batch_leaves_out_settled_messages(
@@ -446,7 +454,7 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard, ho
 # -- ACK_FIRST, RetryPossible ----------------------------------------------------------------------
 
 
-@on_each("said", [Postpone(5)], [Move("other"), NotReadyYet(1, 5), RetryPossible()])
+@on_each("said", [Postpone(5), Move("other")], [NotReadyYet(1, 5), RetryPossible()])
 async def test_under_ack_first_the_message_is_gone(
     broker: SqlBroker, look: Look, heard: Heard, said: Any
 ) -> None:

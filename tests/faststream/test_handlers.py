@@ -292,7 +292,7 @@ async def test_without_answers_an_impossible_reply_to_is_not_spoken_of(
     assert not heard.texts("reply_to")
 
 
-@on_each("options", [{}], [{"batch": True}, {"transactional": True}, {"handler_timeout": 60}])
+@on_each("options", [{}, {"transactional": True}], [{"batch": True}, {"handler_timeout": 60}])
 async def test_a_closed_generator_does_not_end_a_worker(
     broker: SqlBroker, look: Look, heard: Heard, options: dict[str, Any]
 ) -> None:
