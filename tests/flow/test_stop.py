@@ -39,6 +39,8 @@ async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> N
         with patch("faststream_sqlbroker.flow.consumer.CANCEL_GRACE", 1.0):
             async with Awake() as awake:
                 await consumer.stop(0.5)
-        assert awake.seconds < 15, "1 s for claims, 1 s for writes, 2 s to end connections"
+        # The silent proxy runs in this process, and nothing reaches the server: only a pause of
+        # this process can delay the stop.
+        assert awake.seconds < 30, "1 s for claims, 1 s for writes, 2 s to end connections"
         proxy.flow()
         await engine.dispose()
