@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.costs import KEEP, RECORD
 from tools.servers import VARIABLES
 from tools.stalled import VARIABLE as STALLS
 
@@ -105,7 +106,9 @@ def passes_alone(folder: Path, nodeid: str) -> bool:
     """
     command = [sys.executable, "-m", "pytest", "-n", "0", "--no-cov", nodeid]
     with tempfile.NamedTemporaryFile("w+") as told:
-        ended = subprocess.run([*command, f"--junitxml={told.name}"], cwd=folder, check=False)
+        command.append(f"--junitxml={told.name}")
+        environment = {k: v for k, v in os.environ.items() if k not in {KEEP, RECORD}}
+        ended = subprocess.run(command, cwd=folder, env=environment, check=False)
         if ended.returncode != 0:
             return False
         suite = ET.parse(told.name).getroot().find("testsuite")

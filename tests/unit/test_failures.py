@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.costs import SLOWEST
+from tests.costs import KEEP, RECORD, SLOWEST
 from tests.failures import MAX_AGAIN, SecondChance
 from tools.servers import VARIABLES
 from tools.stalled import VARIABLE as STALLS
@@ -115,7 +115,8 @@ def test_a_run_tells_what_was_unstable_and_why_and_what_it_cost(
     monkeypatch.setenv(f"{name}_LOG", str(log))
     monkeypatch.setenv(f"{name}_VERSION", "PostgreSQL 99")
     monkeypatch.setenv(STALLS, str(stalls))
-    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    for variable in (KEEP, RECORD, "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     pytester.makeconftest(CONFTEST)
     folder = pytester.path / "tests" / "one"
