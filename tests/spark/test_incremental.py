@@ -28,8 +28,8 @@ from faststream_sqlbroker.spark.load import incremental
 from faststream_sqlbroker.spark.source import stream
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
-from tests.spark.horizons import settle
-from tests.spark.test_stream import Query
+from tests.spark.horizons import archived_at, settle
+from tests.spark.test_stream import Query, latest
 
 pytestmark = pytest.mark.capability("Spark: incremental loads that lose nothing")
 
@@ -40,6 +40,8 @@ sqlite_only = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 WINDOWS = 8
 """That have rows, of loads and of a stream, while others write."""
+LATE = 7
+"""Id of a row whose transaction ends after others that began later."""
 
 
 class Loads:
@@ -459,21 +461,46 @@ def streaming(archive: Archive) -> Iterator[tuple[Query, "Future[None]"]]:
 async def test_many_loads_and_a_stream_during_writes(
     loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D4: the union of the loads is the table, and no row comes twice."""
+    """D4: the union of the loads is the table, and no row comes twice; by the latest time seen a
+    row is lost."""
     archive = loads.archive
     monkeypatch.setattr(stream, "find_horizon", partial(find_horizon, margin=0))
     if archive.kind == "sqlite":
         archive.execute("PRAGMA journal_mode=WAL")
     loaded: Counter[int] = Counter()
     full = 0
-    with writing(archive), streaming(archive) as (query, done):
-        while not done.done() and min(full, len(query.windows)) < WINDOWS:
-            found = loads.next()
-            full += bool(found)
-            loaded.update(found)
+    with writing(archive):
+        with streaming(archive) as (query, done):
+            while not done.done() and min(full, len(query.windows)) < WINDOWS:
+                found = loads.next()
+                full += bool(found)
+                loaded.update(found)
+        if archive.kind != "sqlite":  # whose writers take turns
+            loaded.update(await past_a_late_commit(loads, query))
     with archive.engine.connect() as reader:
         table = set(reader.execute(select(archive.archive.c.id)).scalars())
+    assert archive.kind == "sqlite" or LATE in table
     loaded.update(await until_loaded(loads, table - set(loaded)))
     assert loaded == dict.fromkeys(table, 1)
     await eventually(lambda: not query.trigger() and len(query.rows) >= len(table))
     assert query.rows == sorted(table)
+
+
+async def past_a_late_commit(loads: Loads, query: Query) -> list[int]:
+    """The ids of a load, and a window of the stream, after rows that were archived later than
+    `LATE` and before that is committed; by their time it is never seen."""
+    archive = loads.archive
+    columns = archive.archive.c
+    with archive.engine.connect() as slow:
+        settle(archive, slow, LATE)
+        at = archived_at(archive, slow, LATE)
+        await eventually(lambda: latest(archive) > at)
+        seen = latest(archive)
+        found = loads.next()
+        query.trigger()
+        slow.commit()
+    with archive.engine.connect() as reader:
+        later = select(columns.id).where(columns.archived_at > seen)
+        by_time = set(reader.execute(later).scalars())
+    assert LATE not in {*by_time, *found, *query.rows}
+    return found
