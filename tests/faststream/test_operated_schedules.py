@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -215,13 +215,23 @@ async def test_nothing_is_published_once_a_pause_has_returned(
             # At each part of a second once, the moment of a fire time among them.
             await asyncio.sleep(1.0 - (await now(broker)).microsecond / 1e6 + (n - 2) * 0.01)
             assert await broker.admin.pause_schedule("s")
+            paused = await now(broker)
             count = len(await look.rows())
-            await asyncio.sleep(0.5)
+            await passed(broker, paused.replace(microsecond=0) + timedelta(seconds=1.2))
             assert len(await look.rows()) == count
             assert await broker.admin.resume_schedule("s")
             second._scheduler.wake()
     found = fire_times(await look.rows())
     assert len(set(found)) == len(found)
+
+
+async def passed(broker: SqlBroker, moment: datetime) -> None:
+    """Wait until the database's clock has passed it."""
+
+    async def look() -> bool:
+        return await now(broker) > moment
+
+    await eventually(look)
 
 
 async def _count(look: Look, queue: str, least: int) -> bool:
