@@ -1,6 +1,5 @@
 """The archive on a standalone cluster, as docs/howto/spark.md says."""
 
-import itertools
 import os
 import re
 import shlex
@@ -94,7 +93,7 @@ def test_a_job_runs_as_the_page_says(
     cluster: Cluster, environment: Path, new_database: Any, tmp_path: Path
 ) -> None:
     archive = three_days(new_database)
-    for number in itertools.count():
+    for number in range(3):
         env = {"DB_URL": archive.url, "LAKE": str(tmp_path / str(number))}
         done = cluster.submit(NIGHTLY, *options(), cwd=environment, env=env)
         if LATE not in done.stderr:
