@@ -100,6 +100,7 @@ def test_rates_read_the_newest_messages_only(crowded: Engine, database: str) -> 
         if database == "postgresql":
             with sent(connection) as statements:
                 rates = queue_rates(connection, dialect)
+            assert statements
             for statement, parameters in statements:
                 _, _, plan = explained(connection, statement, parameters)
                 assert max(each["Actual Rows"] for each in nodes(plan)) <= RATED, plan
