@@ -112,15 +112,20 @@ def test_a_reader_finds_the_old_or_the_new(spark: SparkSession, tmp_path: Path) 
             except (OSError, ValueError) as error:
                 wrong.append(repr(error))
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=look, daemon=True)
     reader.start()
     number = 0
-    while number < 40 or (len(set(reads)) < 3 and not wrong):
+    deadline = time.monotonic() + 120
+    while number < 40 or (
+        len(set(reads)) < 3 and not wrong and reader.is_alive() and time.monotonic() < deadline
+    ):
         number += 1
         write_json(spark, str(path), {"n": number, "text": "x" * 50_000})
+    assert reader.is_alive()
     done.set()
     reader.join()
     assert wrong == []
+    assert len(set(reads)) >= 3
     assert reads == sorted(reads)
 
 
