@@ -71,7 +71,8 @@ async def test_a_message_held_longer_than_max_lease_is_given_to_another(rig: Rig
     time = rig.shifted()
 
     async def hang(_row: ClaimedMessage) -> None:
-        hung._fetcher.room = lambda _: 0  # type: ignore[method-assign] # or it might take the message again itself
+        # Or it might take the message again itself.
+        hung._fetcher.room = lambda _: 0  # type: ignore[method-assign]
         await go_on.wait()
         _row.settle_as(Ack())
 
