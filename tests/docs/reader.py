@@ -86,9 +86,7 @@ class Reader:
         wanted = sorted(output.splitlines())
 
         def lines() -> list[str]:
-            found = log.read_text().splitlines()
-            # What a process had in hand that stood still for its lease is handled twice.
-            return sorted(set(found) if "--workers" in words else found)
+            return sorted(log.read_text().splitlines())
 
         try:
             await eventually(

@@ -11,13 +11,19 @@ TUTORIAL = ROOT / "docs" / "tutorial"
 PAGES = ("first_message.md", "outbox.md", "failures.md", "once.md", "workers.md", "testing.md")
 FOLLOWED = {"alembic.md", "configuration.md"}
 """Pages of docs/howto that have files and commands."""
+SHORT = 'release_stuck_timeout="2s"'
+LONG = 'release_stuck_timeout="30s"'
+"""In place of `SHORT`: a worker that stands still for ten seconds keeps what it has in hand."""
 
 
-@pytest.mark.timeout(300)  # fifteen processes, one after the other
+@pytest.mark.timeout(600)  # fifteen processes, one after the other, and a lease that ends
 async def test_the_tutorial_gives_what_its_pages_say(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
-    for name in PAGES:
-        await reader.follow((TUTORIAL / name).read_text())
+    pages = {name: (TUTORIAL / name).read_text() for name in PAGES}
+    assert [name for name in PAGES if "release_stuck_timeout" in pages[name]] == ["workers.md"]
+    assert pages["workers.md"].count(SHORT) == 1
+    for page in pages.values():
+        await reader.follow(page.replace(SHORT, LONG))
 
 
 def test_every_page_is_followed() -> None:
