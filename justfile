@@ -1,4 +1,4 @@
-# Recipes for everything one does twice. `./dev RECIPE` runs them in .venv without an installed just.
+# Recipes for everything one does twice; `./dev RECIPE` runs them without an installed just.
 
 # Arguments reach the commands as they were given: -k "a or b" stays one.
 set positional-arguments
@@ -38,7 +38,7 @@ test *args: setup
 record-times *args: setup
     @SQLBROKER_RECORD_TIMES=1 {{ servers }} -- sh tools/test.sh "$@"
 
-# Run tests while random processes of the run are stopped for two seconds each (STALLED="--seed 1 --every 20")
+# Run tests while random processes of the run stop for two seconds (STALLED="--seed 1 --every 20")
 test-stalled *args: setup
     @{{ python }} -m tools.stalled ${STALLED:-} -- {{ servers }} -- sh tools/test.sh "$@"
 
@@ -74,7 +74,7 @@ test-generic *args: setup
 test-oldest *args: setup
     @sh tools/oldest.sh "$@"
 
-# README's two commands, `./dev demo` and `./dev test`, in a fresh Debian 13 in a folder (root; arguments reach pytest)
+# README's `./dev demo` and `./dev test` in a fresh Debian 13, as root (arguments reach pytest)
 test-debian13 *args: setup
     @{{ python }} -m tools.debian13 "$@"
 
@@ -101,8 +101,9 @@ types: setup
     @{{ python }} -m mypy
     @{{ python }} -m pyright
 
-# Build the documentation's site into site/; broken links and warnings fail
+# Build the site into site/; broken links, warnings and an old table of capabilities fail
 docs: setup
+    @{{ python }} -m tools.capabilities --check
     @NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 # Format

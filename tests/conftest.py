@@ -53,9 +53,6 @@ OTHER_DRIVERS = {"psycopg": ("postgresql",), "asyncmy": ("mariadb", "mysql")}
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "quick")
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
-ALL = pytest.StashKey[list[pytest.Item]]()
-"""All tests, in a run that was not told to collect only some."""
-
 
 class Servers:
     """Administrators' engines, made when first needed."""
@@ -147,12 +144,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(SecondChance(passes_alone), "second chance")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Before -k and -m leave any out."""
-    whole = [(config.invocation_params.dir / argument).resolve() for argument in config.args]
-    left_out = config.getoption("ignore") or config.getoption("ignore_glob")
-    config.stash[ALL] = list(items) if whole == [Path(__file__).parent] and not left_out else []
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = scheduling.order(items)
 
 

@@ -1,11 +1,10 @@
-"""Files generated from the code match it."""
+"""Files generated from the code match it; `just docs` compares the table of capabilities."""
 
 from pathlib import Path
 
 import pytest
 
 from faststream_sqlbroker.core.states import MessageState
-from tests.conftest import ALL
 from tools import (
     attacks,
     capabilities,
@@ -73,16 +72,6 @@ def test_a_block_is_replaced_and_nothing_else(tmp_path: Path) -> None:
     assert update_block(page, "x", "new\n", check=False) == 0
     assert update_block(page, "x", "new\n", check=True) == 0
     assert page.read_text() == "a\n<!-- x -->\nnew\n<!-- /x -->\nb\n"
-
-
-def test_the_table_of_capabilities_is_todays(request: pytest.FixtureRequest) -> None:
-    """By what a run of all tests has collected: to collect them for this alone takes 20 s."""
-    all_tests = request.config.stash[ALL]
-    if not all_tests:
-        pytest.skip("not all tests were collected: python -m tools.capabilities --check does")
-    page = capabilities.PAGE.read_text()
-    table = capabilities.table(capabilities.read(all_tests))
-    assert with_block(page, "capabilities", table) == page
 
 
 def test_the_table_of_capabilities_tells_databases_apart() -> None:
