@@ -126,7 +126,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that the broker must not reach because a process or a server stands still."""
     # Heartbeats are frequent in tests, and a busy machine may be late with many of them.
     monkeypatch.setattr(heartbeat, "LEASE_INTERVALS", 1_000)
-    # Whoever has stopped is gone at once, and its last outcomes are written.
+    # A process that has stopped is gone at once, and its last outcomes are written.
     monkeypatch.setattr(heartbeat, "LEAVE_TIMEOUT", GRACE)
     monkeypatch.setattr(consumer, "FINAL_FLUSH_TIMEOUT", GRACE)
 

@@ -53,7 +53,7 @@ def test_a_generated_document(folder: Path, form: str) -> None:
 
 async def test_a_served_document(folder: Path) -> None:
     kept = socket.socket()
-    # Nobody else is given the port. A server may listen at it, as both may use it again.
+    # No other process is given the port. A server may listen at it, as both may use it again.
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     kept.bind(("127.0.0.1", 0))
     port = kept.getsockname()[1]

@@ -603,7 +603,7 @@ async def test_a_slow_function_keeps_its_schedule_and_holds_up_no_other(
 
 
 class Hasty(RealTime):
-    """Real time, in which nobody sleeps long: a lease is renewed before a third of it is over."""
+    """Real time, in which no sleep is long: a lease is renewed before a third of it is over."""
 
     @staticmethod
     async def sleep(seconds: float) -> None:  # type: ignore[override]

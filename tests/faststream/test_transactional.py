@@ -259,7 +259,7 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
                 await connection.execute(over)
         return rows
 
-    # Nobody looks for it before the handler has its lock.
+    # No other process looks for it before the handler has its lock.
     with patch.object(store, "claim", claim), patch.object(store, "release_stuck", return_value=0):
         await broker.start()
         await broker.publish("x", "in")

@@ -15,7 +15,7 @@ async def read_all(h: History, folder: Path, store: Store, *, patience: float) -
     """Complete `h`; `patience` in seconds is for the notes of ACK_FIRST to run out."""
     events = read(folder)
     h.deliveries = deliveries(events)
-    # On SQLite it may have stood still in the middle of a write: then nobody can write.
+    # On SQLite it may have stood still in the middle of a write: then no process can write.
     alone = store.dialect_name != "sqlite"
     h.stalls += [
         Stall(event["since"], event["at"], event["pid"] if alone else None)

@@ -42,7 +42,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 STEP = timedelta(microseconds=1)
 LOOKED: dict[int, float] = {}
 """By message, when the broker last looked whether its slot was over: what stands still after that
-look starts late, and nobody could tell."""
+look starts late, and no test could tell."""
 DOUBTS: dict[int, int] = {}
 """By message, microseconds that the claim took to read the database's clock."""
 

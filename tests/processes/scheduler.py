@@ -19,7 +19,7 @@ from faststream_sqlbroker.flow import schedules
 
 def main() -> None:
     """Run until SIGTERM."""
-    # What a killed one has begun is soon taken over; nobody who stands still publishes twice.
+    # What a killed one has begun is soon taken over; none that stands still publishes twice.
     schedules.LEASE = 2.0
     url, folder = sys.argv[1:]
     file = os.open(Path(folder) / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND)

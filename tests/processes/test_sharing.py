@@ -78,7 +78,7 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
     assert len(waiting) > 2
     # Each may have claimed one for its only worker when that was free.
     assert sum(row["lease_expires_at"] > soon for row in waiting) <= 2
-    # Nobody waits here for what runs.
+    # No process waits here for what runs.
     leases = {row["id"]: min(row["lease_expires_at"], soon) for row in leased}
     message = fleet.store.tables.message
     async with fleet.store.engine.begin() as connection:

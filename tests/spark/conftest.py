@@ -58,7 +58,7 @@ class Archive:
 
     def __init__(self, url: str, config: SqlBrokerSchemaConfig | None = None) -> None:
         self.url = url
-        # Whoever holds SQLite's lock may stand still.
+        # The process that holds SQLite's lock may stand still.
         waits = {"timeout": 60} if make_url(url).get_backend_name() == "sqlite" else {}
         self.engine: Engine = create_engine(_synchronous(url), connect_args=waits)
         self.kind = (
