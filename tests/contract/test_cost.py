@@ -228,6 +228,7 @@ async def test_a_thousand_queues_take_as_few_statements_as_one(bench: Bench) -> 
     assert {name: cost for name, cost in many.items() if cost > 2 * one[name]} == {}, (one, many)
 
 
+@pytest.mark.usefixtures("new_tables")
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 async def test_each_message_is_written_four_times(bench: Bench) -> None:
     """Inserted, claimed, deleted; inserted into the archive."""
