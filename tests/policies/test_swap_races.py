@@ -190,8 +190,7 @@ async def crowd(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     random = Random(20)
     encounters = Encounters(random)
     clocks = [Clock(database_url) for _ in range(PROCESSES)]
-    tables = build_tables(SqlBrokerSchemaConfig())
-    stores = [Store(each.engine, tables, clock=clock.of_process()) for each in clocks]
+    stores = [Store(each.engine, build_tables(SqlBrokerSchemaConfig())) for each in clocks]
     await stores[0].create_tables()
     for store in stores:
         await store.setup()
