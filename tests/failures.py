@@ -30,11 +30,6 @@ SECONDS_BEFORE = 5.0
 LIBRARIES = ("sqlalchemy", "faststream", "asyncpg", "psycopg", "aiomysql", "aiosqlite", "pyspark")
 
 
-def seed_of(nodeid: str) -> str:
-    """What `random` starts from in a test: the same in each run."""
-    return nodeid
-
-
 class Explained:
     """The plugin of a process that runs tests: a failure says all that there is to know of it."""
 
@@ -43,7 +38,7 @@ class Explained:
         self._sizes: dict[Path, int] = {}
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        random.seed(seed_of(item.nodeid))
+        random.seed(item.nodeid)  # the same in each run
         self._since = time.time()
         self._sizes = {log: _size(log) for log in _logs().values()}
 

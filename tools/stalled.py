@@ -127,7 +127,7 @@ def has_ended(pid: int) -> int | None:
 
 @contextlib.contextmanager
 def _ended_with_us(child: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[bytes]"]:
-    """Tell `child` to end if we are told to."""
+    """End `child` when this process is ended."""
     try:
         yield child
     except BaseException:
