@@ -1,6 +1,5 @@
 """Databases for every test: an empty one each time."""
 
-import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
@@ -21,7 +21,7 @@ from faststream_sqlbroker.dialects import operations
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store import store
 from faststream_sqlbroker.testing import clock
-from tests import quick_tables, scheduling
+from tests import garbage, quick_tables, scheduling
 from tests.compiled import Compiled
 from tests.costs import Costs
 from tests.failures import Explained, SecondChance, passes_alone
@@ -149,9 +149,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the tests and their imports are made of stays: no collection looks at it again."""
-    gc.collect()
-    gc.freeze()
+    garbage.look_seldom()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -290,6 +288,8 @@ def _quick_tables() -> Iterator[QuickTables]:
         patch.setattr(broker, "build_tables", quick_tables.built)
         # A broker has a hundred statements: those that others have had are not read again.
         patch.setattr(operations, "text", cache(text))
+        # So are the hundred options of our commands, which each test of a command would build.
+        patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
         patch.setattr(
             Tables,
             "for_dialect",

@@ -25,9 +25,8 @@ DRIVERS = ("aiomysql", "aiosqlite", "asyncpg")
 LATE = ("anyio._backends._asyncio", "cryptography.hazmat.primitives.asymmetric.rsa")
 """What a worker would import when it runs, and when it logs in."""
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    ["tests.faults.worker", *(f"tests.processes.{name}" for name in WORKERS), *DRIVERS, *LATE]
-)
+_PROGRAMS = ("tests.faults.worker", *(f"tests.processes.{name}" for name in WORKERS))
+_CONTEXT.set_forkserver_preload([*_PROGRAMS, *DRIVERS, *LATE, "tests.fork_server"])
 
 
 class Forked:
