@@ -80,6 +80,8 @@ class ClaimedMessage:
     """Moves by `forward_to` since a handler last ran."""
     claimed_monotonic: float = 0.0
     renewed_monotonic: float = 0.0
+    locked_monotonic: float = 0.0
+    """When a renewal last found it locked by another transaction, whose lock keeps the lease."""
     outcome: Outcome | None = None
     lease_lost: bool = False
     cancelled: str | None = None

@@ -257,20 +257,25 @@ class MultiStatementDialect(Dialect):
         self.take(connection, found, lease, token)
         return found
 
-    def renew(
-        self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
-    ) -> set[int]:
-        """Lock, lengthen; with `skip_locked` what is locked elsewhere is only looked up."""
-        if not skip_locked:
-            # `lock` locks by id alone. A row whose lease was lost may be locked for long by its new
-            # holder, so only rows that are still held are locked.
-            held = self.still_held(connection, leases)
-            leases = [each for each in leases if each[0] in held]
-        free = self.lock(connection, leases, skip_locked=skip_locked)
+    def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Look, lock, lengthen.
+
+        `lock` locks by id alone. A row whose lease was lost may be locked for long by its new
+        holder, so only rows that are still held are locked.
+        """
+        held = self.still_held(connection, leases)
+        locked = self.lock(connection, [each for each in leases if each[0] in held])
+        self.lengthen(connection, locked, lease)
+        return locked
+
+    def renew_free(
+        self, connection: Connection, leases: Leases, lease: float
+    ) -> tuple[set[int], set[int]]:
+        """Lock, lengthen; what is locked elsewhere is only looked up."""
+        free = self.lock(connection, leases, skip_locked=True)
         self.lengthen(connection, free, lease)
-        if len(free) < len(leases):
-            free |= self.still_held(connection, leases)
-        return free
+        rest = [each for each in leases if each[0] not in free]
+        return free, self.still_held(connection, rest) if rest else set()
 
     def lengthen(self, connection: Connection, ids: Collection[int], lease: float) -> None:
         """Lengthen the leases of `ids`, which the transaction has locked."""

@@ -244,14 +244,20 @@ class Operations(ClaimedRows, ABC):
         """
 
     @abstractmethod
-    def renew(
-        self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
-    ) -> set[int]:
-        """Extend `leases` to `lease` seconds from now; returns the ids that are still held.
+    def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Extend those of `leases` that are still held to `lease` seconds from now; returns their
+        ids.
 
         A lease is never shortened: if two renewals run at once, the database may execute the longer
-        one first. With `skip_locked`, rows that another transaction has locked are not extended,
-        but are among the ids.
+        one first. Rows that another transaction has locked are waited for.
+        """
+
+    @abstractmethod
+    def renew_free(
+        self, connection: Connection, leases: Leases, lease: float
+    ) -> tuple[set[int], set[int]]:
+        """As `renew`, of the rows that no other transaction has locked; returns their ids, and
+        those of the others that are still held.
         """
 
     @abstractmethod

@@ -215,6 +215,9 @@ class Inflight(Outcomes):
     def due_for_renewal(self, lease: float, max_lease: float | None) -> list[ClaimedMessage]:
         """Rows held longer than a third of their lease; those being written right now, two thirds.
 
+        What was locked by another transaction is due again after a quarter of a third: the lock
+        may have lasted for a moment only, and the lease was not lengthened.
+
         Not those whose handlers have asked for more than `lease`, which would be shortened, nor
         those that are to be cancelled while their handlers go on.
         """
@@ -228,8 +231,10 @@ class Inflight(Outcomes):
             limit = shorter if row.prefetched else third
             # A row that is being written is most likely gone in a moment: it is renewed only if
             # that takes long.
-            return held >= limit and (
-                held >= 2 * limit or (row.id, row.lease_token) not in being_written
+            return (
+                held >= limit
+                and now - row.locked_monotonic >= limit / 4
+                and (held >= 2 * limit or (row.id, row.lease_token) not in being_written)
             )
 
         return [

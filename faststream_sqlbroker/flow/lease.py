@@ -43,18 +43,20 @@ class LeaseKeeper:
             waits = [row for row in due if row.prefetched and id(row) in waiting]
             # A row that is locked elsewhere is not waited for: its transaction may last for long,
             # and its lock keeps the lease.
-            await self._renew(waits, shorter, skip_locked=True)
+            await self._renew(waits, shorter, wait=False)
             kept = {id(row) for row in waits}
-            await self._renew(
-                [row for row in due if id(row) not in kept], self._lease, skip_locked=True
-            )
+            await self._renew([row for row in due if id(row) not in kept], self._lease, wait=False)
         return max(0.02, shorter / 12)
 
     def _tell_margin(self, shorter: float) -> None:
         """Tell how soon the first lease runs out, before this look renews any."""
         full = self._lease
         ends = [
-            max(row.renewed_monotonic + (shorter if row.prefetched else full), row.held_until)
+            max(
+                max(row.renewed_monotonic, row.locked_monotonic)
+                + (shorter if row.prefetched else full),
+                row.held_until,
+            )
             for row in self._inflight.held.values()
         ]
         if ends:
@@ -69,22 +71,27 @@ class LeaseKeeper:
                 long.
         """
         # Here a locked row is waited for: the handler must not start without its lease.
-        await self._renew(rows, self._lease, skip_locked=False)
+        await self._renew(rows, self._lease, wait=True)
 
-    async def _renew(
-        self, rows: Sequence[ClaimedMessage], lease: float, *, skip_locked: bool
-    ) -> None:
+    async def _renew(self, rows: Sequence[ClaimedMessage], lease: float, *, wait: bool) -> None:
         for start in range(0, len(rows), MAX_PER_STATEMENT):
             part = rows[start : start + MAX_PER_STATEMENT]
             asked = self._clock.monotonic()
             # The database counts from when it executes this, later than `asked`. So we may take a
             # lease for shorter than it is, never for longer.
             leases = [(row.id, row.lease_token) for row in part]
-            held = await self._store.renew(leases, lease, skip_locked=skip_locked)
+            locked: set[int] = set()
+            if wait:
+                renewed = await self._store.renew(leases, lease)
+            else:
+                renewed, locked = await self._store.renew_free(leases, lease)
             for row in part:
-                if row.id in held:
+                if row.id in renewed:
                     row.renewed(asked, shorter=lease < self._lease)
-            self._inflight.lose([row for row in part if row.id not in held], "renew", _LOST)
+                elif row.id in locked:
+                    row.locked_monotonic = asked
+            lost = [row for row in part if row.id not in renewed and row.id not in locked]
+            self._inflight.lose(lost, "renew", _LOST)
 
     async def extend(self, rows: Sequence[ClaimedMessage], seconds: float) -> bool:
         """Hold `rows` for at least `seconds` from now, which `max_lease` does not end; whether all

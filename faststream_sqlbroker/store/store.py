@@ -312,17 +312,25 @@ class Store:
             lambda c: self.dialect.claim_ids(c, [message_id], queues, lease, token), self._places
         )
 
-    async def renew(self, leases: Leases, lease: float, *, skip_locked: bool = False) -> set[int]:
+    async def renew(self, leases: Leases, lease: float) -> set[int]:
         """Extend `leases` to `lease` seconds from now, shorten none; the ids still held.
 
-        With `skip_locked` rows that another transaction has locked are not extended; their ids are
-        in the result nevertheless, if they are still held.
+        Rows that another transaction has locked are waited for.
         """
         if not leases:
             return set()
-        renew = self.dialect.renew
         return await self._consuming.run(
-            lambda c: renew(c, leases, lease, skip_locked=skip_locked), self._places
+            lambda c: self.dialect.renew(c, leases, lease), self._places
+        )
+
+    async def renew_free(self, leases: Leases, lease: float) -> tuple[set[int], set[int]]:
+        """As `renew`, without a wait: the ids that were extended, and those that are still held,
+        but locked by another transaction.
+        """
+        if not leases:
+            return set(), set()
+        return await self._consuming.run(
+            lambda c: self.dialect.renew_free(c, leases, lease), self._places
         )
 
     async def settle(

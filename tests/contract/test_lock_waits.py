@@ -51,8 +51,8 @@ async def test_a_move_with_new_headers_waits_for_no_other_message(bench: Bench) 
     assert result.settled == {row.id}
 
 
-@pytest.mark.parametrize("skip_locked", [False, True], ids=["extend", "renew"])
-async def test_a_lease_waits_for_no_other_message(bench: Bench, skip_locked: bool) -> None:
+async def test_a_lease_waits_for_no_other_message(bench: Bench) -> None:
     async with between_locked(bench) as row:
         leases = [(row.id, row.lease_token)]
-        assert await bench.store.renew(leases, LEASE, skip_locked=skip_locked) == {row.id}
+        assert await bench.store.renew(leases, LEASE) == {row.id}
+        assert await bench.store.renew_free(leases, LEASE) == ({row.id}, set())

@@ -266,7 +266,8 @@ async def test_the_lock_is_the_lease(broker: SqlBroker, look: Look, bodies: Any)
         await running.wait()
     [row] = await look.rows()
     assert await store.release_stuck(["in"], 10) == 0
-    await store.renew([(row["id"], row["lease_token"])], 600.0, skip_locked=True)
+    renewal = await store.renew_free([(row["id"], row["lease_token"])], 600.0)
+    assert renewal == (set(), {row["id"]})
     assert await look.rows() == [row]
     go_on.set()
     [row] = await look.archived(1)

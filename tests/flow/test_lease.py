@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from sqlalchemy import text
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Outcome, Relocate
@@ -140,6 +141,29 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(
     assert [r["key"] for r in await rig.rows(archive=True)] == ["next"]
 
 
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+async def test_a_lease_that_a_lock_kept_from_renewal_is_renewed_soon(rig: Rig) -> None:
+    """The lock may have been another statement's, for a moment; SQLite has no locks of rows."""
+    await rig.put()
+    [row] = await rig.claim()
+    before = await rig.one()
+    inflight = Inflight()
+    inflight.add([row])
+    keeper = LeaseKeeper(rig.store, inflight, rig.log, lease=600.0, max_lease=None)
+    third = 600.0 / 3
+    row.renewed_monotonic -= third
+    async with rig.store.engine.connect() as other:
+        await other.execute(text("SELECT id FROM message FOR UPDATE"))
+        await keeper.tick()
+        await other.rollback()
+    assert (await rig.one(), row.lease_lost) == (before, False)
+    assert inflight.due_for_renewal(600.0, None) == [], "not at each look: the lock may last"
+    row.locked_monotonic -= third / 4
+    await keeper.tick()
+    assert (await rig.one())["lease_expires_at"] > before["lease_expires_at"]
+    assert inflight.due_for_renewal(600.0, None) == []
+
+
 async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) -> None:
     """Whichever has the row first, a yes means that the row is held for as long as was asked."""
     rounds = 40
@@ -157,6 +181,7 @@ async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) ->
     for n in range(rounds):
         for row in rows:
             row.renewed_monotonic = float("-inf")
+            row.locked_monotonic = float("-inf")
             row.held_until = 0.0
         assert len(inflight.due_for_renewal(60.0, None)) == len(rows)
         _, held = await asyncio.gather(keeper.tick(), hold(rows[n], n % 8 * 0.001))

@@ -63,8 +63,8 @@ async def test_a_subscriber_without_policies_sends_no_statement_more(rig: Rig) -
     suspicion = Suspicion.under(13)
     prefetch = Prefetch(1, 20.0)
     rows = await rig.store.claim(pairs, 100, 60.0, uuid4(), suspicion=suspicion, prefetch=prefetch)
-    for skip_locked in (True, False):  # a process that stands still renews
-        await rig.store.renew([(r.id, r.lease_token) for r in rows], 60.0, skip_locked=skip_locked)
+    for renew in (rig.store.renew_free, rig.store.renew):  # a process that stands still renews
+        await renew([(r.id, r.lease_token) for r in rows], 60.0)
     await rig.store.settle([done(row) for row in rows])
     await rig.store.lease_ends_in(["q"])
     await rig.store.look_around(["q"], ["q"])

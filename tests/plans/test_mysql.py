@@ -92,9 +92,7 @@ STEPS: dict[str, Callable[[MysqlDialect, Connection, list[ClaimedMessage]], Any]
         c, [_settled(r, Nack(error=ValueError("no"))) for r in rows]
     ),
     "dead letter": lambda d, c, rows: d.settle(c, [_settled(r, Reject(), TO_DEAD) for r in rows]),
-    "renew": lambda d, c, rows: d.renew(
-        c, [(r.id, r.lease_token) for r in rows], 60.0, skip_locked=True
-    ),
+    "renew": lambda d, c, rows: d.renew_free(c, [(r.id, r.lease_token) for r in rows], 60.0),
     "extend": lambda d, c, rows: d.renew(c, [(r.id, r.lease_token) for r in rows], 60.0),
 }
 

@@ -61,9 +61,9 @@ class Renewing:
     def __init__(self, before_answer: Any) -> None:
         self.before_answer = before_answer
 
-    async def renew(self, _leases: Any, _lease: float, **_: Any) -> set[int]:
+    async def renew_free(self, _leases: Any, _lease: float) -> tuple[set[int], set[int]]:
         self.before_answer()
-        return set()
+        return set(), set()
 
 
 @contextmanager

@@ -279,21 +279,24 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         binds = swap_binds(swap)
         return Query(self.sql["swap"], binds, lambda rows: read_swapped(rows, swap))
 
-    def renew(
-        self, connection: Connection, leases: Leases, lease: float, *, skip_locked: bool = False
-    ) -> set[int]:
-        """Locked rows are waited for beforehand, or skipped by the update and looked up without a
-        lock.
-        """
-        if not skip_locked:
-            # The update joins on ctid. If it waited for a row that changes, it would look for the
-            # old ctid and miss the row; so wait for the locks first.
-            self.lock(connection, leases)
-        binds = lease_binds(leases)
-        held = {r[0] for r in connection.execute(self.sql["renew"], {**binds, "lease": lease})}
-        if len(held) < len(leases):
-            held |= self.still_held(connection, leases)
-        return held
+    def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Locked rows are waited for beforehand."""
+        # The update joins on ctid. If it waited for a row that changes, it would look for the old
+        # ctid and miss the row; so wait for the locks first.
+        self.lock(connection, leases)
+        return self._lengthen_free(connection, leases, lease)
+
+    def renew_free(
+        self, connection: Connection, leases: Leases, lease: float
+    ) -> tuple[set[int], set[int]]:
+        """Locked rows are skipped by the update, and looked up without a lock."""
+        free = self._lengthen_free(connection, leases, lease)
+        rest = [each for each in leases if each[0] not in free]
+        return free, self.still_held(connection, rest) if rest else set()
+
+    def _lengthen_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        binds = {**lease_binds(leases), "lease": lease}
+        return {r[0] for r in connection.execute(self.sql["renew"], binds)}
 
     def lock(
         self, connection: Connection, leases: Leases, *, skip_locked: bool = False
