@@ -9,7 +9,6 @@ mirror, the settings of apt and pip, and the certificates are this machine's own
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -121,15 +120,9 @@ def check() -> None:
                 raise CannotRunError(msg)
 
 
-def _end(number: int, _frame: object) -> None:
-    """Leave by the ordinary way, so that the folder goes."""
-    sys.exit(128 + number)
-
-
 def main(arguments: list[str]) -> int:
     """The command line."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    servers.leave_in_order()
     try:
         check()
         with tempfile.TemporaryDirectory(prefix="debian13-", dir=PLACE) as name:

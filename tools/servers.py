@@ -203,9 +203,16 @@ def _execute(command: list[str], environment: dict[str, str]) -> int:
             raise
 
 
-def _end(number: int, _frame: object) -> None:
-    """Leave by the ordinary way, so that servers stop and their folders go."""
-    sys.exit(128 + number)
+def leave_in_order() -> None:
+    """Let SIGTERM and SIGHUP end this process by the ordinary way, so that what it has started or
+    stopped, and its folders, do not stay.
+    """
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
 
 
 def main(arguments: list[str]) -> int:
@@ -218,8 +225,7 @@ def main(arguments: list[str]) -> int:
     if head != ["run"] or not separator or not command:
         print(__doc__, file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    leave_in_order()
     return run(kinds, command, lambda line: print(line, file=sys.stderr))
 
 

@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.servers import leave_in_order
+
 MEAN_PAUSE = 20.0
 """Seconds between two stops, unless told; each pause is drawn from half of it to one and a half."""
 STALL = 2.0
@@ -138,11 +140,6 @@ def _ended_with_us(child: "subprocess.Popen[bytes]") -> Iterator["subprocess.Pop
         raise
 
 
-def _end(number: int, _frame: object) -> None:
-    """Leave by the ordinary way, so that nothing stays stopped."""
-    sys.exit(128 + number)
-
-
 def run(command: list[str], seed: int, every: float = MEAN_PAUSE) -> int:
     """Run `command` with a stop about each `every` seconds; its exit code."""
     # What outlives its parent becomes our child, so that it is found.
@@ -179,8 +176,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--every", type=float, default=MEAN_PAUSE)
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    leave_in_order()
     return run(given.command, given.seed, given.every)
 
 

@@ -110,15 +110,18 @@ async def test_messages_that_a_dead_or_stopped_process_had_not_started_are_handl
 
 async def _stop_without_lock(fleet: Fleet, worker: Process) -> None:
     """Stop it while it writes nothing: on SQLite all others would wait for the end of its write."""
-    while True:
+
+    async def stopped_without_lock() -> bool:
         worker.send_signal(signal.SIGSTOP)
         try:
             async with fleet.store.engine.begin() as connection:
                 await connection.execute(text("UPDATE message SET priority = 0 WHERE 1 = 0"))
         except OperationalError:
             worker.send_signal(signal.SIGCONT)
-        else:
-            return
+            return False
+        return True
+
+    await eventually(stopped_without_lock)
 
 
 async def _stalled(fleet: Fleet, *, at: int) -> Process:
