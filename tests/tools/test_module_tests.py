@@ -9,19 +9,11 @@ from tools.module_tests import PACKAGE, ROOT, TABLE, modules, paths_of
 
 WITHOUT_A_MODULE = {
     "unit/test_behaviours.py",
-    "unit/test_bench_against.py",
-    "unit/test_bench_check.py",
-    "unit/test_failures.py",
     "unit/test_helpers.py",
-    "unit/test_kept_tables.py",
     "unit/test_layers.py",
     "unit/test_measure.py",
-    "unit/test_reliability.py",
-    "unit/test_servers.py",
-    "unit/test_stalled.py",
-    "unit/test_module_tests.py",
 }
-"""Unit tests of the repository's own rules and tools."""
+"""Unit tests of the repository's own rules."""
 
 
 def test_each_module_is_named_once() -> None:
