@@ -63,7 +63,8 @@ def create_all(connection: Connection, tables: Tables) -> None:
         install_functions(connection, tables.config)
     tables.version.create(connection, checkfirst=True)
     if fresh:
-        connection.execute(tables.version.delete())
+        # By its key: MySQL under sql_safe_updates refuses a DELETE without one.
+        connection.execute(tables.version.delete().where(tables.version.c.version_num > ""))
         connection.execute(tables.version.insert().values(version_num=HEAD))
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from faststream_sqlbroker import MissingExtraError, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.broker import engine as engines
 from faststream_sqlbroker.dialects import dialect_for
+from faststream_sqlbroker.dialects.mysql.session import NO_LIMIT
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import pool
 
@@ -150,7 +151,7 @@ def test_a_binary_log_of_statements_is_refused(
     log_bin: int, binlog_format: str, fine: bool
 ) -> None:
     dialect = dialect_for(create_engine(f"mariadb+pymysql://{PLACE}").dialect, TABLES)
-    connection: Any = Answers(log_bin, binlog_format)
+    connection: Any = Answers(log_bin, binlog_format, NO_LIMIT, 0)
     if fine:
         dialect.setup(connection)
     else:

@@ -31,8 +31,8 @@ from faststream_sqlbroker.dialects.mysql import session
 from faststream_sqlbroker.dialects.mysql.errors import DUPLICATE_ENTRY, MysqlErrors
 from faststream_sqlbroker.dialects.mysql.queues import FIRST_IDS, READY_PAIRS, PairsClaim
 from faststream_sqlbroker.dialects.mysql.session import (
-    refuse_log_of_statements,
     refuse_plain_backslashes,
+    refuse_settings,
 )
 from faststream_sqlbroker.dialects.mysql.settle import ARCHIVE
 from faststream_sqlbroker.dialects.mysql.sql import (
@@ -109,11 +109,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         self.prepare_ordered(words, "FORCE INDEX ({})", KEYS_WALKED)
 
     def setup(self, connection: Connection) -> None:
-        """Refuse a server whose binary log cannot hold what READ COMMITTED writes; look which of
-        the two it is.
-        """
+        """Refuse settings under which statements fail; look which of the two servers it is."""
         self._prepare_for(is_mariadb(connection.dialect))
-        refuse_log_of_statements(connection)
+        refuse_settings(connection)
         self.size_limit(connection)
 
     def size_limit(self, connection: Connection) -> SizeLimit:

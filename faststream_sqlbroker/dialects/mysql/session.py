@@ -87,6 +87,12 @@ def _whole_seconds(limit: float) -> int:
 
 # Settings of servers and connections that are refused.
 
+NO_LIMIT = 2**64 - 1
+"""The default of sql_select_limit."""
+_ANOTHER = (
+    "set another one for the engine's connections: "
+    'create_async_engine(url, connect_args={{"init_command": "SET SESSION {}"}})'
+)
 NO_BACKSLASH_ESCAPES = 0x200
 """Bit of the status in the server's answers: a backslash in a literal escapes nothing."""
 
@@ -105,22 +111,39 @@ def refuse_plain_backslashes(driver: Any) -> None:
         msg = (
             "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a "
             "quote in a body would end the literal, and the rest would run as SQL. Take it out of "
-            "the server's sql_mode, or set another one for the engine's connections: "
-            'create_async_engine(url, connect_args={"init_command": "SET SESSION sql_mode=..."})'
+            "the server's sql_mode, or " + _ANOTHER.format("sql_mode=...")
         )
         raise SetupError(msg)
 
 
-def refuse_log_of_statements(connection: Connection) -> None:
-    """Refuse a server whose binary log cannot hold what READ COMMITTED writes.
+def refuse_settings(connection: Connection) -> None:
+    """Refuse a server or a session with settings under which the broker's statements fail, or do a
+    part of what they say.
 
     Raises:
-        SetupError: binlog_format is STATEMENT.
+        SetupError: the binary log holds statements, which READ COMMITTED cannot write; a SELECT
+            gives a part of its rows; or MariaDB refuses each settlement.
     """
-    log = connection.execute(text("SELECT @@log_bin, @@binlog_format")).one()
-    if log[0] and str(log[1]).upper() == "STATEMENT":
+    settings = "@@log_bin, @@binlog_format, @@sql_select_limit, @@sql_safe_updates"
+    log, log_format, most_rows, safe = connection.execute(text(f"SELECT {settings}")).one()
+    if log and str(log_format).upper() == "STATEMENT":
         msg = (
             "binlog_format is 'STATEMENT', but the broker writes under READ COMMITTED, which needs "
             "'MIXED' or 'ROW'; set binlog_format=ROW on the server"
+        )
+        raise SetupError(msg)
+    if int(most_rows) < NO_LIMIT:
+        msg = (
+            f"sql_select_limit is {most_rows}, so a statement would read the first {most_rows} of "
+            "its rows and take the others for lost; "
+            + _ANOTHER.format(f"sql_select_limit={NO_LIMIT}")
+        )
+        raise SetupError(msg)
+    # MySQL looks at the key of the table that loses rows; MariaDB at all tables of the statement,
+    # and the list of ids is one that has no key.
+    if int(safe) and is_mariadb(connection.dialect):
+        msg = (
+            "sql_safe_updates is on, under which MariaDB refuses to settle messages, though the "
+            "statement names them by their ids; " + _ANOTHER.format("sql_safe_updates=0")
         )
         raise SetupError(msg)
