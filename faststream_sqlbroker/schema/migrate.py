@@ -19,7 +19,7 @@ from faststream_sqlbroker.schema.tables import (
 )
 from faststream_sqlbroker.schema.triggers import create_notify_trigger, notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL
-from faststream_sqlbroker.schema.validate import foreign_tables
+from faststream_sqlbroker.schema.validate import foreign_tables, name_types_plainly
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -43,6 +43,7 @@ def create_all(connection: Connection, tables: Tables) -> None:
     # Before any read: on MySQL a transaction that has read a table holds its metadata lock. If it
     # then waited here, it would block the DDL of the process that holds this lock.
     _one_at_a_time(connection)
+    name_types_plainly(connection)
     foreign = foreign_tables(connection, tables)
     if foreign:
         raise SchemaError("; ".join(foreign))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Column, Connection, Index, Table, inspect
+from sqlalchemy import Column, Connection, Index, Table, inspect, text
 from sqlalchemy.exc import DBAPIError, NoSuchTableError
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 from sqlalchemy.types import (
@@ -27,6 +27,14 @@ ARCHIVE_OURS = {"reason", "dedup_id", "publish_count"}
 _MISSING_TABLE = " is missing: "
 _DENIED = frozenset({1142, 1143})
 """MySQL and MariaDB show a table's definition only to users with SELECT on the whole table."""
+
+
+def name_types_plainly(connection: Connection) -> None:
+    """Let PostgreSQL name types as SQLAlchemy knows them, until the transaction ends: under
+    `quote_all_identifiers` they come in quotes.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL quote_all_identifiers = off"))
 
 
 def foreign_tables(connection: Connection, tables: Tables) -> list[str]:
@@ -65,6 +73,7 @@ def differences(connection: Connection, tables: Tables) -> list[str]:
     Columns and indexes that are not the broker's are left alone, and so are tables that the user
     may not look at: a producer needs no right to read.
     """
+    name_types_plainly(connection)
     inspector = inspect(connection)  # it keeps what it has read
     foreign = _foreign(inspector, tables)
     if foreign:

@@ -14,6 +14,12 @@ from faststream_sqlbroker.store.checkout import Checkouts
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds without traffic before TCP asks, seconds between two tries, and tries."""
 
+NEVER_IDLE = (
+    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+)
+"""A session that listens is idle all the time; PostgreSQL 13 has no such limit. No other user of
+the pool gets it: the connection is closed at the end."""
+
 
 @asynccontextmanager
 async def listening(
@@ -51,6 +57,7 @@ async def listening(
             # Closed, not reused: the next user of a pooled connection would still be subscribed.
             stack.push_async_callback(connection.invalidate)
             driver: Any = (await connection.get_raw_connection()).driver_connection
+            await driver.execute(NEVER_IDLE)
             await driver.add_listener(channel, callback)
             _keep_alive(driver)
         driver.add_termination_listener(lambda _c: gone.set())

@@ -1,11 +1,14 @@
 """Settings of the application's sessions under which statements would fail: refused by name, or
 harmless."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import SetupError
@@ -70,3 +73,66 @@ async def test_safe_updates_change_nothing_on_mysql(with_setting: Brokers) -> No
         look = Look(broker.engine)
         assert [row["state"] for row in await look.archived(3)] == ["COMPLETED"] * 3
         await eventually(lambda: sorted(handled) == ["first", "second"])
+
+
+def postgresql(url: str, driver: str, setting: str, value: str) -> AsyncEngine:
+    """An engine whose sessions have a setting."""
+    options: dict[str, Any] = {"options": f"-c {setting}={value}"}
+    if driver == "asyncpg":
+        options = {"server_settings": {setting: value}}
+    place = make_url(url).set(drivername=f"postgresql+{driver}")
+    return create_async_engine(place, connect_args=options)
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_date_style_that_psycopg_cannot_read_is_refused(database_url: str) -> None:
+    """asyncpg reads times as numbers."""
+    for driver in ("asyncpg", "psycopg"):
+        broker = SqlBroker(postgresql(database_url, driver, "DateStyle", "German"))
+        await broker.create_tables()
+        if driver == "asyncpg":
+            await broker.start()
+        else:
+            with pytest.raises(SetupError, match=r"DateStyle is 'German.*DateStyle=ISO"):
+                await broker.start()
+        await broker.stop()
+        await broker.engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_quoted_names_of_types_are_the_same_types(database_url: str, driver: str) -> None:
+    broker = SqlBroker(postgresql(database_url, driver, "quote_all_identifiers", "on"))
+    await broker.create_tables()
+    await broker.start()
+    await broker.stop()
+    await broker.engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_the_session_that_listens_may_idle(database_url: str) -> None:
+    """Where the application's sessions may not: another one that idles ends before."""
+    engine = postgresql(database_url, "asyncpg", "idle_session_timeout", "300")
+    broker = SqlBroker(engine)
+    broker.subscriber("q")(print)
+    look = create_async_engine(database_url)
+    listens = text("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN %'")
+
+    async def listening() -> list[int]:
+        async with look.connect() as connection:
+            return list((await connection.scalars(listens)).all())
+
+    await broker.create_tables()
+    await broker.start()
+    before = await eventually(listening)
+    ended = asyncio.Event()
+    idles = await engine.connect()
+    driver = (await idles.get_raw_connection()).driver_connection
+    assert driver is not None
+    driver.add_termination_listener(lambda _connection: ended.set())
+    await asyncio.wait_for(ended.wait(), 120)
+    assert await listening() == before
+    await idles.invalidate()
+    await broker.stop()
+    await engine.dispose()
+    await look.dispose()

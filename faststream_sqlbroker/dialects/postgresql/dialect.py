@@ -62,6 +62,7 @@ from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.dialects.sizes import by_bytes, bytes_of
 from faststream_sqlbroker.dialects.suspects import apart, statement_end
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
 
@@ -95,6 +96,19 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self.silent_sessions = DeadSessions(tables, sqlalchemy_dialect.identifier_preparer)
         if self.has_archive:
             self.quick_jobs = QuickJobs(self, columns)
+
+    def setup(self, connection: Connection) -> None:
+        """Refuse a DateStyle that psycopg, which reads times as text, does not read."""
+        if connection.dialect.driver != "psycopg":
+            return
+        style = connection.exec_driver_sql("SHOW DateStyle").scalar_one()
+        if not style.startswith("ISO"):
+            msg = (
+                f"DateStyle is {style!r}, of which psycopg reads no times; set 'ISO' for the "
+                "engine's connections: create_async_engine(url, "
+                'connect_args={"options": "-c DateStyle=ISO"}), or use asyncpg'
+            )
+            raise SetupError(msg)
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
         """The limit is the transaction's own, so that nothing is left of it."""
