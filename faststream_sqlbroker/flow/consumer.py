@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from faststream_sqlbroker.core.health import SubscriberHealth
 from faststream_sqlbroker.core.metrics import Recorder
@@ -25,7 +26,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.key_claims import key_claims_of
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.lookout import Lookout
-from faststream_sqlbroker.flow.loop import Log, Loop, persist
+from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, persist
 from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.progress import ProgressNotes
@@ -115,6 +116,10 @@ class Consumer:
         self._stopping = True
         self._stop_task: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
+        self._cancelled_workers: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """Those that this consumer has cancelled."""
+        self._dead_workers = 0
+        """Workers that have died and are not replaced yet."""
         self._build()
 
     def _build(self) -> None:
@@ -212,12 +217,11 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether every loop's last tick succeeded, no worker has died, nothing is missing, and few
+        """Whether every loop's last tick succeeded, no worker is dead, nothing is missing, and few
         outcomes are refused or set apart.
         """
-        fine = all(loop.healthy for loop in self._loops) and not any(
-            w.done() for w in self._workers
-        )
+        fine = all(loop.healthy for loop in self._loops) and not self._dead_workers
+        fine = fine and not any(w.done() for w in self._workers)
         fine = fine and not self.registration.held and self._flusher.repeater.healthy
         return fine and self.inflight.apart_count < MOST_APART
 
@@ -261,8 +265,8 @@ class Consumer:
         self._stop_task = None
         s = self._settings
         for n in range(s.max_workers):
-            run = self._make_worker().run()
-            self._workers.append(asyncio.create_task(run, name=f"sqlbroker-worker-{n}"))
+            work = self._keep_working(n)
+            self._workers.append(asyncio.create_task(work, name=f"sqlbroker-worker-{n}"))
         for loop in self._loops:
             loop.start(self._wakeups.outages)
         self._lookout.join(self._fetcher, self._release_loop.wake)
@@ -276,6 +280,58 @@ class Consumer:
                 self.registration, outcomes_of(s, ack_first=self._ack_first, archive=archive)
             )
 
+    async def _keep_working(self, number: int) -> None:
+        """Run a worker until it is to end, and replace it whenever it dies before."""
+        clock = self._wakeups.clock
+        deaths = 0
+        while True:
+            worker = self._make_worker()
+            began = clock.monotonic()
+            try:
+                if deaths:
+                    await self._pause_after(deaths)
+                    began = clock.monotonic()
+                return await worker.run()
+            except (Exception, asyncio.CancelledError) as error:
+                if self._must_end_worker():
+                    raise
+                lived_long = clock.monotonic() - began > LAST_BACKOFF
+                deaths = 1 if lived_long else deaths + 1
+                self._worker_died(number, worker, error, deaths)
+
+    async def _pause_after(self, deaths: int) -> None:
+        self._dead_workers += 1
+        try:
+            await self._wakeups.clock.sleep(backoff(deaths, self._wakeups.clock))
+        finally:
+            self._dead_workers -= 1
+
+    def _worker_died(self, number: int, worker: Worker, error: BaseException, deaths: int) -> None:
+        task = asyncio.current_task()
+        while task is not None and task.cancelling():
+            task.uncancel()
+        worker.give_back_taken(error)
+        if is_told(deaths):
+            was_cancelled = isinstance(error, asyncio.CancelledError)
+            how = "was cancelled, but not by the broker" if was_cancelled else f"failed: {error!r}"
+            self._log(
+                logging.WARNING if was_cancelled else logging.CRITICAL,
+                f"worker {number} {how}; another one takes its place ({deaths} times in a row)",
+                exc_info=None if was_cancelled else error,
+            )
+
+    def cancel_worker(self, task: "asyncio.Task[Any]") -> None:
+        """Cancel the task of a worker, which ends."""
+        self._cancelled_workers.add(task)
+        task.cancel()
+
+    def _must_end_worker(self) -> bool:
+        """Whether the cancellation of the running task is meant to end it as a worker.
+
+        Another one comes from its handler. The end of the event loop cancels all tasks together.
+        """
+        return asyncio.current_task() in self._cancelled_workers or self._flush_loop.cancelled
+
     def _make_worker(self) -> Worker:
         return Worker(
             self._store,
@@ -287,6 +343,7 @@ class Consumer:
             hold=self._keeper.hold_for_start,
             first=self._first,
             stopping=lambda: self._stopping,
+            must_end=self._must_end_worker,
             on_idle=self._flusher.hurry,
             keys=self._keys,
         )
@@ -398,7 +455,7 @@ class Consumer:
             "seconds; they are cancelled and their messages given back",
         )
         for task in running:
-            task.cancel()
+            self.cancel_worker(task)
         # A transaction that was cut off is asked about; what the answer means is then written by
         # the last flush.
         asking = SHIELDED_TIMEOUT if self._settings.transactional else 0.0

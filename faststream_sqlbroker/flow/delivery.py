@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from faststream_sqlbroker.core.outcome import Abandon, Nack
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.cancels import settle_cancelled
@@ -136,8 +136,37 @@ class Deliveries:
         if here.end_cancel(error):
             settle_cancelled(rows)
             return
+        self._end_own_cancel(rows, here, error)
         self.cut_off(rows, error)
         raise error
+
+    async def raise_own_cancel(self, rows: Rows, here: CurrentDelivery) -> None:
+        """Raise the cancellation of its own task that the handler of `rows` has left pending.
+
+        It makes the acks of `rows` void: asyncio, too, counts such a task as cancelled.
+        """
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if self._first is None and not here.must_end():
+                for row in rows:
+                    if isinstance(row.outcome, Ack):
+                        row.settle_anew(None)
+            raise
+        here.forget_cancels()
+
+    def _end_own_cancel(self, rows: Rows, here: CurrentDelivery, error: BaseException) -> None:
+        """Let a cancellation that the broker has not asked for end the handler, but no worker."""
+        if not here.cancelling() or here.must_end():
+            return
+        here.forget_cancels()
+        if isinstance(error, asyncio.CancelledError):
+            self._log(
+                logging.WARNING,
+                f"the task that handles messages {[row.id for row in rows]} was cancelled, but not "
+                "by the broker: the delivery has failed, and the worker goes on",
+                message_id=rows[0].id,
+            )
 
     def cut_off(self, rows: Rows, error: BaseException) -> None:
         """The handler of `rows` has not come to its end, because of `error`."""
@@ -182,8 +211,11 @@ class Deliveries:
             return
         try:
             await self._call_handler(rows)
+            if here.cancelling():
+                await self.raise_own_cancel(rows, here)
         except BaseException as error:
             if not here.end_cancel(error):
+                self._end_own_cancel(rows, here, error)
                 raise
             if self._policies is not None:
                 self._policies.keep_keys(rows)

@@ -6,7 +6,7 @@ context holds, so tasks that the handler starts join too, until the handler has 
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,17 @@ if TYPE_CHECKING:
 class CurrentDelivery:
     """Where one worker works: its store, its task, and the delivery it handles now."""
 
-    __slots__ = ("__weakref__", "asked", "delivery", "store", "task")
+    __slots__ = ("__weakref__", "asked", "cancelling", "delivery", "must_end", "store", "task")
 
-    def __init__(self, store: "Store") -> None:
-        """Nothing is handled yet; made in the worker's own task."""
+    def __init__(self, store: "Store", must_end: Callable[[], bool] = lambda: False) -> None:
+        """Nothing is handled yet; made in the worker's own task.
+
+        `must_end` tells whether the broker, or the end of the event loop, has cancelled the task.
+        """
         self.store = store
+        self.must_end = must_end
         self.task = asyncio.current_task()
+        self.cancelling = int if self.task is None else self.task.cancelling
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
         self.asked = False
         """Whether its handler was cancelled for an operator, and has not ended yet."""
@@ -43,11 +48,14 @@ class CurrentDelivery:
             self.task.cancel()
 
     def forget_cancels(self) -> None:
-        """Between two deliveries: timeouts of anyio 3 and of old async_timeout have cancelled the
-        task in a handler, and left its count as it was then.
+        """Forget that the task was cancelled, unless that must end it.
+
+        A handler may cancel its own task. Timeouts of anyio 3 and of old async_timeout do so, and
+        leave the count as it was then.
         """
-        while self.task is not None and self.task.cancelling():
-            self.task.uncancel()
+        if self.task is not None and not self.must_end():
+            while self.task.cancelling():
+                self.task.uncancel()
 
     def end_cancel(self, error: BaseException | None = None) -> bool:
         """The handler has ended: the cancel must not end the worker, too. Whether `error` is that

@@ -6,12 +6,12 @@ Processes look independently; which of them publishes is decided by the lease in
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import NewMessage
@@ -44,7 +44,7 @@ double."""
 GIVE_BACK_TIMEOUT = 2.0
 """Seconds for the lease of a schedule to be given back; then it runs out by itself."""
 
-Make = Callable[[datetime], Awaitable[Sequence[NewMessage]]]
+Make = Callable[[datetime], Coroutine[Any, Any, Sequence[NewMessage]]]
 """The messages of a fire time, which is aware and in the schedule's zone; called again if it fails.
 """
 
@@ -154,7 +154,8 @@ class Firing:
         """The messages of a time; None if they cannot be made, and `state` was put off."""
         try:
             zone = self.cron((state.expression, state.tz)).zone
-            return await planned.make(at.astimezone(zone))
+            # A task of its own: a function may cancel the one that it runs in.
+            return await asyncio.create_task(planned.make(at.astimezone(zone)))
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and cancelled():
                 raise

@@ -54,13 +54,15 @@ class Worker:
         hold: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
         first: FirstAcks | None,
         stopping: Callable[[], bool],
+        must_end: Callable[[], bool],
         on_idle: Callable[[], None],
         keys: KeyClaims | None = None,
     ) -> None:
         """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None.
 
-        `hold` renews leases of rows that have waited. With `first` messages are removed before they
-        start; with `keys` each key is claimed before.
+        `hold` renews leases of rows that have waited. `must_end` tells whether a cancellation of
+        the task is meant to end it. With `first` messages are removed before they start; with
+        `keys` each key is claimed before.
         """
         self._store = store
         self._inflight = inflight
@@ -71,6 +73,7 @@ class Worker:
         self._hold = hold
         self._clock = inflight.clock
         self._stopping = stopping
+        self._must_end = must_end
         self._on_idle = on_idle
         self._settlements = Settlements(rules, log, self._clock)
         # A row may wait until `least_left` of its lease is left; then it is renewed first.
@@ -112,6 +115,7 @@ class Worker:
         )
         limit = settings.max_deliveries
         self._most_deliveries = float("inf") if limit is None else limit
+        self._taken: Sequence[ClaimedMessage] = ()
 
     @property
     def _only_slots(self) -> bool:
@@ -136,12 +140,21 @@ class Worker:
             row = waiting.popleft() if waiting and not asks else await self._next()
             if row is None:
                 return
-            now = await step(row, here)
+            try:
+                now = await step(row, here)
+            except BaseException:
+                self._taken = self._taken or (row,)
+                raise
             if now >= turn_ends:
-                if not self._stopping():
-                    here.forget_cancels()
+                here.forget_cancels()
                 await asyncio.sleep(0)
                 turn_ends = monotonic() + TURN
+
+    def give_back_taken(self, error: BaseException) -> None:
+        """Give back what it had taken when `error` ended it."""
+        taken = [row for row in self._taken if self._inflight.has_no_outcome(row)]
+        if taken:
+            self._failed(taken, error)
 
     async def run_one(self) -> None:
         """Deliver what waits first, and what belongs to its delivery; something must wait."""
@@ -152,7 +165,7 @@ class Worker:
 
     def _place(self) -> CurrentDelivery:
         """Where this task works."""
-        here = CurrentDelivery(self._store)
+        here = CurrentDelivery(self._store, self._must_end)
         current_delivery.set(here)
         self._inflight.places.add(here)
         return here
@@ -161,9 +174,11 @@ class Worker:
         """Run the handler on `first`, or on a batch that begins with it; the time of its end."""
         # Counted from here: while `first` waits for its slot, the worker is not free.
         self._inflight.busy += 1
+        self._taken = [first]
         try:
             await self._wait_for_slot(first)
             rows = [first] if self._batches is None else await self._batches.fill(first)
+            self._taken = rows
             rows = await self._held(rows)
             began = self._clock.monotonic()
             ready = [row for row in rows if self._may_start(row)]
@@ -202,6 +217,8 @@ class Worker:
         try:
             try:
                 await self._handle(row)
+                if here.cancelling():
+                    await self._deliveries.raise_own_cancel([row], here)
             except BaseException as error:  # noqa: BLE001 - raised again
                 self._deliveries.end_early([row], here, error)
             finally:

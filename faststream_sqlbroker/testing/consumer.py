@@ -107,7 +107,7 @@ class SteppedConsumer(Consumer):
         if running:
             _, late = await asyncio.wait(running, timeout=graceful_timeout)
             for task in late:
-                task.cancel()
+                self.cancel_worker(task)
             if late:
                 await asyncio.wait(late)
 

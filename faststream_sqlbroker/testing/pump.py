@@ -428,7 +428,7 @@ class Pump:
                 await clock.changed_by(deadline, name)
         except asyncio.CancelledError:
             # As if the handler ran in the task that publishes: it is cut off together with it.
-            delivery.task.cancel()
+            delivery.consumer.cancel_worker(delivery.task)
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((delivery.task,))
             raise

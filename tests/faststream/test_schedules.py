@@ -434,6 +434,29 @@ async def _failures(look: Look) -> int:
     return (await remembered(look)).failures_count
 
 
+async def test_a_function_that_cancels_its_task_has_failed(
+    broker: SqlBroker, look: Look, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "LONGEST_RETRY_INTERVAL", 0.1)
+    tries: list[str] = []
+
+    @broker.schedule("0 0 1 1 *", queue="q", name="s")
+    async def cancels_itself() -> str:
+        tries.append("x")
+        if len(tries) == 1:
+            task: Any = asyncio.current_task()
+            task.cancel()
+            await asyncio.Event().wait()
+        return "x"
+
+    await first_start(broker, look)
+    await remember(look, next_at=await now(broker))
+    await broker.start()
+    await eventually(lambda: len(tries) > 1)
+    assert heard.texts("no message could be made for the schedule 's'", logging.ERROR)
+    assert await broker.ping(60.0)
+
+
 async def test_a_function_that_fails_is_not_called_by_every_process(
     broker: SqlBroker, engine: AsyncEngine, look: Look
 ) -> None:

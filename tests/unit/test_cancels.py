@@ -97,6 +97,7 @@ class Running:
 
     def __init__(self, handle: Callable[[ClaimedMessage], Awaitable[None]]) -> None:
         self.inflight = Inflight()
+        self.must_end = False
         store: Any = object()
         self.worker = Worker(
             store,
@@ -108,6 +109,7 @@ class Running:
             hold=lambda _rows: asyncio.sleep(0),
             first=None,
             stopping=lambda: False,
+            must_end=lambda: self.must_end,
             on_idle=lambda: None,
         )
         self.task = asyncio.create_task(self.worker.run())
@@ -179,6 +181,7 @@ async def test_a_stop_that_comes_as_well_ends_the_worker() -> None:
     running.inflight.add([message := row()])
     await began.wait()
     cancels(running.inflight).asked([request(message)])
+    running.must_end = True
     running.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running.task
