@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from faststream_sqlbroker.adapter.testing import (
     BrokerFields,
     CallAssertions,
@@ -175,6 +177,13 @@ class SqlHandlerCallWrapper(
     """A handler, whose calls a test can assert with the fields of this broker."""
 
     __slots__ = ()
+
+    @override
+    def __call__(
+        self, *args: P_HandlerParams.args, **kwargs: P_HandlerParams.kwargs
+    ) -> T_HandlerReturn:
+        """Call the handler as it was written, not as subscribers adapt it."""
+        return self._declared_call(*args, **kwargs)
 
 
 def _fields(**given: Any) -> BrokerFields:

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from fast_depends.utils import is_coroutine_callable
-
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.handler_calls import runs_in_thread
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -25,7 +24,7 @@ def check_transaction(
     """
     for handler in handlers:
         name = getattr(handler, "__name__", repr(handler))
-        if transactional and not is_coroutine_callable(handler):
+        if transactional and runs_in_thread(handler):
             msg = (
                 "transactional=True gives an asynchronous connection, which the synchronous "
                 f"handler {name!r} cannot use: make it async"

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
-from fast_depends.utils import is_coroutine_callable
 from faststream import AckPolicy
 from faststream.exceptions import StopConsume
 from typing_extensions import Unpack, override
@@ -24,6 +24,7 @@ from faststream_sqlbroker.flow.loop import cancelled
 from faststream_sqlbroker.flow.pulled import PulledMessages
 from faststream_sqlbroker.flow.rights import activities_of
 from faststream_sqlbroker.flow.transactional import current
+from faststream_sqlbroker.handler_calls import adapt, refuse_generator, runs_in_thread
 from faststream_sqlbroker.publisher.reply import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.checks import policy_fits
@@ -90,8 +91,9 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         names = config.settings.forward_headers
         self._forward = ForwardHeaders(None if names is True else names) if names else None
         self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
+        self._call_decorators = (self._adapt,)
         if self._batches is not None:
-            self._call_decorators = (marking_start,)
+            self._call_decorators = (marking_start, self._adapt)
 
     @overload
     def __call__(
@@ -108,8 +110,20 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     @override
     def __call__(self, func: Any = None, **options: Unpack[HandlerOptions]) -> Any:
-        """Subscribe the handler `func`; see `HandlerOptions`."""
+        """Subscribe the handler `func`; see `HandlerOptions`.
+
+        Raises:
+            SetupError: `func` is a generator or async generator function.
+        """
+        if func is None:
+            return partial(self.__call__, **options)
+        refuse_generator(func)
         return super().__call__(func, **options)
+
+    def _adapt(self, handler: "Callable[..., Any]") -> "Callable[..., Any]":
+        dependencies: Any = self._outer_config.fd_config
+        is_checked = dependencies.use_fastdepends and not dependencies.get_dependent
+        return adapt(handler, returns_are_checked=is_checked)
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -297,9 +311,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _synchronous_handlers(self) -> list[str]:
         """Names of the handlers that run in a thread, where nothing can cancel them."""
-        return [
-            getattr(h, "__name__", repr(h)) for h in self._handlers if not is_coroutine_callable(h)
-        ]
+        return [getattr(h, "__name__", repr(h)) for h in self._handlers if runs_in_thread(h)]
 
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings

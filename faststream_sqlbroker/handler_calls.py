@@ -1,0 +1,108 @@
+"""Adapts handlers so that what they return is awaited.
+
+A generator function is refused, because calling it runs none of its lines.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial, wraps
+from typing import Any, get_args, get_origin, get_type_hints
+
+from fast_depends.utils import is_coroutine_callable, run_in_threadpool
+
+from faststream_sqlbroker.adapter.pipeline import HandlerCallWrapper
+from faststream_sqlbroker.exceptions import SetupError
+
+_IN_THREAD = "__sqlbroker_in_thread__"
+
+
+def runs_in_thread(handler: Callable[..., Any]) -> bool:
+    """Return whether `handler`, adapted or not, is synchronous: nothing can cancel it."""
+    return getattr(handler, _IN_THREAD, False) or not is_coroutine_callable(handler)
+
+
+def refuse_generator(handler: Any) -> None:
+    """Refuse a generator or async generator function.
+
+    Raises:
+        SetupError: `handler` is one, also inside of `functools.partial`, or its `__call__` is.
+    """
+    function = _function_of(handler)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise SetupError(_refusal(handler))
+
+
+def adapt(handler: Callable[..., Any], *, returns_are_checked: bool) -> Callable[..., Any]:
+    """Make `handler` a coroutine function that awaits what `handler` returns.
+
+    Args:
+        handler: The application's function or object.
+        returns_are_checked: Whether a result that does not fit the annotation is an error: then an
+            async handler that returns None stays as it is.
+    """
+    in_loop = is_coroutine_callable(handler)
+    returns = _return_type(handler)
+    if in_loop and returns_are_checked and returns in (None, type(None)):
+        return handler
+    start = handler if in_loop else partial(run_in_threadpool, handler)
+
+    @wraps(handler)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        result = await start(*args, **kwargs)
+        while result is not None and inspect.isawaitable(result):
+            result = await result
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            _refuse_unrun(handler, result)
+        return result
+
+    setattr(call, _IN_THREAD, not in_loop)
+    origin = get_origin(returns) or returns
+    if isinstance(origin, type) and issubclass(origin, Awaitable):
+        # What is checked is the awaited value.
+        signature = inspect.signature(handler)
+        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            return_annotation=(get_args(returns) or (Any,))[-1]
+        )
+    return call
+
+
+def _return_type(handler: Any) -> Any:
+    """Return the annotation of the result; Any if it has none, or one that cannot be read."""
+    try:
+        return get_type_hints(_function_of(handler), include_extras=True).get("return", Any)
+    except Exception:  # noqa: BLE001 - names that are known at the call only
+        return Any
+
+
+def _function_of(handler: Any) -> Any:
+    """Return the function that a call of `handler` runs."""
+    while True:
+        if isinstance(handler, HandlerCallWrapper):
+            handler = handler._declared_call  # noqa: SLF001 - FastStream's
+        elif isinstance(handler, partial):
+            handler = handler.func
+        elif inspect.isroutine(handler) or inspect.isclass(handler):
+            return handler
+        else:
+            return type(handler).__call__ if callable(handler) else handler
+
+
+def _refuse_unrun(handler: Any, result: Any) -> None:
+    """Fail for a decorated generator function, which has returned its generator `result`.
+
+    A generator that the handler has made for a publisher is another one's.
+    """
+    code = getattr(inspect.unwrap(_function_of(handler)), "__code__", None)
+    if code is not None and code in (
+        getattr(result, "gi_code", None),
+        getattr(result, "ag_code", None),
+    ):
+        raise TypeError(_refusal(handler))
+
+
+def _refusal(handler: Any) -> str:
+    name = getattr(_function_of(handler), "__qualname__", repr(handler))
+    return (
+        f"the handler {name!r} is a generator function, whose body would never run: use a function "
+        "or an async function without yield, and publish each result"
+    )

@@ -1,0 +1,266 @@
+"""Generator functions are refused as handlers, and what a handler returns is awaited."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from typing import Annotated, Any, Literal, Optional, Union
+
+import pytest
+from annotated_types import Gt
+from faststream import AckPolicy
+
+from faststream_sqlbroker import SqlBroker, SqlBrokerRoute, SqlBrokerRouter, TestSqlBroker
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
+from tests.faststream.conftest import QUICK, Look, Make
+
+ONCE: Any = {**QUICK, "retry_strategy": None}
+
+
+def sync_generator(body: Any) -> Iterator[Any]:
+    yield body
+
+
+async def async_generator(body: Any) -> AsyncIterator[Any]:
+    yield body
+
+
+class Handler:
+    def __call__(self, body: Any) -> Iterator[Any]:
+        yield body
+
+    async def method(self, body: Any) -> AsyncIterator[Any]:
+        yield body
+
+
+def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that does not know of async functions."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+GENERATORS = {
+    "sync": sync_generator,
+    "async": async_generator,
+    "partial": functools.partial(functools.partial(sync_generator)),
+    "object": Handler(),
+    "method": Handler().method,
+    "partial object": functools.partial(Handler()),
+}
+
+
+@pytest.fixture
+def unused() -> SqlBroker:
+    return SqlBroker("sqlite+aiosqlite:///unused.db", logger=None)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_function_is_refused(unused: SqlBroker, name: str) -> None:
+    handler = GENERATORS[name]
+    refused = pytest.raises(SetupError, match="generator function, whose body would never run: use")
+    with refused:
+        unused.subscriber("q")(handler)
+    with refused:
+        unused.subscriber("q")()(handler)
+    with refused:
+        unused.subscriber("q")(unused.publisher("out")(handler))
+    with refused:
+        unused.include_router(SqlBrokerRouter(handlers=[SqlBrokerRoute(handler, "q")]))
+
+
+async def fail(body: Any) -> None:
+    await asyncio.sleep(0)
+    raise ValueError(f"failed late: {body}")
+
+
+def coroutine(body: Any) -> Coroutine[Any, Any, None]:
+    return fail(body)
+
+
+def untyped(body: Any):  # type: ignore[no-untyped-def]
+    return fail(body)
+
+
+async def task(body: Any) -> Awaitable[None]:
+    return asyncio.ensure_future(fail(body))
+
+
+async def future(body: Any):  # type: ignore[no-untyped-def]
+    future = asyncio.get_running_loop().create_future()
+    future.set_exception(ValueError(f"failed late: {body}"))
+    return future
+
+
+class Returning:
+    def __call__(self, body: Any) -> Any:
+        return fail(body)
+
+
+FAILING = {
+    "coroutine": coroutine,
+    "untyped": untyped,
+    "task": task,
+    "future": future,
+    "object": Returning(),
+    "partial": functools.partial(untyped),
+    "decorated": decorated(fail),
+}
+PIPELINES = pytest.mark.parametrize("pipeline", ["compiled", "generic"])
+
+
+@PIPELINES
+async def test_the_failure_of_what_is_returned_is_the_handlers(
+    pipeline: str, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, pipeline)
+    for name, handler in FAILING.items():
+        broker.subscriber(name, **ONCE)(handler)
+        await broker.publish("x", name)
+    await broker.start()
+    rows = await look.archived(len(FAILING))
+    assert {row["queue"]: row["state"] for row in rows} == dict.fromkeys(FAILING, "FAILED")
+    assert all("failed late: x" in row["last_error"] for row in rows)
+
+
+@PIPELINES
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_result_of_what_is_returned_is_published(
+    pipeline: str, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, pipeline)
+
+    async def double(body: int) -> int:
+        return 2 * body
+
+    @broker.subscriber("typed", **ONCE)
+    @broker.publisher("out")
+    def typed(body: int) -> Coroutine[Any, Any, int]:
+        return double(body)
+
+    @broker.subscriber("task", **ONCE)
+    @broker.publisher("out")
+    async def in_task(body: int) -> "asyncio.Task[int]":
+        return asyncio.create_task(double(body))
+
+    got: list[int] = []
+
+    @broker.subscriber("out", **ONCE)
+    async def collect(body: int) -> None:
+        got.append(body)
+
+    await broker.publish(1, "typed")
+    await broker.publish(2, "task")
+    await broker.start()
+    rows = await look.archived(4)
+    assert {row["state"] for row in rows} == {"COMPLETED"}
+    assert sorted(got) == [2, 4]
+
+
+ANNOTATIONS: Any = (
+    *(Any, int, float | int, Optional[int], Union[int, str], Literal[2], Annotated[int, Gt(0)]),  # noqa: UP007, UP045
+    *(Awaitable, Awaitable[int], Coroutine[Any, Any, int], "Awaitable[int]"),
+)
+
+
+@pytest.mark.parametrize("annotation", ANNOTATIONS, ids=str)
+async def test_a_result_may_be_annotated_with_or_without_the_awaitable(
+    unused: SqlBroker, annotation: Any
+) -> None:
+    async def double(body: int) -> int:
+        return 2 * body
+
+    def handle(body: int):  # type: ignore[no-untyped-def]
+        return double(body)
+
+    handle.__annotations__["return"] = annotation
+    publisher = unused.publisher("out")
+    unused.subscriber("q", retry_strategy=None)(publisher(handle))
+    async with TestSqlBroker(unused) as br:
+        await br.publish(1, "q")
+        assert [message.body for message in br.outbox("out")] == [2]
+
+
+@PIPELINES
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_decorated_generator_function_fails(
+    pipeline: str, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the call nothing tells it from a decorator that uses up the generator."""
+    monkeypatch.setenv(VARIABLE, pipeline)
+
+    def used_up(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return list(function(*args, **kwargs))
+
+        return call
+
+    for queue, decorator in (("never run", decorated), ("used up", used_up)):
+
+        @broker.subscriber(queue, **ONCE)
+        @decorator
+        def handle(body: Any):  # type: ignore[no-untyped-def]
+            yield body
+
+        await broker.publish("x", queue)
+    await broker.start()
+    rows = await look.archived(2)
+    assert {row["queue"]: row["state"] for row in rows} == {
+        "never run": "FAILED",
+        "used up": "COMPLETED",
+    }
+
+
+@PIPELINES
+@pytest.mark.parametrize("mode", ["batch", "ack_first", "untyped"])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_other_modes_await_too(
+    mode: str, pipeline: str, make: Make, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, pipeline)
+    broker = make(apply_types=mode != "untyped")
+    await broker.create_tables()
+    options = {"batch": {"batch": True}, "ack_first": {"ack_policy": AckPolicy.ACK_FIRST}}
+    ran: list[Any] = []
+
+    async def late(body: Any) -> None:
+        await asyncio.sleep(0)
+        ran.append(body)
+
+    broker.subscriber("decorated", **QUICK, **options.get(mode, {}))(decorated(late))
+
+    @broker.subscriber("task", **QUICK, **options.get(mode, {}))
+    async def in_task(body: Any) -> Any:
+        return asyncio.create_task(late(body))
+
+    for queue in ("decorated", "task"):
+        await broker.publish(queue, queue)
+    await broker.start()
+    rows = await look.archived(2)
+    assert {row["state"] for row in rows} == {"COMPLETED"}
+    expected: list[Any] = ["decorated", "task"]
+    assert sorted(ran) == ([[body] for body in expected] if mode == "batch" else expected)
+
+
+async def test_a_direct_call_stays_as_it_was_written(unused: SqlBroker) -> None:
+    @unused.subscriber("q")
+    def handle(body: int) -> int:
+        return body + 1
+
+    assert handle(1) == 2
+    async with TestSqlBroker(unused) as br:
+        await br.publish(1, "q")
+        await handle.assert_called_once_with(1)
+        assert handle(1) == 2
+
+
+@pytest.mark.parametrize("name", FAILING)
+async def test_under_test_what_is_returned_is_awaited(unused: SqlBroker, name: str) -> None:
+    unused.subscriber("q", retry_strategy=None)(FAILING[name])
+    async with TestSqlBroker(unused) as br:
+        with pytest.raises(ValueError, match="failed late: x"):
+            await br.publish("x", "q")
