@@ -297,9 +297,10 @@ class Fetcher:
         """Seconds until the next claim, by what the last one has found."""
         found = result.found(limit)
         if found is Found.FULL:
-            # Until a handler has ended, its time is unknown and a fetch is small, however many
-            # messages are due: no pause then.
-            return self.pace.after_full(pause=bool(self._inflight.times.recent))
+            # Until a handler has ended, its time is unknown: a fetch that is smaller for that
+            # reason has given each free worker its share, and the next waits for one of them.
+            pause = limit >= self._settings.fetch_batch_size or bool(self._inflight.times.recent)
+            return self.pace.after_full(pause=pause)
         if found is Found.UNREAD:
             return self.pace.after_unread(took)
         if found is Found.HELD and result.again is not None:

@@ -330,3 +330,35 @@ async def _gone(rig: Rig) -> bool:
 
 async def _archived(rig: Rig, count: int) -> list[dict[str, Any]] | None:
     return await rig.rows(archive=True) if await rig.count(archive=True) == count else None
+
+
+async def test_full_fetches_keep_their_distance_before_a_handler_has_ended(rig: Rig) -> None:
+    """F5: neither wake-ups nor free workers bring the next one sooner."""
+    time = rig.shifted()
+    gate = asyncio.Event()
+
+    async def wait(row: ClaimedMessage) -> None:
+        await gate.wait()
+        await rig.ack(row)
+
+    sizes: dict[str, Any] = {"fetch_batch_size": 5, "max_workers": 50}
+    consumer = rig.consumer(wait, **sizes, min_fetch_interval=600, max_fetch_interval=600)
+    await rig.put(20)
+    await consumer.start()
+    for claimed in (5, 10):
+        await eventually(lambda count=claimed: consumer.inflight.claimed_count == count)
+        await rig.publisher.publish([NewMessage("q", b"new")])
+        await ticks(consumer._fetch_loop, 3)
+        assert consumer.inflight.claimed_count == claimed
+        time.shift += 601.0
+        consumer._fetch_loop.wake()
+    gate.set()
+
+
+async def test_a_fetch_for_the_free_workers_only_is_followed_without_a_pause(rig: Rig) -> None:
+    await rig.put(3)
+    consumer = rig.consumer(
+        max_workers=1, fetch_batch_size=100, min_fetch_interval=600, max_fetch_interval=600
+    )
+    await consumer.start()
+    await eventually(lambda: len(rig.handled) > 1)
