@@ -1,19 +1,33 @@
-"""Adapts handlers so that what they return is awaited.
+"""Adapts handlers: synchronous ones run in threads, and what a handler returns is awaited.
 
 A generator function is refused, because calling it runs none of its lines.
 """
 
 import inspect
 from collections.abc import Awaitable, Callable
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from math import inf
 from typing import Any, get_args, get_origin, get_type_hints
 
-from fast_depends.utils import is_coroutine_callable, run_in_threadpool
+from anyio import CapacityLimiter, to_thread
+from fast_depends.utils import is_coroutine_callable
 
 from faststream_sqlbroker.adapter.pipeline import HandlerCallWrapper
 from faststream_sqlbroker.exceptions import SetupError
 
 _IN_THREAD = "__sqlbroker_in_thread__"
+
+
+async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `function` in a thread that no other user of anyio's threads waits for."""
+    return await to_thread.run_sync(partial(function, *args, **kwargs), limiter=_limiter())
+
+
+@cache
+def _limiter() -> CapacityLimiter:
+    # `max_workers` is the limit. A second one would let a handler under test, whose publish runs
+    # another delivery of its subscriber, wait for itself.
+    return CapacityLimiter(inf)
 
 
 def runs_in_thread(handler: Callable[..., Any]) -> bool:
@@ -44,7 +58,7 @@ def adapt(handler: Callable[..., Any], *, returns_are_checked: bool) -> Callable
     returns = _return_type(handler)
     if in_loop and returns_are_checked and returns in (None, type(None)):
         return handler
-    start = handler if in_loop else partial(run_in_threadpool, handler)
+    start = handler if in_loop else partial(in_thread, handler)
 
     @wraps(handler)
     async def call(*args: Any, **kwargs: Any) -> Any:

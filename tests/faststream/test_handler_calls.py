@@ -1,18 +1,24 @@
-"""Generator functions are refused as handlers, and what a handler returns is awaited."""
+"""What may be a handler, where it runs, and that what it returns is awaited."""
 
 import asyncio
 import functools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Annotated, Any, Literal, Optional, Union
 
+import anyio
 import pytest
 from annotated_types import Gt
-from faststream import AckPolicy
+from fastapi import FastAPI
+from faststream import AckPolicy, Depends
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerRoute, SqlBrokerRouter, TestSqlBroker
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.fastapi import SqlBrokerRouter as FastAPIRouter
 from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
 from tests.faststream.conftest import QUICK, Look, Make
+from tests.helpers import eventually
 
 ONCE: Any = {**QUICK, "retry_strategy": None}
 
@@ -264,3 +270,85 @@ async def test_under_test_what_is_returned_is_awaited(unused: SqlBroker, name: s
     async with TestSqlBroker(unused) as br:
         with pytest.raises(ValueError, match="failed late: x"):
             await br.publish("x", "q")
+
+
+WORKERS = 60
+"""More than anyio's 40 threads."""
+
+
+class Crowd:
+    """Synchronous handlers that wait in their threads until all are there and the test lets go."""
+
+    def __init__(self) -> None:
+        self._all_here = threading.Barrier(WORKERS)
+        self.here = threading.Event()
+        self.end = threading.Event()
+
+    def wait(self) -> None:
+        self._all_here.wait(120)
+        self.here.set()
+        assert self.end.wait(120)
+
+    async def meets(self) -> None:
+        """Wait for all, and call a function as FastAPI does for a synchronous endpoint."""
+        try:
+            await eventually(self.here.is_set)
+            assert await asyncio.wait_for(anyio.to_thread.run_sync(lambda: "free"), 120) == "free"
+        finally:
+            self.end.set()
+
+
+# FastDepends, which the generic pipeline uses, runs dependencies in anyio's threads.
+@pytest.mark.parametrize(
+    ("waits", "pipeline"),
+    [("handler", "compiled"), ("handler", "generic"), ("dependency", "compiled")],
+)
+async def test_each_worker_has_a_thread(
+    waits: str, pipeline: str, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, pipeline)
+    crowd = Crowd()
+
+    def handle(body: int) -> None:
+        crowd.wait()
+
+    async def depends(body: int, waited: Annotated[None, Depends(crowd.wait)]) -> None: ...
+
+    handler: Any = handle if waits == "handler" else depends
+    broker.subscriber("q", **ONCE, max_workers=WORKERS)(handler)
+    await broker.publish_batch(*range(WORKERS), queue="q")
+    await broker.start()
+    await crowd.meets()
+    assert {row["state"] for row in await look.archived(WORKERS)} == {"COMPLETED"}
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_each_worker_of_fastapis_router_has_a_thread(engine: AsyncEngine, look: Look) -> None:
+    router = FastAPIRouter(engine, logger=None)
+    await router.broker.create_tables()
+    crowd = Crowd()
+
+    @router.subscriber("q", **ONCE, max_workers=WORKERS)
+    def handle(body: int) -> None:
+        crowd.wait()
+
+    app = FastAPI()
+    app.include_router(router)
+    async with app.router.lifespan_context(app):
+        await router.broker.publish_batch(*range(WORKERS), queue="q")
+        await crowd.meets()
+        assert {row["state"] for row in await look.archived(WORKERS)} == {"COMPLETED"}
+
+
+async def test_under_test_a_synchronous_handler_may_publish_to_itself(unused: SqlBroker) -> None:
+    got: list[int] = []
+
+    @unused.subscriber("q", max_workers=1)
+    def handle(body: int) -> None:
+        got.append(body)
+        if body:
+            anyio.from_thread.run(unused.publish, body - 1, "q")
+
+    async with TestSqlBroker(unused) as br:
+        await br.publish(2, "q")
+    assert got == [2, 1, 0]
