@@ -84,7 +84,7 @@ def _ended(connection: Connection, dialect: Operations, queues: Sequence[str]) -
     if many:
         dead, complete = _dead(connection, dialect, many)
         for queue, (count, bad) in many.items():
-            answer = connection.execute(dialect.sql["estimate_ended"], {"queue": queue}).one()
+            answer = connection.execute(dialect.sql["estimate_ended"], {"queue": queue}).first()
             total = estimated(dialect.name, answer, count)
             found[queue] = _shares(total, count, bad, dead[queue], complete=complete)
     return found

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    Text,
     TextClause,
     and_,
     case,
@@ -125,7 +126,9 @@ def shown_columns(table: Table, names: Sequence[str], database: str) -> list[Any
 
 def _shown(column: Any, database: str) -> Any:
     if column.name == "headers":
-        return type_coerce(column, NullType())
+        # asyncpg and psycopg would decode jsonb with the engine's own `json_deserializer`.
+        as_text = database == "postgresql"
+        return cast(column, Text) if as_text else type_coerce(column, NullType())
     if database != "sqlite" or not isinstance(column.type, UtcTimestamp):
         return column
     known = column.between(literal_column(str(FIRST_MOMENT)), literal_column(str(LAST_MOMENT)))

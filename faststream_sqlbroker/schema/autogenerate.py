@@ -15,7 +15,7 @@ from sqlalchemy import CheckConstraint, MetaData, Table
 
 from faststream_sqlbroker.schema.partitions import partition_names
 from faststream_sqlbroker.schema.tables import IN_CALENDAR, default_partition_of, storage_of
-from faststream_sqlbroker.schema.types import HEADERS_JSONB, TIMESTAMPS, UtcTimestamp
+from faststream_sqlbroker.schema.types import TIMESTAMPS, BrokerJson, UtcTimestamp
 
 RenderItem = Callable[[str, Any, Any], Any]
 Directives = Callable[[Any, Any, list[Any]], None]
@@ -47,10 +47,11 @@ def render_item(given: RenderItem | None, kind: str, item: Any, context: Any) ->
     name = context.dialect.name
     if kind == "type" and isinstance(item, UtcTimestamp):
         return _repr(TIMESTAMPS.get(name, TIMESTAMPS["postgresql"]), context)
-    if kind == "type" and item is HEADERS_JSONB and name != "postgresql":
-        # On other databases Alembic would write a bare Text(), which the revision does not import.
+    if kind == "type" and isinstance(item, BrokerJson):
         context.imports.add("from sqlalchemy.dialects import postgresql")
-        return "postgresql.JSONB(none_as_null=True)"
+        prefix = context.opts["sqlalchemy_module_prefix"] or ""
+        jsonb = "postgresql.JSONB(none_as_null=True)"
+        return f"{prefix}JSON(none_as_null=True).with_variant({jsonb}, 'postgresql')"
     if kind == "check" and name != "postgresql" and str(item.sqltext) == IN_CALENDAR:
         return None  # Alembic ignores `ddl_if`, by which the check is PostgreSQL's only
     return False if given is None else given(kind, item, context)

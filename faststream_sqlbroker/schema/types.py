@@ -1,11 +1,14 @@
 """Column types and the clock, one spelling for each database."""
 
+import json
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     DateTime,
     Dialect,
     Integer,
@@ -14,6 +17,8 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     Uuid,
+    cast,
+    type_coerce,
 )
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT, VARCHAR
 from sqlalchemy.dialects.postgresql import JSONB
@@ -88,6 +93,49 @@ class UtcTimestamp(TypeDecorator[datetime]):
         return aware.astimezone(timezone.utc)
 
 
+class BrokerJson(TypeDecorator[Any]):
+    """JSON in the standard library's encoding; None is NULL.
+
+    An engine's `json_serializer` and `json_deserializer` belong to the application: they may refuse
+    the broker's values, or return objects of their own.
+    """
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self) -> None:
+        """Take no options: every column stores NULL for None."""
+        super().__init__(none_as_null=True)
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], str | None]:  # noqa: ARG002
+        """Encode without the engine's `json_serializer`."""
+        return _encode_json
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:  # noqa: ARG002
+        """Decode without the engine's `json_deserializer`."""
+        return _decode_json
+
+
+class BrokerJsonb(BrokerJson):
+    """PostgreSQL's jsonb, which is selected as text."""
+
+    impl = JSONB
+    cache_ok = True
+
+    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Select text: asyncpg and psycopg decode jsonb with the engine's `json_deserializer`."""
+        return type_coerce(cast(column, Text), self)
+
+
+def _encode_json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _decode_json(value: Any) -> Any:
+    # SQLite stores a JSON number as a number.
+    return json.loads(value) if isinstance(value, str | bytes) else value
+
+
 class clock(GenericFunction[datetime]):  # noqa: N801 - reads like SQLAlchemy's own func.now()
     """The database's clock at the start of the statement."""
 
@@ -149,7 +197,6 @@ IdType = BigInteger().with_variant(Integer(), "sqlite")
 # Without a length MySQL's BLOB and TEXT end at 64 KiB.
 PayloadType = LargeBinary().with_variant(LONGBLOB(), *MYSQL)
 ErrorType = Text().with_variant(LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
-HEADERS_JSONB: JSONB[Any] = JSONB(none_as_null=True)
-HeadersType = JSON(none_as_null=True).with_variant(HEADERS_JSONB, "postgresql")
+HeadersType = BrokerJson().with_variant(BrokerJsonb(), "postgresql")
 # MariaDB's own UUID type would come back with dashes; one spelling for all but PostgreSQL.
 TokenType = Uuid(native_uuid=False).with_variant(Uuid(native_uuid=True), "postgresql")

@@ -1,1 +1,1 @@
-EXPLAIN (FORMAT JSON) SELECT 1 FROM message_archive WHERE queue = :queue
+EXPLAIN SELECT 1 FROM message_archive WHERE queue = :queue

@@ -1,1 +1,1 @@
-EXPLAIN (FORMAT JSON) SELECT 1 FROM message WHERE queue = :queue AND state = 'PROCESSING'
+EXPLAIN SELECT 1 FROM message WHERE queue = :queue AND state = 'PROCESSING'
