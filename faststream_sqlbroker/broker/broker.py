@@ -27,6 +27,7 @@ from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.serving import SqlBrokerServing
+from faststream_sqlbroker.broker.start_stop import StartStop
 from faststream_sqlbroker.broker.startup_warnings import startup_warnings
 from faststream_sqlbroker.broker.under_test import SqlBrokerUnderTest
 from faststream_sqlbroker.core.access import Activities, Activity
@@ -210,6 +211,7 @@ class SqlBroker(
         self._validate_schema = validate_schema_on_start
         self._presence_interval = presence_interval
         self._plain = PlainPublish()
+        self._start_stop = StartStop()
         clock = Clock()
         schema = schema or SqlBrokerSchemaConfig()
         need_postgresql(self.engine.dialect.name, schema)
@@ -385,6 +387,9 @@ class SqlBroker(
     async def start(self) -> None:
         """Check the database, its tables and the rights on them, then start the subscribers.
 
+        Calls of `start` and `stop` take turns, and the last one wins: if `stop` is called in the
+        meantime, the broker is stopped when this returns.
+
         Raises:
             RightsError: the database user lacks rights that this process needs; the text names each
                 with its GRANT.
@@ -395,6 +400,13 @@ class SqlBroker(
                 queue of a pull consumer.
             StoreError: the database cannot be reached.
         """
+        async with self._start_stop.starting() as is_wanted:
+            if is_wanted():
+                await self._start_all()
+                if not is_wanted():
+                    await self._stop_all()
+
+    async def _start_all(self) -> None:
         refuse_endless_dead_letters(self.subscribers)
         await self.connect()
         await self._rights.check(self._activities)
@@ -473,8 +485,18 @@ class SqlBroker(
     ) -> None:
         """Stop claiming, wait up to `graceful_timeout` for running handlers, write their outcomes.
 
-        The broker can be started again. An engine that the caller passed is not disposed of.
+        The broker can be started again. An engine that the caller passed is not disposed of. A
+        `start` that runs is waited for first, unless it has called this, by a hook or a handler.
         """
+        async with self._start_stop.stopping():
+            await self._stop_all(exc_type, exc_val, exc_tb)
+
+    async def _stop_all(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
         # The scheduler stops at the same time as the subscribers, so that both together take one
         # graceful_timeout, not two.
         scheduler = asyncio.create_task(self._scheduler.stop(self.config.graceful_timeout))
