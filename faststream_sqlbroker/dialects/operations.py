@@ -174,6 +174,13 @@ class Operations(ClaimedRows, ABC):
         Its session has ended, or its server is read-only.
         """
 
+    @abstractmethod
+    def was_never_sent(self, error: BaseException) -> bool:
+        """Whether the driver refused the statement before it sent anything.
+
+        Its connection is closed, or has not ended an earlier statement.
+        """
+
     def lock_wait_ended(self, error: BaseException) -> bool:  # noqa: ARG002
         """Whether a statement waited for a lock longer than `lock_wait_limit` allows."""
         return False

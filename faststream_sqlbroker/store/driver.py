@@ -150,9 +150,10 @@ class DriverShortcut:
         try:
             rows = await driver.fetch(text, *[binds[name] for name in names])
         except Exception as error:
-            # With a sqlstate the server has answered: it refused the statement. Any other error
-            # leaves open whether it was carried out.
-            if getattr(error, "sqlstate", None) and not self._dialect.ends_session(error):
+            # With a sqlstate the server has answered: it refused the statement. asyncpg refuses
+            # values by a DataError. Any other error leaves open whether it was carried out.
+            answered = getattr(error, "sqlstate", None) and not self._dialect.ends_session(error)
+            if answered or type(error).__name__ == "DataError":
                 raise DBAPIError(None, None, error) from error
             raise
         try:

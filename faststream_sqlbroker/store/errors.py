@@ -161,6 +161,10 @@ class ErrorClasses:
         """Whether the connection that gave `error` must not be used again, though it may answer."""
         return any(self._dialect.spoils(each) for each in _causes(error))
 
+    def was_never_sent(self, error: BaseException) -> bool:
+        """Whether the driver refused the statement before it sent anything."""
+        return any(self._dialect.was_never_sent(each) for each in _causes(error))
+
     def was_rolled_back(self, error: BaseException) -> bool:
         """Whether the database rolled the transaction back and works, so it can be repeated now."""
         cause = error.__cause__
@@ -168,6 +172,10 @@ class ErrorClasses:
             return False
         ended = any(self._dialect.ends_session(each) for each in _causes(cause))
         return not (cause.connection_invalidated or ended)
+
+    def wrote_nothing(self, error: BaseException) -> bool:
+        """Whether a COMMIT that gave `error` was not carried out; else that is unknown."""
+        return self.was_rolled_back(error) or self.was_never_sent(error)
 
     def waited_for_lock(self, error: BaseException) -> bool:
         """Whether the statement waited for another transaction's lock up to the session's limit."""
@@ -178,10 +186,15 @@ class ErrorClasses:
         cause = error.__cause__
         if isinstance(error, NotConnectedError) or not isinstance(cause, DBAPIError):
             return False
-        return cause.connection_invalidated or self.spoils(cause)
+        return cause.connection_invalidated or self.spoils(cause) or self.was_never_sent(cause)
 
     def _is_transient(self, error: BaseException) -> bool:
-        return any(isinstance(e, OSError) or self._dialect.is_transient(e) for e in _causes(error))
+        return any(
+            isinstance(each, OSError)
+            or self._dialect.is_transient(each)
+            or self._dialect.was_never_sent(each)
+            for each in _causes(error)
+        )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -167,7 +167,7 @@ class HandlerTransaction:
                 return await self.connection.run_sync(settle)
         except BaseException as error:
             # Cut off between the COMMIT and its answer, the transaction may have been committed.
-            if committing and not self._errors.was_rolled_back(error):
+            if committing and not self._errors.wrote_nothing(error):
                 msg = f"the answer to the COMMIT was lost: {error}"
                 raise UnknownOutcomeError(msg) from error
             if committing:

@@ -159,7 +159,8 @@ class PublishCoalescer:
         """Send `query`: the one way to send on the kept connection, and to judge what fails there.
 
         Raises:
-            DBAPIError: the server has refused it, so nothing was written.
+            DBAPIError: the server has refused it, or the driver has not sent it; nothing was
+                written.
             UnknownOutcomeError: it may have been written; the connection is ended, as it is after a
                 cancellation.
         """
@@ -177,6 +178,8 @@ class PublishCoalescer:
                 raise self._unknown(TimeoutError()) from error
             if not isinstance(error, Exception):
                 raise
+            if self._errors.was_never_sent(error):
+                raise DBAPIError(None, None, error, connection_invalidated=True) from error
             raise self._unknown(error) from error
         deadline.end()
         return result
@@ -301,6 +304,8 @@ class PublishCoalescer:
             result = await self._fetch(driver, self._query(group), max(0.001, left))
         except DBAPIError as error:
             self._checkouts.note(error)
+            if error.connection_invalidated:
+                await connection.invalidate()
             return False
         except UnknownOutcomeError as error:
             fail(group, error)

@@ -208,7 +208,7 @@ class Transactions:
             if results:
                 # The COMMIT was answered; the connection broke on its way back to the pool.
                 return results[0]
-            if not committing or self.errors.was_rolled_back(error):
+            if not committing or self.errors.wrote_nothing(error):
                 raise
             msg = f"the answer to the COMMIT was lost: {error}"
             raise UnknownOutcomeError(msg) from error
@@ -230,7 +230,8 @@ class Transactions:
         except BaseException as error:
             # The server may still run the statement, or be gone: the connection cannot be reused.
             await connection.invalidate()
-            if write or isinstance(error, TimeoutError) or not isinstance(error, Exception):
+            passing = isinstance(error, Exception) and not isinstance(error, TimeoutError)
+            if not passing or (write and not self.errors.was_never_sent(error)):
                 raise
             raise DBAPIError(None, None, error, connection_invalidated=True) from error
 

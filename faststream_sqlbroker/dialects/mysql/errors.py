@@ -54,6 +54,11 @@ PACKET_TOO_LARGE = 1153
 SPOILING = READ_ONLY | SESSION_ENDED | {PACKET_TOO_LARGE}
 """After these the connection must not be used again."""
 
+_DRIVERS = frozenset({"aiomysql", "pymysql", "asyncmy"})
+_UNSENT = ("Not connected", "Cancelled during execution")
+"""In the texts of errors that a driver raises before it sends a statement. The second is why an
+earlier statement has closed the connection."""
+
 
 class MysqlErrors:
     """Judges errors for the dialect."""
@@ -61,6 +66,12 @@ class MysqlErrors:
     def is_transient(self, error: BaseException) -> bool:
         """By the server's or client's error number."""
         return _number(error) in TRANSIENT_CODES
+
+    def was_never_sent(self, error: BaseException) -> bool:
+        """By the driver's text: aiomysql and asyncmy raise it for a connection that is closed."""
+        module = type(error).__module__.partition(".")[0]
+        text = str(error.args[-1]) if error.args else ""
+        return module in _DRIVERS and any(each in text for each in _UNSENT)
 
     def lock_wait_ended(self, error: BaseException) -> bool:
         """By number."""

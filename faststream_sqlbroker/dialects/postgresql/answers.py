@@ -97,6 +97,23 @@ _SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04"
 _TRANSIENT_CODES = frozenset({_READ_ONLY, "25P03", "25P04", _LOCK_NOT_AVAILABLE})
 
 
+_UNSENT = {
+    "asyncpg": (
+        "cannot call ",
+        "cannot perform operation: ",
+        "cannot switch to state ",
+        "connection is closed",
+        "not connected",
+    ),
+    "psycopg": (
+        "the connection is closed",
+        "sending query failed: another command is already in progress",
+        "sending query and params failed: another command is already in progress",
+    ),
+}
+"""How the texts of errors begin that a driver raises before it sends a statement."""
+
+
 class PostgresqlErrors:
     """Judges errors for the dialect."""
 
@@ -106,6 +123,11 @@ class PostgresqlErrors:
         """
         code = _sqlstate(error)
         return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
+
+    def was_never_sent(self, error: BaseException) -> bool:
+        """By the driver's text: asyncpg and psycopg give such errors no code."""
+        module = type(error).__module__.partition(".")[0]
+        return module in _UNSENT and str(error).startswith(_UNSENT[module])
 
     def lock_wait_ended(self, error: BaseException) -> bool:
         """By SQLSTATE."""

@@ -1,5 +1,7 @@
 """SQLite's result codes, by what they mean for the broker."""
 
+import sqlite3
+
 LOCKED = frozenset({5, 6})
 """SQLITE_BUSY, SQLITE_LOCKED."""
 TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
@@ -7,6 +9,11 @@ TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
 """
 REOPENED = frozenset({8, 10})
 """SQLITE_READONLY and IOERR: a connection goes on with the file as it was when it was opened."""
+
+_CLOSED = (ValueError, sqlite3.OperationalError, sqlite3.ProgrammingError)
+_UNSENT = frozenset(
+    {"no active connection", "connection closed", "cannot operate on a closed database"}
+)
 
 
 class SqliteErrors:
@@ -19,6 +26,10 @@ class SqliteErrors:
     def ends_session(self, error: BaseException) -> bool:  # noqa: ARG002
         """There is no server that could."""
         return False
+
+    def was_never_sent(self, error: BaseException) -> bool:
+        """By the text: aiosqlite, SQLAlchemy for it, and sqlite3 refuse a closed connection."""
+        return type(error) in _CLOSED and str(error).rstrip(".").lower() in _UNSENT
 
     def spoils(self, error: BaseException) -> bool:
         """A file that was opened read-only stays so."""
