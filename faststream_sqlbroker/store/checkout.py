@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.operations import UNRESTORED
+from faststream_sqlbroker.store.database_file import DatabaseFile
 from faststream_sqlbroker.store.errors import ErrorClasses
 from faststream_sqlbroker.store.event_loops import LoopPools
 
@@ -45,6 +46,7 @@ class Checkouts:
         self.pools = LoopPools()
         self._dialect = dialect
         self._evicted_before = float("-inf")
+        self._file = DatabaseFile()
         self.watch(engine)
         event.listen(engine.sync_engine, "checkin", _checked_in)
 
@@ -54,6 +56,7 @@ class Checkouts:
         self.pools.watch(engine.sync_engine)
         if self._dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
+            self._file.watch(engine.sync_engine)
 
     def note(self, error: BaseException) -> None:
         """Evict all connections opened so far, if `error` came from a server that is read-only."""
@@ -103,12 +106,14 @@ class Checkouts:
         # it each time might never end. A connection that becomes stale later is found on its own.
         before = self._evicted_before
         self.pools.refresh()
+        file = self._file.identity()
         connection = await engine.connect()
-        while _opened_at(connection) < before:
+        while _opened_at(connection) < before or self._file.is_other(connection, file):
             try:
                 await connection.invalidate()
             finally:
                 await connection.close()
+            file = self._file.identity()
             connection = await engine.connect()
         return connection
 
