@@ -15,6 +15,9 @@ from fast_depends.utils import is_coroutine_callable
 from faststream_sqlbroker.adapter.pipeline import HandlerCallWrapper
 from faststream_sqlbroker.exceptions import SetupError
 
+MAX_AWAITS = 10
+"""A decorator's coroutine may give another one. An object that gives itself, such as a pipeline of
+Redis, would hold the event loop for ever without a limit."""
 _IN_THREAD = "__sqlbroker_in_thread__"
 
 
@@ -63,21 +66,30 @@ def adapt(handler: Callable[..., Any], *, returns_are_checked: bool) -> Callable
     @wraps(handler)
     async def call(*args: Any, **kwargs: Any) -> Any:
         result = await start(*args, **kwargs)
-        while result is not None and inspect.isawaitable(result):
+        for _ in range(MAX_AWAITS):
+            if result is None or not inspect.isawaitable(result):
+                break
             result = await result
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             _refuse_unrun(handler, result)
         return result
 
     setattr(call, _IN_THREAD, not in_loop)
-    origin = get_origin(returns) or returns
-    if isinstance(origin, type) and issubclass(origin, Awaitable):
+    if _names_awaitable(returns):
         # What is checked is the awaited value.
+        is_one = _names_awaitable(get_origin(returns) or returns)
+        awaited = (get_args(returns) or (Any,))[-1] if is_one else Any
         signature = inspect.signature(handler)
-        call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            return_annotation=(get_args(returns) or (Any,))[-1]
-        )
+        call.__signature__ = signature.replace(return_annotation=awaited)  # type: ignore[attr-defined]
     return call
+
+
+def _names_awaitable(annotation: Any) -> bool:
+    """Return whether `annotation` is an awaitable type, or has one as a part."""
+    origin = get_origin(annotation) or annotation
+    if isinstance(origin, type) and issubclass(origin, Awaitable):
+        return True
+    return any(_names_awaitable(part) for part in get_args(annotation))
 
 
 def _return_type(handler: Any) -> Any:

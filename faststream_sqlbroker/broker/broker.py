@@ -486,9 +486,10 @@ class SqlBroker(
         """Stop claiming, wait up to `graceful_timeout` for running handlers, write their outcomes.
 
         The broker can be started again. An engine that the caller passed is not disposed of. A
-        `start` that runs is waited for first, unless it has called this, by a hook or a handler.
+        `start` that runs is waited for first, for up to `graceful_timeout`, unless it has called
+        this, by a hook or a handler.
         """
-        async with self._start_stop.stopping():
+        async with self._start_stop.stopping(self.config.graceful_timeout):
             await self._stop_all(exc_type, exc_val, exc_tb)
 
     async def _stop_all(

@@ -38,12 +38,14 @@ class StartStop:
                 _inside.reset(token)
 
     @asynccontextmanager
-    async def stopping(self) -> AsyncIterator[None]:
-        """Void the starts that were called before, and wait for the one that runs."""
+    async def stopping(self, limit: float | None) -> AsyncIterator[None]:
+        """Void the starts that were called before, and wait for the one that runs, `limit` seconds
+        at most: a database may not answer it.
+        """
         self._stop_calls += 1
         with _noted(self._stops):
             if _inside.get() is not self and (starts := _running(self._starts)):
-                await asyncio.wait(starts)
+                await asyncio.wait(starts, timeout=limit)
             yield
 
 

@@ -118,6 +118,8 @@ class Consumer:
         self._workers: list[asyncio.Task[None]] = []
         self._cancelled_workers: WeakSet[asyncio.Task[Any]] = WeakSet()
         """Those that this consumer has cancelled."""
+        self._loop_end: asyncio.Task[Any] | None = None
+        """It waits for ever, so only our stop or the end of the event loop cancels it."""
         self._dead_workers = 0
         """Workers that have died and are not replaced yet."""
         self._build()
@@ -264,6 +266,7 @@ class Consumer:
         self._stopping = False
         self._stop_task = None
         s = self._settings
+        self._loop_end = asyncio.create_task(asyncio.Event().wait(), name="sqlbroker-loop-end")
         for n in range(s.max_workers):
             work = self._keep_working(n)
             self._workers.append(asyncio.create_task(work, name=f"sqlbroker-worker-{n}"))
@@ -283,6 +286,7 @@ class Consumer:
     async def _keep_working(self, number: int) -> None:
         """Run a worker until it is to end, and replace it whenever it dies before."""
         clock = self._wakeups.clock
+        inflight = self.inflight
         deaths = 0
         while True:
             worker = self._make_worker()
@@ -293,7 +297,8 @@ class Consumer:
                     began = clock.monotonic()
                 return await worker.run()
             except (Exception, asyncio.CancelledError) as error:
-                if self._must_end_worker():
+                # After a stop that could not end it, a start has made other workers.
+                if self._must_end_worker() or self.inflight is not inflight:
                     raise
                 lived_long = clock.monotonic() - began > LAST_BACKOFF
                 deaths = 1 if lived_long else deaths + 1
@@ -330,7 +335,10 @@ class Consumer:
 
         Another one comes from its handler. The end of the event loop cancels all tasks together.
         """
-        return asyncio.current_task() in self._cancelled_workers or self._flush_loop.cancelled
+        if asyncio.current_task() in self._cancelled_workers:
+            return True
+        end = self._loop_end
+        return end is not None and (end.cancelled() or end.cancelling() > 0)
 
     def _make_worker(self) -> Worker:
         return Worker(
@@ -408,6 +416,8 @@ class Consumer:
         await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
+        if self._loop_end is not None:
+            self._loop_end.cancel()
         await asyncio.gather(self._end_writes(), self._leave())
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:

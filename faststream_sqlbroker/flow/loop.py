@@ -86,12 +86,6 @@ class Loop:
         return self._task is not None and self._task.get_loop().is_closed()
 
     @property
-    def cancelled(self) -> bool:
-        """Whether something other than `stop` has cancelled its task: its event loop ends."""
-        task = self._task
-        return task is not None and (task.cancelling() > 0 or task.cancelled())
-
-    @property
     def running(self) -> bool:
         """Whether it was started, is not stopped, and its event loop is open."""
         return self._task is not None and not self.orphaned

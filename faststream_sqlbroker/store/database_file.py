@@ -26,8 +26,11 @@ class DatabaseFile:
         self._path = ""
 
     def watch(self, engine: Engine) -> None:
-        """Record which file each new connection of `engine` opens."""
+        """Record which file each new connection of `engine` opens, until its pool is disposed of:
+        no connection is then left that has another one.
+        """
         event.listen(engine, "connect", self._opened)
+        event.listen(engine, "engine_disposed", self._forget)
 
     def identity(self) -> Identity | None:
         """Which file has the name now; None if that is not known.
@@ -41,8 +44,8 @@ class DatabaseFile:
             found = os.stat(self._path)  # noqa: PTH116 - a Path takes longer than the look
         except FileNotFoundError as error:
             raise TransientStoreError(
-                f"the database file {self._path!r} was deleted or moved: put it back, or stop the "
-                "processes that use it; until then nothing is read or written"
+                f"the database file {self._path!r} was deleted or moved: put it back, or dispose "
+                "of the engine in each process; until then nothing is read or written"
             ) from error
         except OSError:
             return None
@@ -55,10 +58,14 @@ class DatabaseFile:
         return identity is not None and sync.info.get(_OPENED, identity) != identity
 
     def _opened(self, dbapi_connection: Any, record: Any) -> None:
-        if not self._path:
-            self._path = _path_of(dbapi_connection)
+        # In memory there is none, whatever name the connection tells.
+        if not self._path and os.path.exists(path := _path_of(dbapi_connection)):  # noqa: PTH110
+            self._path = path
         with suppress(TransientStoreError):
             record.info[_OPENED] = self.identity()
+
+    def _forget(self, _engine: Engine) -> None:
+        self._path = ""
 
 
 def _path_of(dbapi_connection: Any) -> str:

@@ -15,7 +15,8 @@ KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds without traffic before TCP asks, seconds between two tries, and tries."""
 
 NEVER_IDLE = (
-    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+    "SELECT set_config('idle_session_timeout', '0', false) "
+    "WHERE current_setting('idle_session_timeout', true) IS NOT NULL"
 )
 """A session that listens is idle all the time; PostgreSQL 13 has no such limit. No other user of
 the pool gets it: the connection is closed at the end."""

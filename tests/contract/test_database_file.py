@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.contract.conftest import Bench
@@ -57,3 +58,30 @@ async def test_a_replaced_file_is_used_from_then_on(bench: Bench, path: Path) ->
     assert [row["payload"] for row in await bench.rows() if row["id"] == written] == [b"after"]
     assert await bench.count() == 2
     assert await bench.store.ping(60.0)
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+async def test_a_broker_that_has_stopped_makes_a_new_file(
+    database_url: str, tmp_path: Path, deleted: bool
+) -> None:
+    """Its engine's connections are closed, so none of them has the old one."""
+    path = tmp_path / "other.db"
+    broker = SqlBroker(f"sqlite+aiosqlite:///{path}")
+    for _ in range(2):
+        await broker.create_tables()
+        await broker.start()
+        await broker.publish("x", "q")
+        await broker.stop()
+        if deleted:
+            for suffix in SUFFIXES:
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+async def test_a_database_in_memory_has_no_file(database_url: str) -> None:
+    """SQLite gives it a name like a path."""
+    broker = SqlBroker("sqlite+aiosqlite:///file:/never-there?vfs=memdb&uri=true")
+    await broker.create_tables()
+    await broker.start()
+    await broker.publish("x", "q")
+    assert await broker.ping(60.0)
+    await broker.stop()

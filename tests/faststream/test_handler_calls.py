@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Annotated, Any, Literal, Optional, Union
 
 import anyio
@@ -169,6 +169,7 @@ async def test_the_result_of_what_is_returned_is_published(
 ANNOTATIONS: Any = (
     *(Any, int, float | int, Optional[int], Union[int, str], Literal[2], Annotated[int, Gt(0)]),  # noqa: UP007, UP045
     *(Awaitable, Awaitable[int], Coroutine[Any, Any, int], "Awaitable[int]"),
+    *(Optional[Awaitable[int]], Union[int, Awaitable[int]]),  # noqa: UP007, UP045
 )
 
 
@@ -262,6 +263,27 @@ async def test_a_direct_call_stays_as_it_was_written(unused: SqlBroker) -> None:
         await br.publish(1, "q")
         await handle.assert_called_once_with(1)
         assert handle(1) == 2
+
+
+class Itself:
+    """Such as a pipeline of Redis: to await it gives it again, at once."""
+
+    def __await__(self) -> Generator[Any, Any, "Itself"]:
+        yield from ()
+        return self
+
+
+async def test_a_result_that_gives_itself_is_not_awaited_for_ever(unused: SqlBroker) -> None:
+    handled: list[str] = []
+
+    @unused.subscriber("q", retry_strategy=None)
+    async def handle(body: str):  # type: ignore[no-untyped-def]
+        handled.append(body)
+        return Itself()
+
+    async with TestSqlBroker(unused) as br:
+        await br.publish("x", "q")
+    assert handled == ["x"]
 
 
 @pytest.mark.parametrize("name", FAILING)

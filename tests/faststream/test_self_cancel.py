@@ -10,6 +10,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker import ConstantRetryStrategy, Once, SqlBroker, TestSqlBroker
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
 from tests.faststream.conftest import QUICK, Heard, Look
@@ -180,3 +181,44 @@ async def test_under_test_it_fails_too(way: str) -> None:
             await br.publish(way, "q")
         [waiting] = (await br.drain()).waiting
         assert waiting.attempts == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_flush_that_runs_out_of_time_ends_no_worker(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio counts its task as cancelled until what it has cut off is cleaned up."""
+    tick = Flusher.tick
+    handled: list[str] = []
+    second = asyncio.Event()
+    first_ticks = [1]
+
+    async def cut_off_once(self: Flusher) -> float | None:
+        if first_ticks:
+            first_ticks.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        await second.wait()
+        return await tick(self)
+
+    monkeypatch.setattr(Flusher, "tick", cut_off_once)
+
+    @broker.subscriber("q", **QUICK, max_workers=1, retry_strategy=None)
+    async def handle(body: str) -> None:
+        handled.append(body)
+        if body == "second":
+            second.set()
+        await cancel_itself("raise" if body == "first" else "none")
+
+    await broker.start()
+    await broker.publish("first", "q")
+    await eventually(lambda: handled == ["first"])
+    await broker.publish("second", "q")
+    rows = await look.archived(2)
+    assert {row["payload"]: row["state"] for row in rows} == {
+        b"first": "FAILED",
+        b"second": "COMPLETED",
+    }

@@ -42,6 +42,7 @@ WALL_CLOCKS = {"time.time", "datetime.now", "datetime.utcnow", "datetime.today",
 TIMED_LAYERS = ("policies", "flow", "subscriber", "broker")
 """Their parts get the time from the broker's clock (`core.clock`)."""
 REAL_TIME = {
+    ("broker/start_stop.py", "asyncio.wait"): "what a running start gets during a stop",
     ("flow/consumer.py", "loop.time"): "limits of a stop",
     ("flow/consumer.py", "asyncio.wait"): "what running handlers get during a stop",
     ("flow/loop.py", "asyncio.wait"): "what a running tick gets during a stop",
