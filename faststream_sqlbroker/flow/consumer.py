@@ -416,7 +416,8 @@ class Consumer:
         await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
-        if self._loop_end is not None:
+        # In a closed event loop it has ended, and to cancel it would fail.
+        if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
         await asyncio.gather(self._end_writes(), self._leave())
 

@@ -135,7 +135,7 @@ async def test_headers_reach_handlers_and_operators(broker: SqlBroker) -> None:
 async def test_operators_see_and_change_what_the_broker_keeps(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts, locks, schedules and jobs are kept as JSON, or are told as JSON by the server."""
+    """Locks, schedules and jobs are stored as JSON; the server estimates counts."""
     monkeypatch.setattr(queue_counts, "EXACT", 0)
     await broker.publish_batch(*range(3), queue="q")
     [queue] = await broker.admin.queues()

@@ -34,20 +34,20 @@ def with_setting(database_url: str) -> Brokers:
     return brokers
 
 
-@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
-async def test_a_limit_of_rows_is_refused(with_setting: Brokers) -> None:
-    async with with_setting("sql_select_limit = 10") as broker:
-        await broker.create_tables()
-        told = r"sql_select_limit is 10.*SET SESSION sql_select_limit=18446744073709551615"
-        with pytest.raises(SetupError, match=told):
-            await broker.start()
+LIMITED = "sql_select_limit = 10", r"sql_select_limit is 10.*sql_select_limit=18446744073709551615"
+SAFE = "sql_safe_updates = 1", r"sql_safe_updates is on.*SET SESSION sql_safe_updates=0"
 
 
-@pytest.mark.parametrize("database", ["mariadb"], indirect=True)
-async def test_safe_updates_are_refused_where_they_stop_settlements(with_setting: Brokers) -> None:
-    async with with_setting("sql_safe_updates = 1") as broker:
+@pytest.mark.parametrize(
+    ("database", "setting", "told"),
+    [("mariadb", *LIMITED), ("mysql", *LIMITED), ("mariadb", *SAFE)],
+    indirect=["database"],
+)
+async def test_a_setting_that_stops_settlements_is_refused(
+    with_setting: Brokers, setting: str, told: str
+) -> None:
+    async with with_setting(setting) as broker:
         await broker.create_tables()
-        told = r"sql_safe_updates is on.*SET SESSION sql_safe_updates=0"
         with pytest.raises(SetupError, match=told):
             await broker.start()
 
