@@ -127,7 +127,7 @@ class SqlBrokerBatchParser(SqlBrokerParser):
             if len(headers) != len(msg.raw_message):
                 # A custom parser made the batch without all its headers.
                 headers = [row.headers for row in msg.raw_message]
-            rows = list(zip(msg.raw_message, headers, strict=True))
+            rows = list(zip(_payloads(msg), headers, strict=True))
             bodies: list[DecodedMessage] = []
             for start in range(0, len(rows), AT_ONCE):
                 if start:
@@ -141,16 +141,24 @@ class SqlBrokerBatchParser(SqlBrokerParser):
         return [decode_body(message) for message in msg.messages]  # type: ignore[attr-defined]
 
 
-def _bodies(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list["DecodedMessage"]:
+def _payloads(batch: SqlBrokerBatchMessage) -> Sequence[bytes]:
+    """The undecoded bodies: what a middleware has put in their place, if it is one for each row."""
+    given = batch.body
+    if isinstance(given, list | tuple) and len(given) == len(batch.raw_message):
+        return given
+    return [row.payload for row in batch.raw_message]
+
+
+def _bodies(rows: Sequence[tuple[bytes, dict[str, Any]]]) -> list["DecodedMessage"]:
     return [
-        load_json(row.payload)
+        load_json(payload)
         if of.get(CONTENT_TYPE) == JSON
-        else decode_body(cast("Any", _Encoded(row.payload, _text(of, CONTENT_TYPE))))
-        for row, of in rows
+        else decode_body(cast("Any", _Encoded(payload, _text(of, CONTENT_TYPE))))
+        for payload, of in rows
     ]
 
 
-def _undecodable(rows: Sequence[tuple[ClaimedMessage, dict[str, Any]]]) -> list[int]:
+def _undecodable(rows: Sequence[tuple[bytes, dict[str, Any]]]) -> list[int]:
     """Positions of the messages that cannot be decoded."""
     places = []
     for place, row in enumerate(rows):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from faststream import AckPolicy
+from faststream import AckPolicy, BaseMiddleware
 from faststream.exceptions import NackMessage
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerBatchMessage
@@ -139,3 +139,25 @@ async def test_a_codec_decodes_a_batch(broker: SqlBroker, look: Look) -> None:
     await broker.start()
     await look.archived(1)
     assert got == ["abc", "abc"]
+
+
+async def test_a_middleware_replaces_the_bodies_of_a_batch(broker: SqlBroker, look: Look) -> None:
+    got: list[int] = []
+
+    class Decrypt(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            msg.body = [bytes(byte ^ 1 for byte in body) for body in msg.body]
+            return await call_next(msg)
+
+    broker.add_middleware(Decrypt)
+
+    @broker.subscriber("q", **BATCH)
+    async def handle(bodies: list[int]) -> None:
+        got.extend(bodies)
+
+    headers = {"content-type": "application/json"}
+    # "12" and "34", encrypted.
+    await broker.publish_batch(b"03", b"25", queue="q", headers=headers)
+    await broker.start()
+    await look.archived(2)
+    assert sorted(got) == [12, 34]

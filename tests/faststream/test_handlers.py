@@ -237,6 +237,33 @@ async def test_middlewares_run_around_handlers_and_publishes(
     await broker.stop()
 
 
+async def test_a_middleware_replaces_decode(broker: SqlBroker, look: Look) -> None:
+    got: list[dict[str, int]] = []
+
+    class Fetches(BaseMiddleware):
+        """A claim check: what is stored says where the body is."""
+
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            stored = await msg.decode()
+
+            async def decode() -> Any:
+                return {"found": stored["at"]}
+
+            msg.decode = decode
+            return await call_next(msg)
+
+    broker.add_middleware(Fetches)
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: dict[str, int]) -> None:
+        got.append(body)
+
+    await broker.publish({"at": 5}, "q")
+    await broker.start()
+    await look.archived(1)
+    assert got == [{"found": 5}]
+
+
 async def test_log_lines_name_queue_and_message(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:

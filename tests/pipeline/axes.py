@@ -323,6 +323,34 @@ POLICIES: dict[str, AckPolicy | None] = {
 }
 
 
+def _decrypting(kind: type[Any]) -> type[Any]:
+    """A subclass of the message's class that decodes by itself."""
+
+    async def decode(_message: Any) -> Any:
+        return {"order": 1, "customer": "decrypted"}
+
+    return type(kind.__name__, (kind,), {"decode": decode})
+
+
+class _Proxy:
+    """Stands for a message, and decodes by itself; it has no attributes of its own."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    @property  # type: ignore[misc] # as proxies of wrapt
+    def __class__(self) -> Any:
+        return type(self._message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    async def decode(self) -> Any:
+        return {"order": 1, "customer": "decrypted"}
+
+
 def middlewares(seen: Seen) -> dict[str, list[Any]]:  # noqa: C901 - classes, one by one
     """Middlewares that record what they see in `seen`, or get in the way."""
 
@@ -364,6 +392,69 @@ def middlewares(seen: Seen) -> dict[str, list[Any]]:  # noqa: C901 - classes, on
             other.headers = {"other": True}
             return await call_next(other)
 
+    class ReplacesDecode(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            original = msg.decode
+
+            async def decode() -> Any:
+                seen.add("decrypts", await original())
+                return {"order": 1, "customer": "decrypted"}
+
+            msg.decode = decode
+            return await call_next(msg)
+
+    class ReplacesClass(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            msg.__class__ = _decrypting(type(msg))
+            return await call_next(msg)
+
+    class Subclass(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            other = msg.__copy__()
+            other.__class__ = _decrypting(type(msg))
+            return await call_next(other)
+
+    class Wraps(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            return await call_next(_Proxy(msg))
+
+    class Clears(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            seen.add("clears", await msg.decode())
+            msg.body = b'{"order": 98}'
+            msg.clear_cache()
+            return await call_next(msg)
+
+    class ReplacesAcks(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            def replaced(name: str) -> Any:
+                original = getattr(msg, name)
+
+                async def settle(*args: Any, **options: Any) -> None:
+                    seen.add("settles", name)
+                    await original(*args, **options)
+
+                return settle
+
+            for name in ("ack", "nack", "reject"):
+                setattr(msg, name, replaced(name))
+            return await call_next(msg)
+
+    class ReplacesFields(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            msg.headers = {"tag": "replaced"}
+            msg.correlation_id = "replaced"
+            msg.reply_to = "replaced"
+            msg.content_type = None
+            return await call_next(msg)
+
+    class ReplacesContext(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            other = msg.__copy__()
+            other.headers = {"tag": "of the context"}
+            with self.context.scope("message", other):
+                return await call_next(msg)
+
     class FailsReceive(BaseMiddleware):
         async def on_receive(self) -> None:
             raise ValueError("on_receive")
@@ -392,6 +483,15 @@ def middlewares(seen: Seen) -> dict[str, list[Any]]:  # noqa: C901 - classes, on
         "changes": [Changes],
         "decodes": [Decodes, Watch],
         "copies": [Copies],
+        "replaces decode": [ReplacesDecode],
+        "replaces decode inside": [Decodes, ReplacesDecode],
+        "replaces the class": [ReplacesClass],
+        "hands a subclass on": [Subclass],
+        "hands a proxy on": [Wraps],
+        "clears the cache": [Clears],
+        "replaces acks": [ReplacesAcks],
+        "replaces fields": [ReplacesFields],
+        "replaces the context": [ReplacesContext],
         "fails at first": [FailsReceive],
         "fails at last": [FailsAfter],
         "answers": [Answers],

@@ -28,6 +28,12 @@ FULL: dict[str, dict[str, tuple[str, ...]]] = {
     "errors and acks": {"outcome": AXES["outcome"], "policy": AXES["policy"]},
     "errors in middlewares": {"outcome": _SOME, "middlewares": AXES["middlewares"]},
     "bodies": {"body": AXES["body"], "payload": AXES["payload"]},
+    "bodies in middlewares": {
+        "body": ("dict", "unannotated", "model", "many", "none"),
+        "middlewares": AXES["middlewares"],
+        "kind": ("plain", "batch", "synchronous"),
+        "decoder": ("ours", "calls ours"),
+    },
     "decoders": {"body": AXES["body"], "decoder": AXES["decoder"]},
     "arguments": {"dependencies": AXES["dependencies"], "parameters": AXES["parameters"]},
     "errors and dependencies": {

@@ -8,7 +8,7 @@ from fast_depends.core import CallModel
 from fast_depends.utils import is_coroutine_callable
 
 from faststream_sqlbroker.subscriber.invalid_body import is_faststreams_call
-from faststream_sqlbroker.subscriber.pipeline.bodies import UNKNOWN, Load
+from faststream_sqlbroker.subscriber.pipeline.bodies import UNKNOWN, Load, decodes_by_itself
 from faststream_sqlbroker.subscriber.pipeline.context import local_repository, variable_of
 from faststream_sqlbroker.subscriber.pipeline.dependencies import Dependencies, Found
 from faststream_sqlbroker.subscriber.pipeline.models import (
@@ -101,12 +101,15 @@ class _Solved:
         self._load = load
 
     async def call_compiled(self, message: Any) -> Any:
-        body = self._load(message)
-        if body is UNKNOWN:
-            body = await message.decode()
         # Overrides last for a test: FastDepends applies them.
         if self._dependencies and self._provider.overrides:
             return await self._handler._wrapped_call(message)
+        body = self._load(message)
+        if body is UNKNOWN:
+            # FastDepends decodes it again, which a method of the user's may not expect.
+            if self._is_spread and decodes_by_itself(message):
+                return await self._handler._wrapped_call(message)
+            body = await message.decode()
         values: Values = {CONTEXT: self._context}
         if self._is_spread:
             # Such a body fails in FastDepends, with FastDepends' error.

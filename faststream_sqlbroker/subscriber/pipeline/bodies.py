@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.correlation import CorrelationIds, new_database_i
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
 from faststream_sqlbroker.core.text import LONGEST_KEPT, plain_headers
-from faststream_sqlbroker.message import SqlBrokerMessage
+from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
 from faststream_sqlbroker.parser import (
     CONTENT_TYPE,
     CORRELATION_ID,
@@ -33,6 +33,7 @@ _ACK_METHOD = SqlBrokerMessage.ack
 _CONSUME = SourceType.CONSUME
 _DECODER = "_StreamMessage__decoder"
 _DECODED = "_StreamMessage__decoded_caches"
+_OURS = (SqlBrokerMessage, SqlBrokerBatchMessage)
 
 
 def loading(decoder: Any) -> Load:
@@ -44,8 +45,11 @@ def loading(decoder: Any) -> Load:
         return lambda _message: UNKNOWN  # a decoder or codec of the user's, or a batch
 
     def load(message: Any) -> Any:
-        known = message.__dict__
-        # A middleware may have decoded it before, or with another decoder.
+        # A middleware may hand another object on, or replace the method. `type`, because a proxy
+        # says that it is of the class that it stands for.
+        if type(message) is not SqlBrokerMessage or "decode" in (known := message.__dict__):
+            return UNKNOWN
+        # It may have decoded the body before, or with another decoder.
         decoded = known[_DECODED]
         if known["content_type"] != JSON or decoded or known[_DECODER] is not decoder:
             return UNKNOWN
@@ -56,6 +60,11 @@ def loading(decoder: Any) -> Load:
         return body
 
     return load
+
+
+def decodes_by_itself(message: Any) -> bool:
+    """Whether a middleware has replaced `message.decode()`, or handed an object of its own on."""
+    return type(message) not in _OURS or "decode" in vars(message)
 
 
 def quick_parse(parser: SqlBrokerParser) -> Parse:
