@@ -298,7 +298,7 @@ class Consumer:
                 return await worker.run()
             except (Exception, asyncio.CancelledError) as error:
                 # After a stop that could not end it, a start has made other workers.
-                if self._must_end_worker() or self.inflight is not inflight:
+                if self._must_end_worker(asyncio.current_task()) or self.inflight is not inflight:
                     raise
                 lived_long = clock.monotonic() - began > LAST_BACKOFF
                 deaths = 1 if lived_long else deaths + 1
@@ -330,12 +330,12 @@ class Consumer:
         self._cancelled_workers.add(task)
         task.cancel()
 
-    def _must_end_worker(self) -> bool:
-        """Whether the cancellation of the running task is meant to end it as a worker.
+    def _must_end_worker(self, task: "asyncio.Task[Any] | None") -> bool:
+        """Whether the cancellation of `task` is meant to end it as a worker.
 
         Another one comes from its handler. The end of the event loop cancels all tasks together.
         """
-        if asyncio.current_task() in self._cancelled_workers:
+        if task in self._cancelled_workers:
             return True
         end = self._loop_end
         return end is not None and (end.cancelled() or end.cancelling() > 0)

@@ -7,7 +7,7 @@ the text of the headers, which costs what a search in a short text does.
 import json
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec
@@ -18,6 +18,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.text import load_headers, short, visible
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.delivery import Handle
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.outcome_states import Batch
 
@@ -184,7 +185,7 @@ class DebugLog:
             if self._asks(headers) and self._watch(message_id, queue, headers):
                 self._step(message_id, f"policies: {text}", queue)
 
-    def handling(self, handle: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    def handling(self, handle: Handle) -> Handle:
         """`handle`, told before and after."""
 
         async def told(delivery: Any) -> Any:

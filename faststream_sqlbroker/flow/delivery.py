@@ -4,7 +4,7 @@ policies.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack
@@ -13,6 +13,7 @@ from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.cancels import settle_cancelled
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, cancelled
+from faststream_sqlbroker.flow.own_context import begin
 from faststream_sqlbroker.flow.parts import take_again
 from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST, ENDED, CurrentDelivery
@@ -20,7 +21,7 @@ from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
-Handle = Callable[[Any], Awaitable[Any]]
+Handle = Callable[[Any], Coroutine[Any, Any, Any]]
 Rows = list[ClaimedMessage]
 
 
@@ -210,7 +211,7 @@ class Deliveries:
             settle_cancelled(rows, not_started=True)
             return
         try:
-            await self._call_handler(rows)
+            await self._call_handler(rows, here)
             if here.cancelling():
                 await self.raise_own_cancel(rows, here)
         except BaseException as error:
@@ -224,15 +225,27 @@ class Deliveries:
             if here.asked:
                 here.end_cancel()
 
-    async def _call_handler(self, rows: Rows) -> None:
+    async def _handle_in_place(self, rows: Rows, here: CurrentDelivery) -> None:
         raw = tuple(rows) if self._settings.batch else rows[0]
+        if self._settings.task_per_message:
+            await here.run_in_task(self._handle_to_its_end(raw, rows, here))
+        elif (suspended := begin(self._handle(raw))) is not None:
+            await suspended
+
+    async def _handle_to_its_end(self, raw: Any, rows: Rows, here: CurrentDelivery) -> None:
+        await self._handle(raw)
+        # What is pending in this task, no other would meet.
+        if here.cancelling():
+            await self.raise_own_cancel(rows, here)
+
+    async def _call_handler(self, rows: Rows, here: CurrentDelivery) -> None:
         timeout = self._settings.handler_timeout
         if timeout is None:
-            await self._handle(raw)
+            await self._handle_in_place(rows, here)
             return
         try:
             async with self._inflight.clock.limit(timeout):
-                await self._handle(raw)
+                await self._handle_in_place(rows, here)
         except TimeoutError as error:
             self._log(
                 logging.ERROR,

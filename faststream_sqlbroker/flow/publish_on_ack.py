@@ -6,9 +6,9 @@ context holds, so tasks that the handler starts join too, until the handler has 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.exceptions import PublishError
@@ -16,24 +16,58 @@ from faststream_sqlbroker.exceptions import PublishError
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
+Task = asyncio.Task[Any]
+
 
 class CurrentDelivery:
     """Where one worker works: its store, its task, and the delivery it handles now."""
 
-    __slots__ = ("__weakref__", "asked", "cancelling", "delivery", "must_end", "store", "task")
+    __slots__ = (
+        *("__weakref__", "_must_end", "_worker", "asked", "cancelling", "delivery", "store"),
+        "task",
+    )
 
-    def __init__(self, store: "Store", must_end: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, store: "Store", must_end: "Callable[[Task | None], bool]" = lambda _task: False
+    ) -> None:
         """Nothing is handled yet; made in the worker's own task.
 
-        `must_end` tells whether the broker, or the end of the event loop, has cancelled the task.
+        `must_end` tells whether the broker, or the end of the event loop, has cancelled a task.
         """
         self.store = store
-        self.must_end = must_end
-        self.task = asyncio.current_task()
+        self._must_end = must_end
+        self._worker = asyncio.current_task()
+        self.task = self._worker
+        """In which the handler runs."""
         self.cancelling = int if self.task is None else self.task.cancelling
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
         self.asked = False
         """Whether its handler was cancelled for an operator, and has not ended yet."""
+
+    def must_end(self) -> bool:
+        """Whether the broker, or the end of the event loop, has cancelled the worker."""
+        return self._must_end(self._worker)
+
+    async def run_in_task(self, handler: Coroutine[Any, Any, None]) -> None:
+        """Run `handler` in a task of its own."""
+
+        async def run() -> None:
+            # An eager task begins before its creator knows it.
+            self._enter(asyncio.current_task())
+            await handler
+
+        task = asyncio.create_task(run(), name="sqlbroker-handler")
+        self._enter(task)
+        try:
+            # A cancellation of the worker goes on to the task.
+            await task
+        finally:
+            if task.done():
+                handler.close()  # one that has not begun
+
+    def _enter(self, task: "Task | None") -> None:
+        self.task = task
+        self.cancelling = int if task is None else task.cancelling
 
     def cancel(self, row: ClaimedMessage) -> None:
         """Cancel the handler if it runs on `row`; called by no task, so that the worker's own is

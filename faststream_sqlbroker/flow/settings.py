@@ -59,6 +59,7 @@ class ConsumerSettings:
     batch_max_records: int | None = None
     batch_max_wait: float | None = None
     transactional: bool = False
+    task_per_message: bool = False
     policies: Sequence[Policy] = ()
     ordered: bool = False
     forward_to: str | Destination | None = None

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
@@ -15,6 +15,7 @@ from faststream_sqlbroker.flow.gathering import BatchFiller
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.key_claims import KeyClaims
 from faststream_sqlbroker.flow.loop import Log, cancelled
+from faststream_sqlbroker.flow.own_context import begin
 from faststream_sqlbroker.flow.policies import PolicyStarts, missed_slot
 from faststream_sqlbroker.flow.prefetch import least_left, prefetch_lease
 from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
@@ -54,15 +55,15 @@ class Worker:
         hold: Callable[[Sequence[ClaimedMessage]], Awaitable[None]],
         first: FirstAcks | None,
         stopping: Callable[[], bool],
-        must_end: Callable[[], bool],
+        must_end: "Callable[[asyncio.Task[Any] | None], bool]",
         on_idle: Callable[[], None],
         keys: KeyClaims | None = None,
     ) -> None:
         """`handle` runs FastStream's pipeline; afterwards each row's `outcome` is set, or None.
 
         `hold` renews leases of rows that have waited. `must_end` tells whether a cancellation of
-        the task is meant to end it. With `first` messages are removed before they start; with
-        `keys` each key is claimed before.
+        a worker's task is meant to end it. With `first` messages are removed before they start;
+        with `keys` each key is claimed before.
         """
         self._store = store
         self._inflight = inflight
@@ -94,6 +95,7 @@ class Worker:
         is_plain = (
             not settings.batch
             and not settings.transactional
+            and not settings.task_per_message
             and settings.handler_timeout is None
             and first is None
             and self._only_slots
@@ -216,7 +218,9 @@ class Worker:
         inflight.running += 1
         try:
             try:
-                await self._handle(row)
+                suspended = begin(self._handle(row))
+                if suspended is not None:
+                    await suspended
                 if here.cancelling():
                     await self._deliveries.raise_own_cancel([row], here)
             except BaseException as error:  # noqa: BLE001 - raised again

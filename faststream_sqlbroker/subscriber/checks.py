@@ -218,6 +218,7 @@ def forward_fits(
         )
     unfit = {
         "transactional": settings.transactional,
+        "task_per_message": settings.task_per_message,
         "forward_headers": headers is not False,
         "handler_timeout": settings.handler_timeout is not None,
         "ack_policy": policy is not AckPolicy.NACK_ON_ERROR,

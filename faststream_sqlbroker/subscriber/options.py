@@ -89,6 +89,9 @@ class SubscriberOptions(TypedDict, total=False):
     """
     transactional: bool
     """Whether the handler works in the transaction that acks its message; default False."""
+    task_per_message: bool
+    """Whether each call of the handler has an asyncio task of its own, for what goes by
+    `asyncio.current_task()`; default False: its worker's task, in a context of its own."""
     policies: Sequence[Policy]
     """Delay, Debounce, KeepLast, Throttle, Window, Once, Concurrency, BlockingWait, in the order in
     which they apply."""

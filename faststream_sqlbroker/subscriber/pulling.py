@@ -179,7 +179,7 @@ def refuse_options(settings: "SubscriberSettings", what: str) -> None:
     Raises:
         NotSupportedError: there is one; the text names it.
     """
-    for name in ("policies", "ordered", "batch", "transactional", "forward_to"):
+    for name in ("policies", "ordered", "batch", "transactional", "task_per_message", "forward_to"):
         if value := getattr(settings, name):
             raise NotSupportedError(
                 f"{what} takes single messages, to which {name}={value!r} does not apply: "

@@ -42,6 +42,8 @@ class SteppedConsumer(Consumer):
         """
         if not time_passes:
             settings = changed(settings, batch_max_wait=None)
+        # Each delivery has a task, and so a context, of its own.
+        settings = changed(settings, task_per_message=False)
         super().__init__(settings=settings, **options)
         self._pump = pump
         self._writing = asyncio.Lock()

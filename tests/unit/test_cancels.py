@@ -109,7 +109,7 @@ class Running:
             hold=lambda _rows: asyncio.sleep(0),
             first=None,
             stopping=lambda: False,
-            must_end=lambda: self.must_end,
+            must_end=lambda _task: self.must_end,
             on_idle=lambda: None,
         )
         self.task = asyncio.create_task(self.worker.run())

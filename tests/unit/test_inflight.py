@@ -345,7 +345,7 @@ def worker(inflight: Inflight, **options: Any) -> Worker:
         hold=nothing,
         first=None,
         stopping=lambda: False,
-        must_end=lambda: False,
+        must_end=lambda _task: False,
         on_idle=lambda: None,
     )
 
