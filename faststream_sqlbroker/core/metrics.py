@@ -87,6 +87,12 @@ RELEASED = _of_messages(
     "Messages of which this process found the lease of another, or its own, run out, and gave them "
     "back.",
 )
+SURPLUS = _of_messages(
+    "surplus_messages",
+    ("subscriber",),
+    "Messages that a claim had leased and that were given back, uncharged, because more than "
+    "`max_prefetch_bytes` would have waited for a worker.",
+)
 REFUSED = _of_messages(
     "refused_messages",
     ("queue", "how"),
@@ -183,6 +189,7 @@ METRICS = (
     RETRIED,
     LOST,
     RELEASED,
+    SURPLUS,
     REFUSED,
     PUBLISHED_OVER_HTTP,
     CLAIM_SECONDS,

@@ -14,6 +14,7 @@ from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.pace import ClaimResult, Found, Pace
 from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, slot_horizon
+from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
 from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Ready
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -67,6 +68,8 @@ class Fetcher:
         self._solo_runs = SoloRuns()
         self._suspicion = Suspicion.under(settings.max_deliveries)
         self._look_interval = SCAN_INTERVAL
+        self._log = log
+        self._bytes = inflight.prefetch = PrefetchBytes(settings)
         # A full fetch is enough until the next one.
         self._horizon = min(
             max(HORIZON, settings.min_fetch_interval), slot_horizon(settings.policies)
@@ -130,7 +133,8 @@ class Fetcher:
         capacity = int(s.fetch_batch_size * s.max_not_processed_factor)
         free = self._claimer.free
         starts = self._inflight.times.starts_ahead(s.max_workers, free, self._horizon)
-        return min(capacity, starts * a_run) + self._inflight.missing
+        rows = min(capacity, starts * a_run) + self._inflight.missing
+        return int(min(rows, self._bytes.most_rows))
 
     def room(self, window: int) -> int:
         """Rows that may be claimed now if `window` may wait; 0 while the flush is behind."""
@@ -142,7 +146,17 @@ class Fetcher:
             or held.apart_count >= MOST_APART
         ):
             return 0
-        return min(s.fetch_batch_size, window - held.waiting.qsize())
+        rows = min(s.fetch_batch_size, window - held.waiting.qsize())
+        return rows if not self._bytes.counts else int(min(rows, self._room_in_bytes()))
+
+    def _room_in_bytes(self) -> float:
+        """Rows that may be claimed so that not too many bytes wait."""
+        held = self._inflight
+        # What has ended is held until the next flush, which asks for more.
+        ended = (held.held[each.id] for each in held.queued if each.id in held.held)
+        if body_bytes(ended) >= self._bytes.limit:
+            return 0
+        return self._bytes.room(held.prefetched())
 
     async def tick(self) -> float:
         """Claim once; seconds until the next look."""
@@ -210,8 +224,8 @@ class Fetcher:
         self._solo_runs.met(result.rows.suspects, now)
         if not result.met:
             self._solo_runs.nothing_else(now)
-        self._add(result.rows)
-        wait = self._next_wait(result, limit, took=self._clock.monotonic() - now)
+        fits = self._add_what_fits(result.rows)
+        wait = self._next_wait(result, limit, took=self._clock.monotonic() - now, fits=fits)
         if result.gated and not result.rows and result.again is not None:
             metrics.policy_wait("claim", wait)
         return 0.0 if self._solo_runs.waits(self._clock.monotonic()) else wait
@@ -261,6 +275,30 @@ class Fetcher:
             self._solo_runs.started(alone=alone, now=self._clock.monotonic())
             self._add(rows)
 
+    def _add_what_fits(self, rows: Sequence[ClaimedMessage]) -> bool:
+        """Add `rows`, and give back those with which too many bytes would wait; whether all fit."""
+        sizes = self._bytes
+        sizes.note(rows)
+        if not sizes.counts:
+            self._add(rows)
+            return True
+        surplus = rows[sizes.keeps(rows, self._inflight.prefetched()) :]
+        if surplus:
+            sizes.tell(self._log, surplus, self._clock.monotonic())
+            self._inflight.metrics.gave_back(len(surplus))
+        self._add(rows)
+        if surplus:
+            self._inflight.give_back_surplus(surplus)
+        if sizes.drains:
+            self._inflight.end_gathering()
+        return not surplus
+
+    def _after_surplus(self) -> float:
+        """Let claims find again what was given back; seconds until the next."""
+        self.ready.begin_anew()
+        self.look_at_all()
+        return self.pace.after_full(pause=True)
+
     def _add(self, rows: Sequence[ClaimedMessage]) -> None:
         # The answer may have come late, as after a stall of the process: of the lease is left what
         # is left since the claim was sent.
@@ -293,8 +331,12 @@ class Fetcher:
         stale_in = self._inflight.stale_in(self._longest_wait)
         return wait if stale_in is None else min(wait, max(stale_in, SHORTEST_STALE_WAIT))
 
-    def _next_wait(self, result: ClaimResult, limit: int, *, took: float) -> float:
-        """Seconds until the next claim, by what the last one has found."""
+    def _next_wait(self, result: ClaimResult, limit: int, *, took: float, fits: bool) -> float:
+        """Seconds until the next claim, by what the last one has found, and whether all of it fits
+        into `max_prefetch_bytes`.
+        """
+        if not fits:
+            return self._after_surplus()
         found = result.found(limit)
         if found is Found.FULL:
             # Until a handler has ended, its time is unknown: a fetch that is smaller for that

@@ -9,6 +9,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.policies import seconds_to_slot
+from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 
@@ -48,12 +49,32 @@ class BatchFiller:
 
     def _take(self, rows: list[ClaimedMessage]) -> bool:
         """Add to `rows` what waits; whether the batch has room for what comes."""
+        prefetch = self._inflight.prefetch
+        if prefetch.counts:
+            return self._take_by_bytes(rows, prefetch)
         items = self._waiting.items
         while len(rows) < self._most:
             if not items:
                 return True
             row = items[0]
             if row is None or (row.slot is not None and seconds_to_slot(row, self._clock) > 0):
+                return False
+            rows.append(row)
+            items.popleft()
+        return False
+
+    def _take_by_bytes(self, rows: list[ClaimedMessage], prefetch: PrefetchBytes) -> bool:
+        """As `_take`, while the bodies are no larger together than may wait for a worker."""
+        items = self._waiting.items
+        size = body_bytes(rows)
+        while len(rows) < self._most:
+            if not items:
+                return size + prefetch.mean <= prefetch.limit
+            row = items[0]
+            if row is None or (row.slot is not None and seconds_to_slot(row, self._clock) > 0):
+                return False
+            size += len(row.payload)
+            if size > prefetch.limit:
                 return False
             rows.append(row)
             items.popleft()
@@ -69,6 +90,8 @@ class BatchFiller:
                         return
                     known = len(rows)
                     gathering.missing = self._most - known
+                    if self._inflight.prefetch.counts:
+                        gathering.held = body_bytes(rows), known
                     # The fetch loop may not have had room before.
                     self._inflight.made_room()
                     await self._waiting.coming()

@@ -18,6 +18,7 @@ from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
 from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
+from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.signals import Signals
 
@@ -35,6 +36,8 @@ class Gathering:
     """The worker's."""
     missing: int = 0
     """How many it has room for."""
+    held: tuple[int, int] = (0, 0)
+    """Bytes and number of its messages."""
     ended: bool = False
     """Whether it is to start with what it has."""
 
@@ -60,6 +63,7 @@ class Inflight(Outcomes):
         self._gatherings: list[Gathering] = []
         """Batches that workers are filling."""
         self.times = HandlerTimes(self.clock)
+        self.prefetch = PrefetchBytes()
         self.places: WeakSet[CurrentDelivery] = WeakSet()
         """Where its workers work."""
         self.low_water = 0
@@ -111,6 +115,16 @@ class Inflight(Outcomes):
         """Messages that batches wait for: they start at once, though no worker is free."""
         return sum(one.missing for one in self._gatherings) if self._gatherings else 0
 
+    def prefetched(self) -> tuple[int, int]:
+        """Bytes and number of the messages that wait: for a worker, or in a batch for more."""
+        items = self.waiting.items
+        size = body_bytes(items)
+        count = len(items)
+        for one in self._gatherings:
+            size += one.held[0]
+            count += one.held[1]
+        return size, count
+
     def end_gathering(self) -> None:
         """Let batches start with what they have: no more will come soon."""
         for one in self._gatherings:
@@ -156,6 +170,19 @@ class Inflight(Outcomes):
             if row is not None and not row.lease_lost:
                 rows.append(row)
         self.give_back(rows)
+
+    def give_back_surplus(self, surplus: Collection[ClaimedMessage]) -> None:
+        """Give back `surplus`, of which some may wait for a worker; nothing of it has started."""
+        ids = set(map(id, surplus))
+        items = self.waiting.items
+        taken = [row for row in items if row is not None and id(row) in ids]
+        kept = [row for row in items if row is None or id(row) not in ids]
+        items.clear()
+        items.extend(kept)
+        self.give_back(taken)
+        for row in taken:
+            # They are held until this is written, and it is about their size.
+            row.payload = b""
 
     def give_back_stale(self, longest: float) -> None:
         """Give back what has waited for a worker for more than `longest` seconds: others may begin

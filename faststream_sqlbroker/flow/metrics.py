@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.metrics import (
     RELEASED,
     RETRIED,
     SETTLED,
+    SURPLUS,
     Labels,
     Metric,
     Recorder,
@@ -54,6 +55,9 @@ class SubscriberMetrics:
 
     def released(self, count: int) -> None:
         """So many leases had run out and were given back."""
+
+    def gave_back(self, count: int) -> None:
+        """So many messages of a claim were given back: their bodies were too large."""
 
     def lease_margin(self, seconds: float) -> None:
         """So much is left of the shortest lease."""
@@ -112,6 +116,7 @@ class RecordedMetrics(SubscriberMetrics):
     def _begin(self, queues: Sequence[str]) -> None:
         """Let counters be seen at 0: the growth of one that begins at 1 is not known."""
         self._recorder.count(RELEASED, self._name, 0)
+        self._recorder.count(SURPLUS, self._name, 0)
         for queue in queues:
             self._recorder.count(CLAIMED, (queue,), 0)
             self._recorder.count(RETRIED, (queue,), 0)
@@ -150,6 +155,10 @@ class RecordedMetrics(SubscriberMetrics):
     def released(self, count: int) -> None:
         """Count them."""
         self._recorder.count(RELEASED, self._name, count)
+
+    def gave_back(self, count: int) -> None:
+        """Count them."""
+        self._recorder.count(SURPLUS, self._name, count)
 
     def lease_margin(self, seconds: float) -> None:
         """Observe it."""

@@ -40,6 +40,7 @@ class ConsumerSettings:
     max_workers: int = 1
     fetch_batch_size: int = 100
     max_not_processed_factor: float = 1.5
+    max_prefetch_bytes: int | None = 64 * 2**20
     min_fetch_interval: float = 0.0
     max_fetch_interval: float = 1.0
     flush_interval: float = 0.05

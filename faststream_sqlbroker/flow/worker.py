@@ -92,14 +92,7 @@ class Worker:
                 store, inflight, self._settlements, settings.policies, log, stopping, keys
             )
         self._batches = BatchFiller(inflight, settings) if settings.batch else None
-        is_plain = (
-            not settings.batch
-            and not settings.transactional
-            and not settings.task_per_message
-            and settings.handler_timeout is None
-            and first is None
-            and self._only_slots
-        )
+        is_plain = first is None and self._only_slots and _takes_one_message(settings)
         self._step: Step = self._deliver_plain if is_plain else self._deliver_from
         self._deliveries = Deliveries(
             inflight,
@@ -351,6 +344,13 @@ class Worker:
     def _must_not_start(self, row: ClaimedMessage) -> bool:
         """`_may_start`, which settles nothing, the other way round."""
         return row.lease_lost or self._refusal(row) is not None
+
+
+def _takes_one_message(settings: ConsumerSettings) -> bool:
+    """Whether a handler gets one message, and nothing else is done around it."""
+    return settings.handler_timeout is None and not (
+        settings.batch or settings.transactional or settings.task_per_message
+    )
 
 
 def _must_raise(error: BaseException) -> bool:

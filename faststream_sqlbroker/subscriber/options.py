@@ -36,6 +36,9 @@ class SubscriberOptions(TypedDict, total=False):
     max_not_processed_factor: float
     """Most claimed messages that may wait for a worker, as a multiple of fetch_batch_size; 1 or
     more, default 1.5. Of a slow handler fewer wait."""
+    max_prefetch_bytes: int | None
+    """Most bytes of bodies that wait for a worker, or make a batch; a larger message goes alone.
+    What a claim finds beyond it is given back, uncharged. None is no limit; default 64 MiB."""
     min_fetch_interval: Duration | None
     """Least time between a full fetch and the next; 0 (the default) fetches as soon as there is
     room."""
@@ -132,6 +135,10 @@ class SubscriberSettings(ConsumerSettings):
         checks.dead_letter_queue(self.dead_letter_queue, self.queues)
         for name in ("max_workers", "fetch_batch_size", "flush_batch_size"):
             whole_number(name, getattr(self, name))
+        if self.max_prefetch_bytes is not None:
+            whole_number(
+                "max_prefetch_bytes", self.max_prefetch_bytes, other=" or None for no limit"
+            )
         checks.factor("max_not_processed_factor", self.max_not_processed_factor)
         for name in _FLAGS:
             flag(name, getattr(self, name))

@@ -176,7 +176,7 @@ def test_counters_that_alerts_watch_begin_at_0() -> None:
     RecordedMetrics(kept, ["a", "b"])
     assert kept.counted == {}
     assert {("lost_messages", (queue, "lost")) for queue in "ab"} <= kept.begun
-    assert ("expired_messages", ("a,b",)) in kept.begun
+    assert {(name, ("a,b",)) for name in ("expired_messages", "surplus_messages")} <= kept.begun
 
 
 def test_a_batch_that_is_written_is_counted_once() -> None:
@@ -213,7 +213,7 @@ def test_a_recorder_that_raises_disturbs_nothing_else() -> None:
     bad: Any = SimpleNamespace(sample_interval=1.0, count=fail, observe=fail, gauge=fail)
     guarded = GuardedRecorder(bad, lambda level, text, **_: told.append((level, text)))
     metrics = RecordedMetrics(guarded, ["q"])
-    for _ in range(8):
+    for _ in range(7):
         metrics.claimed([row()])
     guarded.observe(CLAIMED, ("q",), 1.0)
     guarded.gauge(CLAIMED, {})

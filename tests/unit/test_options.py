@@ -74,6 +74,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         max_workers=1,
         fetch_batch_size=100,
         max_not_processed_factor=1.5,
+        max_prefetch_bytes=64 * 1024 * 1024,
         min_fetch_interval=0.0,
         max_fetch_interval=1.0,
         flush_interval=0.05,
@@ -170,6 +171,13 @@ TIMES = tuple(
 def test_wrong_counts_are_refused(name: str, wrong: Any) -> None:
     with pytest.raises(SetupError, match=rf"^{name} must be a whole number of 1 or more.*, got"):
         make(**{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "1GB"])
+def test_wrong_numbers_of_bytes_are_refused(wrong: Any) -> None:
+    with pytest.raises(SetupError, match=r"^max_prefetch_bytes must be .* or None for no limit, "):
+        make(max_prefetch_bytes=wrong)
+    assert make(max_prefetch_bytes=None).max_prefetch_bytes is None
 
 
 def test_the_options_that_are_durations() -> None:
