@@ -68,8 +68,8 @@ def _plain(value: Any) -> Any:
 
 
 def row_of(value: Any) -> dict[str, Any]:
-    """A dataclass as JSON shows it; states by their names."""
-    return {field.name: _item(getattr(value, field.name)) for field in fields(value)}
+    """A dataclass as JSON shows it, as far as its `repr` does; states by their names."""
+    return {field.name: _item(getattr(value, field.name)) for field in fields(value) if field.repr}
 
 
 def _item(value: Any) -> Any:

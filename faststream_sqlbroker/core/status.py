@@ -9,6 +9,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 from uuid import UUID
 
+from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.core.policies.stored import policies_json, read_policies
 from faststream_sqlbroker.core.rates import rates_of
 from faststream_sqlbroker.core.states import MessageState
 
@@ -56,6 +58,8 @@ class LiveSubscriber:
     heartbeats are too rare to tell, or it runs an older version."""
     drained: bool = False
     """Whether an operator has drained it: it lives, but claims nothing."""
+    rules: tuple[Policy, ...] = field(default=(), repr=False, compare=False)
+    """Its policies, but for those that this version does not know; `policies` are their texts."""
 
     @property
     def claims(self) -> bool:
@@ -114,7 +118,7 @@ def describe(
     queues: Sequence[str],
     max_workers: int,
     ordered: bool,
-    policies: Sequence[object],
+    policies: Sequence[Policy],
     paused: bool,
     stopping: bool,
     transactional: bool = False,
@@ -126,7 +130,9 @@ def describe(
         "ordered": ordered,
         "paused": paused,
         "stopping": stopping,
+        # The texts are for people, and for older versions, which read them.
         "policies": [str(policy) for policy in policies],
+        "rules": policies_json(policies),
         **({"transactional": True} if transactional else {}),
     }
 
@@ -140,6 +146,7 @@ def subscriber_of(
     drained: bool = False,
 ) -> LiveSubscriber:
     """A subscriber from its description; what an older version left out gets its default."""
+    policies = _texts(info.get("policies"))
     return LiveSubscriber(
         worker,
         _texts(info.get("queues")),
@@ -149,10 +156,11 @@ def subscriber_of(
         bool(info.get("ordered")),
         bool(info.get("paused")),
         bool(info.get("stopping")),
-        _texts(info.get("policies")),
+        policies,
         bool(info.get("transactional")),
         rates_of(info.get("ended")),
         drained,
+        read_policies(info.get("rules"), policies),
     )
 
 

@@ -7,16 +7,15 @@ one read.
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Connection, Select, case, select, text
 
-from faststream_sqlbroker.core.policies import Window
+from faststream_sqlbroker.core.policies import Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY
 from faststream_sqlbroker.core.policies.keep_last import Latest
-from faststream_sqlbroker.core.policies.scopes import scope_of
 from faststream_sqlbroker.core.policies.throttle import next_known
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import to_microseconds
@@ -30,6 +29,7 @@ from faststream_sqlbroker.schema.types import MYSQL
 
 MOST_LEASES = 10_000
 """Leases of the keys asked about that are read at most."""
+P = TypeVar("P", bound=Policy)
 _LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
 """Literals: SQLite finds a partial index by them."""
 
@@ -81,16 +81,18 @@ class PolicyFacts:
         """Whether a live subscriber of the queue keeps the order of keys."""
         return any(subscriber.ordered for subscriber in self.subscribers)
 
-    def policies(self, begin: str) -> list[str]:
-        """The texts of the live subscribers' policies that begin so, sorted."""
-        return sorted(
-            {each for s in self.subscribers for each in s.policies if each.startswith(begin)}
-        )
+    def policies(self, kind: type[P]) -> list[P]:
+        """Those of this kind that live subscribers have, one of each text, by text."""
+        return [policy for _, policy in self._numbered(kind, by_number=False)]
 
-    def numbered(self, begin: str) -> list[tuple[int, str]]:
+    def _numbered(self, kind: type[P], *, by_number: bool = True) -> list[tuple[int, P]]:
         """The same with their numbers among their like, by which their states are stored."""
-        listed = [[each for each in s.policies if each.startswith(begin)] for s in self.subscribers]
-        return sorted({found for each in listed for found in enumerate(each)})
+        found: dict[tuple[int, str], P] = {}
+        for subscriber in self.subscribers:
+            like = [policy for policy in subscriber.rules if isinstance(policy, kind)]
+            for number, policy in enumerate(like):
+                found.setdefault((number if by_number else 0, str(policy)), policy)
+        return [(number, found[number, text]) for number, text in sorted(found)]
 
     def expect(self, keys: Iterable[str | None]) -> None:
         """From now on, what is known of `keys` is read together."""
@@ -103,12 +105,12 @@ class PolicyFacts:
     # -- of the queue --------------------------------------------------------------------------
 
     @cached_property
-    def next_slots(self) -> list[tuple[str, int]]:
+    def next_slots(self) -> list[tuple[Throttle, int]]:
         """The throttles whose slots are all taken, and when each has the next (microseconds)."""
         found = []
         now = to_microseconds(self.now)
-        for number, policy in self.numbered("Throttle("):
-            shared = scope_of(policy)
+        for number, policy in self._numbered(Throttle):
+            shared = policy.scope
             scope = slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
             key = shared or ""
             at = next_known(self._rows.states(self._connection, scope, [key]).get(key))
@@ -116,11 +118,11 @@ class PolicyFacts:
                 found.append((policy, at))
         return sorted(found, key=lambda known: -known[1])
 
-    def key_slots(self, key: str | None) -> list[tuple[str, int]]:
+    def key_slots(self, key: str | None) -> list[tuple[Throttle, int]]:
         """The throttles by key of which this key has no slot, and when it has the next
         (microseconds).
         """
-        by_key = [each for each in self.policies("Throttle(") if ", key=" in each]
+        by_key = [each for each in self.policies(Throttle) if each.key]
         if key is None or not by_key:
             return []
         if key not in self._slots:
@@ -138,7 +140,7 @@ class PolicyFacts:
         now = to_microseconds(self.now)
         first: list[tuple[Window, int]] = []
         for subscriber in self.subscribers:
-            windows = [w for each in subscriber.policies if (w := Window.read(each)) is not None]
+            windows = [each for each in subscriber.rules if isinstance(each, Window)]
             ahead = [(w, opens) for w in windows if (opens := w.span(now)[0]) > now]
             if not ahead:
                 return None

@@ -1,21 +1,26 @@
 """Why each policy makes a message wait. The facts are those of one snapshot."""
 
-import re
 from datetime import timedelta
 
+from faststream_sqlbroker.core.policies import (
+    Concurrency,
+    Debounce,
+    Delay,
+    KeepLast,
+    Once,
+    Policy,
+    Throttle,
+)
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_DELAY, PUT_OFF
-from faststream_sqlbroker.core.policies.scopes import scope_of
 from faststream_sqlbroker.core.status import Reason, WaitingMessage, moment_text
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.policies.rows import Live
 
-_CONCURRENCY = re.compile(r"Concurrency\((\d+)(, per_key=(?:True|Header\(.*\)))?(, scope=.*)?\)")
-
 
 def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether it waits for its delay. Later policies, and retries, have due times of their own."""
-    delays = facts.policies("Delay(")
+    delays = facts.policies(Delay)
     if (
         not delays
         or not message.policy_marks & HELD_DELAY
@@ -24,7 +29,7 @@ def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
         return []
     until = message.next_attempt_at
     words = f"it is not due before {moment_text(until, message.now)}, by {delays[0]}"
-    return [Reason("delayed", words, until=until, policy=delays[0])]
+    return [Reason("delayed", words, until=until, policy=str(delays[0]))]
 
 
 def window(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
@@ -39,7 +44,7 @@ def window(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
 
 def burst(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether its burst goes on, or another message of its key comes first."""
-    debounces = facts.policies("Debounce(")
+    debounces = facts.policies(Debounce)
     if message.key is None or not message.policy_marks & BURST or not debounces:
         return []
     bursts, live = facts.bursts(message.key)
@@ -51,13 +56,13 @@ def burst(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
             "it is the newest message of a burst of its key, which ends at "
             f"{moment_text(message.next_attempt_at, message.now)} if no other comes"
         )
-        return [Reason("in_burst", words, until=message.next_attempt_at, policy=debounces[0])]
+        return [Reason("in_burst", words, until=message.next_attempt_at, policy=str(debounces[0]))]
     return []
 
 
 def newest(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether another message of its key runs, or its window goes on."""
-    policies = facts.policies("KeepLast(")
+    policies = facts.policies(KeepLast)
     if message.key is None or not message.policy_marks & BURST or not policies:
         return []
     latest, live = facts.newest(message.key)
@@ -69,72 +74,68 @@ def newest(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
             "it is the newest message of its key, which may have the next at "
             f"{moment_text(message.next_attempt_at, message.now)}"
         )
-        return [Reason("in_burst", words, until=message.next_attempt_at, policy=policies[0])]
+        return [Reason("in_burst", words, until=message.next_attempt_at, policy=str(policies[0]))]
     return []
 
 
-def _behind(facts: PolicyFacts, key: str, other: int, known: Live, policy: str) -> Reason:
+def _behind(facts: PolicyFacts, key: str, other: int, known: Live, policy: Policy) -> Reason:
     """It waits until the message `other` of its key has settled."""
     token = next((each.token for each in facts.leases(key) if each.id == other), None)
     name = facts.worker(token)
     doing = f"{name} has it" if name else f"it is {known.state}"
     words = f"message {other} of its key comes first, and it waits until that has settled: {doing}"
-    return Reason("key_held", words, message_id=other, worker=name, policy=policy)
+    return Reason("key_held", words, message_id=other, worker=name, policy=str(policy))
 
 
 def slot(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether there is no slot for it yet; the throttle with the latest slot first."""
-    throttles = facts.policies("Throttle(")
+    throttles = facts.policies(Throttle)
     if not throttles:
         return []
     if message.policy_marks & PUT_OFF and message.next_attempt_at > message.now:
-        own = next((text for text in throttles if "when_exceeded=" in text), throttles[0])
+        own = next((each for each in throttles if each.when_exceeded != "wait"), throttles[0])
         until = message.next_attempt_at
         words = f"it asks for a slot of {own} again at {moment_text(until, message.now)}"
-        return [Reason("throttled", words, until=until, policy=own)]
+        return [Reason("throttled", words, until=until, policy=str(own))]
     found = []
-    for text, at_next in [*facts.next_slots, *facts.key_slots(message.key)]:
+    for throttle, at_next in [*facts.next_slots, *facts.key_slots(message.key)]:
         until = from_microseconds(at_next)
-        words = f"every slot of {text} is taken until {moment_text(until, message.now)}"
-        found.append(Reason("throttled", words, until=until, policy=text))
+        words = f"every slot of {throttle} is taken until {moment_text(until, message.now)}"
+        found.append(Reason("throttled", words, until=until, policy=str(throttle)))
     return found
 
 
 def concurrency(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether as many messages are leased as may be."""
     found = []
-    for text in facts.policies("Concurrency("):
-        match = _CONCURRENCY.fullmatch(text)
-        if match is None:
-            continue
-        limit = int(match[1])
-        per_key = match[2] is not None
-        if per_key:
+    for policy in facts.policies(Concurrency):
+        limit = policy.limit
+        if policy.per_key:
             leases = [] if message.key is None else facts.leases(message.key)
             first = leases[0] if len(leases) >= limit else None
-        elif (scope := scope_of(text)) is not None:
+        elif (scope := policy.scope) is not None:
             if facts.running_of(scope, limit) >= limit:
-                words = f"{limit} of {limit} leases of the scope {scope!r} are taken ({text})"
-                found.append(Reason("concurrency", words, policy=text))
+                words = f"{limit} of {limit} leases of the scope {scope!r} are taken ({policy})"
+                found.append(Reason("concurrency", words, policy=str(policy)))
             continue
         else:
             first = facts.first_lease if facts.running(limit) >= limit else None
         if first is None:
             continue
         name = facts.worker(first.token)
-        whose = "its key" if per_key else "the queue"
+        whose = "its key" if policy.per_key else "the queue"
         words = (
-            f"{limit} of {limit} leases of {whose} are taken ({text}): "
+            f"{limit} of {limit} leases of {whose} are taken ({policy}): "
             f"message {first.id} is held by {name or 'a subscriber that is not listed'}"
         )
-        code = "key_held" if per_key else "concurrency"
-        found.append(Reason(code, words, message_id=first.id, worker=name, policy=text))
+        code = "key_held" if policy.per_key else "concurrency"
+        found.append(Reason(code, words, message_id=first.id, worker=name, policy=str(policy)))
     return found
 
 
 def once(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether its key has been claimed already."""
-    policies = facts.policies("Once(")
+    policies = facts.policies(Once)
     state = None if message.key is None or not policies else facts.claimed(message.key)
     if state is None:
         return []
@@ -151,9 +152,9 @@ def once(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
             "its handler was started before, and it is not known how far it got: "
             "the next claim makes the message FAILED"
         )
-        return [Reason("unknown_outcome", words, policy=policies[0])]
+        return [Reason("unknown_outcome", words, policy=str(policies[0]))]
     words = (
         f"its key was claimed by message {other}, until {until}: "
         "the next claim discards it as a duplicate"
     )
-    return [Reason("duplicate", words, message_id=other, policy=policies[0])]
+    return [Reason("duplicate", words, message_id=other, policy=str(policies[0]))]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.policies.live_rates import LiveRates, Place, Written, written
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.live_rates import LiveRates, Place
 from faststream_sqlbroker.core.policies.slot_log import Limit
 from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
 from faststream_sqlbroker.core.status import LiveSubscriber
@@ -36,14 +37,14 @@ def read_rates(dialect: Dialect, connection: Connection, now: int, asked: float)
     return rates
 
 
-def _places(subscriber: LiveSubscriber) -> Iterator[tuple[Place, Written]]:
-    throttles = [known for text in subscriber.policies if (known := written(text)) is not None]
+def _places(subscriber: LiveSubscriber) -> Iterator[tuple[Place, Throttle]]:
+    throttles = [policy for policy in subscriber.rules if isinstance(policy, Throttle)]
     for queue in subscriber.queues:
         for n, throttle in enumerate(throttles):
             yield _place(queue, n, throttle), throttle
 
 
-def _place(queue: str, number: int, throttle: Written) -> Place:
+def _place(queue: str, number: int, throttle: Throttle) -> Place:
     if throttle.scope is not None:
         return SHARED_SLOTS, throttle.scope
-    return slot_scope(queue, None if throttle.keyed else number), ""
+    return slot_scope(queue, None if throttle.key else number), ""

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.policies.holds import freed_at, holds_in, holds_of, mark_of
+from faststream_sqlbroker.core.policies.holds import freed_at, holds_of, mark_of
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
@@ -65,16 +65,16 @@ def removed(dialect: Dialect, queues: Sequence[str], connection: Connection) -> 
     if not old:
         return []
     live = _live(dialect, connection)
-    return [hold for hold in old if hold.name not in holds_in(live.get(hold.queue, ()))]
+    return [hold for hold in old if hold.name not in holds_of(live.get(hold.queue, ()))]
 
 
-def _live(dialect: Dialect, connection: Connection) -> dict[str, list[str]]:
+def _live(dialect: Dialect, connection: Connection) -> dict[str, list[Policy]]:
     """By queue, the policies of subscribers that claim."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Policy]] = {}
     for subscriber in read_subscribers(connection, dialect.tables.policy_state):
         if not subscriber.stopping:
             for queue in subscriber.queues:
-                found.setdefault(queue, []).extend(subscriber.policies)
+                found.setdefault(queue, []).extend(subscriber.rules)
     return found
 
 
@@ -88,7 +88,7 @@ def free(
     if not dialect.lock_order(connection, [hold.queue]):
         return search
     live = _live(dialect, connection).get(hold.queue, [])
-    if hold.name in holds_in(live):
+    if hold.name in holds_of(live):
         return replace(search, done=True)
     found = replace(search, at=dict(search.at), done=True)
     rows = PolicyRows(dialect)

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import event, select
 
+from faststream_sqlbroker.core.policies import Delay, Header, Throttle
 from faststream_sqlbroker.core.status import describe, worker_name
 from faststream_sqlbroker.dialects.live_subscribers import (
     KEPT_SECONDS,
@@ -20,8 +21,10 @@ CHANNEL = "sqlbroker_message"
 LONG = 600.0
 
 
-def known(*names: str, queues: Any = "q", **fields: Any) -> dict[str, dict[str, Any]]:
-    settings = make_settings(queues, {})
+def known(
+    *names: str, queues: Any = "q", options: Any = None, **fields: Any
+) -> dict[str, dict[str, Any]]:
+    settings = make_settings(queues, options or {})
     says = describe(
         queues=settings.queues,
         max_workers=settings.max_workers,
@@ -62,6 +65,21 @@ async def test_a_registered_subscriber_is_listed_until_it_leaves(bench: Bench) -
     assert [s.worker for s in await bench.store.live_subscribers.subscribers()] == [
         "host:2:3132333435363738"
     ]
+
+
+async def test_policies_come_back_as_they_were(bench: Bench) -> None:
+    """Also what their texts round off; those of an older version come from the texts."""
+    policies = [
+        Delay(1234567.891),
+        Throttle(7, "1m", key=Header("it's"), without_key="dead_letter"),
+    ]
+    says = known("new", "old", options={"policies": policies})
+    del says["old"]["rules"]
+    await announce(bench, says)
+    found = {s.worker: s for s in await bench.store.live_subscribers.subscribers()}
+    assert found["new"].rules == tuple(policies)
+    assert found["old"].rules[0] == Delay(1234570)
+    assert found["new"].policies == found["old"].policies == tuple(map(str, policies))
 
 
 async def test_a_heartbeat_lengthens_the_lease_and_returns_only_what_is_new(bench: Bench) -> None:

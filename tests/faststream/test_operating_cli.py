@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import Delay, SqlBroker
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.exceptions import AccessError, LockLostError, SetupError
@@ -197,14 +197,16 @@ async def test_a_queue_is_paused_and_resumed(shell: Shell, broker: SqlBroker) ->
 
 
 async def test_subscribers_are_listed(shell: Shell, broker: SqlBroker) -> None:
-    @broker.subscriber("q", **QUICK, ordered=True)
+    @broker.subscriber("q", **QUICK, ordered=True, policies=[Delay("5s")])
     async def handle(_body: str) -> None: ...
 
     await broker.start()
     await eventually(broker.admin.subscribers)
-    assert "ordered=True" in await shell.run("subscribers")
+    assert "ordered=True and Delay(5s)" in await shell.run("subscribers")
     [one] = await shell.json("subscribers", "q")
     assert one["queues"] == ["q"]
+    assert one["policies"] == ["Delay(5s)"]
+    assert "rules" not in one
     assert await shell.json("subscribers", "other") == []
 
 

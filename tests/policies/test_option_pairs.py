@@ -96,8 +96,10 @@ def due_in(world: World, message: int) -> int:
     return microseconds(world.live()[message]["next_attempt_at"]) - world.now
 
 
-def tell(world: World, *policies: Policy) -> None:
-    """There is one live subscriber, which has these policies."""
+def tell(world: World, *policies: Policy, texts: bool = False) -> None:
+    """There is one live subscriber, which has these policies; with `texts` it is of a version that
+    tells them as text only.
+    """
     says = describe(
         queues=[QUEUE],
         max_workers=1,
@@ -106,6 +108,8 @@ def tell(world: World, *policies: Policy) -> None:
         paused=False,
         stopping=False,
     )
+    if texts:
+        del says["rules"]
     world.run(
         world.store.live_subscribers.announce({"w:1": says}, {"w:1"}, 10_000_000, clean=False)
     )
@@ -237,8 +241,11 @@ def slots_count_for_the_next_options(world: World, old: Throttle, new: Throttle)
         assert not refused
 
 
+@pytest.mark.parametrize("texts", [False, True], ids=["json", "texts"])
 @pytest.mark.parametrize("policies", HOLDERS, ids=str)
-def test_what_waits_for_a_removed_policy_is_freed(world: World, policies: list[Policy]) -> None:
+def test_what_waits_for_a_removed_policy_is_freed(
+    world: World, policies: list[Policy], texts: bool
+) -> None:
     """Not before a minute has passed since a process with it has claimed, nor while a subscriber
     has it; and never what waits for its own time."""
     world.begin(policies)
@@ -254,7 +261,7 @@ def test_what_waits_for_a_removed_policy_is_freed(world: World, policies: list[P
     assert waiting
     assert claim(world, 0, *policies) == []
     assert free(world) == []
-    tell(world, *policies)
+    tell(world, *policies, texts=texts)
     world.advance(removed.LIVES + SECOND)
     assert free(world) == []
     assert claim(world, 1, *policies) == []

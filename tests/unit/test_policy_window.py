@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Window
+from faststream_sqlbroker.core.policies.stored import policies_json
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import WaitingMessage, subscriber_of
@@ -271,35 +272,6 @@ def test_a_window_within_the_skipped_hour_opens_on_the_next_day() -> None:
 
 
 @pytest.mark.parametrize(
-    "window",
-    [
-        Window("22:00", "06:00", tz=BERLIN, days=["fri", "mon"]),
-        Window("00:00", "24:00"),
-        Window(time(22, 0, 10), time(22, 0, 50)),
-        Window(time(22, 0, 0, 1), "24:00"),
-    ],
-    ids=str,
-)
-def test_a_window_is_read_back_as_written(window: Window) -> None:
-    """`explain` knows windows only so."""
-    assert Window.read(str(window)) == window
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Throttle(1/1s)",
-        "Window(10:00-12:00 Mars/Olympus)",
-        "Window(10:00-10:00 UTC)",
-        "Window(10:99-11:00 UTC)",
-    ],
-)
-def test_an_invalid_text_of_a_window_is_ignored(text: str) -> None:
-    """A subscriber's text may come from a process that knows other zones."""
-    assert Window.read(text) is None
-
-
-@pytest.mark.parametrize(
     ("now", "until"),
     [
         ("2024-10-27T01:59:59+02:00", None),
@@ -307,7 +279,8 @@ def test_an_invalid_text_of_a_window_is_ignored(text: str) -> None:
         ("2024-10-27T02:00+01:00", "2024-10-28T00:00+01:00"),
     ],
 )
-def test_explain_says_the_same(now: str, until: str | None) -> None:
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_explain_says_the_same(now: str, until: str | None, form: str) -> None:
     """It reads the window from what the subscriber has told of itself."""
     at = datetime.fromisoformat(now)
     message = WaitingMessage(
@@ -323,7 +296,7 @@ def test_explain_says_the_same(now: str, until: str | None) -> None:
         now=at,
     )
     window = Window("00:00", "02:00", tz=BERLIN)
-    told = {"policies": [str(window)]}
+    told = {"policies": [str(window)]} if form == "text" else {"rules": policies_json([window])}
     subscribers = [subscriber_of("w", told, at, at)]
     facts = PolicyFacts(None, None, "q", at, subscribers)  # type: ignore[arg-type] # reads nothing
     reasons = explain_window(facts, message)

@@ -1,11 +1,18 @@
 """Policies of one or two arguments: Delay, Once, Concurrency and BlockingWait."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.policies import options
-from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_text, keyed
+from faststream_sqlbroker.core.policies.header import (
+    Header,
+    Key,
+    checked_key,
+    key_json,
+    key_text,
+    keyed,
+)
 from faststream_sqlbroker.core.policies.options import (
     MICROSECONDS,
     WITHOUT_KEY,
@@ -36,6 +43,10 @@ class Delay:
 
     def __str__(self) -> str:
         return f"Delay({seconds(self.length)})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
+        return {"delay": self.length / MICROSECONDS}
 
 
 # Once: at most one run for each key.
@@ -83,6 +94,14 @@ class Once:
     def __str__(self) -> str:
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""
         return f"Once({seconds(self.ttl)}{of})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
+        return {
+            "ttl": self.ttl / MICROSECONDS,
+            "key": key_json(self.key),
+            "without_key": self.without_key,
+        }
 
 
 # Concurrency: a limit on leases at a time, for the whole fleet.
@@ -138,6 +157,15 @@ class Concurrency:
         each = key_text("per_key", self.per_key)
         return f"Concurrency({self.limit}{each}{scope_text(self.scope)})"
 
+    def as_json(self) -> dict[str, Any]:
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
+        return {
+            "limit": self.limit,
+            "per_key": key_json(self.per_key),
+            "without_key": self.without_key,
+            "scope": self.scope,
+        }
+
     def leases(self, running: int, wanted: int, starting: int, limit: int | None = None) -> int:
         """How many of `wanted` leases may be given while `running` are, if `starting` of them start
         at once; `limit` takes the place of its own.
@@ -178,3 +206,7 @@ class BlockingWait:
 
     def __str__(self) -> str:
         return f"BlockingWait({seconds(self.length)})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
+        return {"wait": self.seconds}

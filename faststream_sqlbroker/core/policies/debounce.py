@@ -9,8 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from faststream_sqlbroker.core.checks import one_of
-from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_text
-from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
+from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_json, key_text
+from faststream_sqlbroker.core.policies.options import (
+    MICROSECONDS,
+    WITHOUT_KEY,
+    microseconds,
+    seconds,
+)
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -109,6 +114,16 @@ class Debounce:
         edge = "" if self.edge == "trailing" else f", edge={self.edge}"
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""
         return f"Debounce({seconds(self.window)}{edge}{most}{of})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
+        return {
+            "window": self.window / MICROSECONDS,
+            "edge": self.edge,
+            "max_wait": None if self.max_wait is None else self.max_wait / MICROSECONDS,
+            "key": key_json(self.key),
+            "without_key": self.without_key,
+        }
 
     def end(self, start: int, last: int) -> int:
         """When a burst that began at `start` ends if nothing comes after `last`."""

@@ -3,7 +3,6 @@
 Times are whole microseconds of the database's clock.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,9 +16,8 @@ from faststream_sqlbroker.core.policies.throttle import Throttle
 
 BURSTS = "bursts"
 SLOTS = "slots"
-_DELAY = re.compile(r"Delay\(([0-9.e+]+)s\)")
 _ROUNDED = 1.00001
-"""The text of a policy has six digits of a length."""
+"""Older versions tell six digits of a length."""
 
 
 def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
@@ -35,33 +33,20 @@ def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def holds_in(texts: Iterable[str]) -> set[str]:
-    """The names of what the policies with these texts may put off."""
-    found = set()
-    for text in texts:
-        if text.startswith("Delay("):
-            found.add(text)
-        elif text.startswith(("Debounce(", "KeepLast(")):
-            found.add(BURSTS)
-        elif text.startswith("Throttle(") and ", when_exceeded=" in text:
-            found.add(SLOTS)
-    return found
-
-
 def mark_of(name: str) -> int:
     """The mark of messages that it has put off."""
     return {BURSTS: HELD_BURST, SLOTS: PUT_OFF}.get(name, HELD_DELAY)
 
 
 def freed_at(
-    name: str, info: Mapping[str, Any], live: Iterable[str], due: int, now: int
+    name: str, info: Mapping[str, Any], live: Iterable[Policy], due: int, now: int
 ) -> int | None:
     """When a message that `name` has put off until `due` is due, now that it is gone; None: as it
     is.
 
     Of another Delay among `live`, the shorter of both holds.
     """
-    lengths = [float(m[1]) * MICROSECONDS for text in live if (m := _DELAY.fullmatch(text))]
+    lengths = [policy.length for policy in live if isinstance(policy, Delay)]
     if mark_of(name) != HELD_DELAY or not lengths:
         return now
     longest = round(max(lengths) * _ROUNDED) + MICROSECONDS

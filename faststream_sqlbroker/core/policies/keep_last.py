@@ -15,8 +15,13 @@ from faststream_sqlbroker.core.policies.debounce import (
     Taken,
     waiting_in,
 )
-from faststream_sqlbroker.core.policies.header import Header, Key, key_text, keyed
-from faststream_sqlbroker.core.policies.options import WITHOUT_KEY, microseconds, seconds
+from faststream_sqlbroker.core.policies.header import Header, Key, key_json, key_text, keyed
+from faststream_sqlbroker.core.policies.options import (
+    MICROSECONDS,
+    WITHOUT_KEY,
+    microseconds,
+    seconds,
+)
 from faststream_sqlbroker.core.times import Duration
 
 
@@ -61,6 +66,14 @@ class KeepLast:
     def __str__(self) -> str:
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""
         return f"KeepLast({seconds(self.window)}{of})"
+
+    def as_json(self) -> dict[str, Any]:
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
+        return {
+            "window": self.window / MICROSECONDS,
+            "key": key_json(self.key),
+            "without_key": self.without_key,
+        }
 
     def rivals(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> list[int]:
         """Messages that wait and are newer than one of `arrivals`; they may have gone since."""

@@ -3,24 +3,16 @@
 Times are whole microseconds of the database's clock.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.scopes import scope_of
 from faststream_sqlbroker.core.policies.slot_log import Limit
 from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
 
 UNTOLD = 5 * MICROSECONDS
 """For so long after its last slot the rate of another subscriber counts, though no sign of life
 tells of it: it has just started, or just stopped (microseconds)."""
-
-_WRITTEN = re.compile(
-    r"""Throttle\((\d+), per=([0-9.e+-]+)s"""
-    r"""(, key=(?:True|Header\((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)))?(?:, burst=(\d+))?"""
-)
 
 Place = tuple[str, str]
 """Where slots are stored: scope and key; those of a queue's keys have none."""
@@ -48,20 +40,3 @@ class LiveRates:
             limit: seen for limit, seen in noted.items() if limit in live or seen + untold >= now
         }
         return {**found, **{limit: max(now, found.get(limit, now)) for limit in live}}
-
-
-class Written(NamedTuple):
-    """What the text of a Throttle says; its period has six digits."""
-
-    limit: Limit
-    keyed: bool
-    scope: str | None
-
-
-def written(text: str) -> Written | None:
-    """What `str` of a Throttle wrote; None: it is the text of another policy."""
-    if (match := _WRITTEN.match(text)) is None:
-        return None
-    rate, per, key, burst = match.groups()
-    limit = int(rate), round(float(per) * MICROSECONDS), int(burst or rate)
-    return Written(limit, key is not None, scope_of(text))

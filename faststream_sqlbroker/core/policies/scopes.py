@@ -3,8 +3,6 @@
 Times are whole microseconds of the database's clock.
 """
 
-import ast
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +16,6 @@ MEMBER_LIVES = 60 * MICROSECONDS
 """A subscriber counts as a member of a scope for so long after a claim."""
 MEMBER_RENEWED = 15 * MICROSECONDS
 """A claim that writes nothing else renews its entry after this."""
-_WRITTEN = re.compile(r""", scope=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)""")
 
 
 def checked_scope(policy: str, scope: object, *, refused: str | None) -> str | None:
@@ -47,12 +44,6 @@ def checked_scope(policy: str, scope: object, *, refused: str | None) -> str | N
 def scope_text(scope: str | None) -> str:
     """What `str` of a policy says of its scope."""
     return "" if scope is None else f", scope={scope!r}"
-
-
-def scope_of(text: str) -> str | None:
-    """The scope that `str` of a policy wrote as a part of `text`."""
-    match = _WRITTEN.search(text)
-    return None if match is None else str(ast.literal_eval(match[1]))
 
 
 @dataclass

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from faststream_sqlbroker.core.times import find_zone, from_microseconds, to_microseconds
@@ -11,7 +12,6 @@ from faststream_sqlbroker.exceptions import SetupError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _TIME = re.compile(r"([01]?[0-9]|2[0-4]):([0-5][0-9])")
-_WRITTEN = re.compile(r"Window\((\d\d:[\d:.]+)-(\d\d:[\d:.]+) ([^,)]+)(?:, days=([a-z,]+))?\)")
 _MIDNIGHT = time(0, 0)
 _SEARCHED = 400
 """Days that are searched for the next opening. A window on one day of the week opens within two
@@ -98,23 +98,14 @@ class Window:
         )
         return f"Window({_written(self.start)}-{_written(self.end)} {self.tz}{days})"
 
-    @classmethod
-    def read(cls, text: str) -> "Window | None":
-        """The window that `str` wrote as `text`; None for other text or an unknown time zone."""
-        match = _WRITTEN.fullmatch(text)
-        if match is None:
-            return None
-        start, end, zone, days = match.groups()
-        try:
-            ends = "24:00" if end == "00:00" else time.fromisoformat(end)
-            return cls(
-                time.fromisoformat(start),
-                ends,
-                tz=zone,
-                days=None if days is None else days.split(","),
-            )
-        except (SetupError, ValueError):
-            return None
+    def as_json(self) -> dict[str, Any]:
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
+        return {
+            "start": _written(self.start),
+            "end": _written(self.end),
+            "tz": self.tz,
+            "days": [DAYS[day] for day in sorted(self.days)],
+        }
 
     def span(self, now: int) -> tuple[int, int]:
         """When the window that is open at `now`, or else the next one, opens and closes.
