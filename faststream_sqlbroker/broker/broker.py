@@ -488,7 +488,11 @@ class SqlBroker(
         The broker can be started again. An engine that the caller passed is not disposed of. A
         `start` that runs is waited for first, for up to `graceful_timeout`, unless it has called
         this, by a hook or a handler.
+
+        Raises:
+            SetupError: it belongs to another event loop, which is still open.
         """
+        self._store.refuse_other_loop()
         async with self._start_stop.stopping(self.config.graceful_timeout):
             await self._stop_all(exc_type, exc_val, exc_tb)
 
@@ -535,7 +539,8 @@ class SqlBroker(
             timeout: Seconds, a timedelta or text like "3s"; None is `statement_timeout`.
 
         Raises:
-            SetupError: `timeout` is not a valid duration.
+            SetupError: `timeout` is not a valid duration, or the broker belongs to another event
+                loop, which is still open.
         """
         limit = time_or_none("timeout", timeout)
         loops = (self._scheduler, self._rights, *self.subscribers)

@@ -79,7 +79,8 @@ class Buffer(Generic[T]):
         """Wake up to `count` of `waiters`; how many are left of it."""
         while count and waiters:
             waiter = waiters.popleft()
-            if not waiter.done():
+            # A task of a closed event loop has ended with it, and to wake it would fail.
+            if not waiter.done() and not waiter.get_loop().is_closed():
                 waiter.set_result(None)
                 count -= 1
         return count

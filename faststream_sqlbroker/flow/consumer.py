@@ -297,8 +297,12 @@ class Consumer:
                     began = clock.monotonic()
                 return await worker.run()
             except (Exception, asyncio.CancelledError) as error:
+                try:
+                    task = asyncio.current_task()
+                except RuntimeError:
+                    raise error from None  # it is closed after its event loop has ended
                 # After a stop that could not end it, a start has made other workers.
-                if self._must_end_worker(asyncio.current_task()) or self.inflight is not inflight:
+                if self._must_end_worker(task) or self.inflight is not inflight:
                     raise
                 lived_long = clock.monotonic() - began > LAST_BACKOFF
                 deaths = 1 if lived_long else deaths + 1

@@ -100,13 +100,23 @@ class Loop:
 
     def wake(self) -> None:
         """Let the next tick come at once."""
-        self._wake.set()
+        try:
+            self._wake.set()
+        except RuntimeError:
+            if not self.orphaned:
+                raise
+            # What waits in a closed event loop cannot be woken. The next start is to find it set.
+            self._wake = asyncio.Event()
+            self._wake.set()
 
     async def stop(self, timeout: float | None = None) -> None:
         """End after the running tick, which is cancelled after `timeout` seconds (None: never)."""
-        self._stopped.set()
-        self._wake.set()
         orphaned = self.orphaned
+        if orphaned:
+            self._wake = asyncio.Event()
+        else:
+            self._stopped.set()
+            self._wake.set()
         task, self._task = self._task, None
         if task is None:
             return

@@ -175,6 +175,7 @@ class Requests:
     def _start(self, queue: str) -> None:
         running = asyncio.get_running_loop()
         if self._event_loop is not running:
+            self._store.refuse_other_loop()
             # What another event loop left behind has ended with it.
             self._event_loop = running
             self._pending.clear()

@@ -79,6 +79,7 @@ class Checkouts:
 
         Raises:
             NotConnectedError: no connection could be made.
+            SetupError: another event loop, which is still open, has the pool.
         """
         async with self.errors.connecting():
             connection = await self._connect(engine or self.engine)
@@ -105,7 +106,7 @@ class Checkouts:
         # Read once: while this loop awaits, other tasks may move the limit on, and a loop that read
         # it each time might never end. A connection that becomes stale later is found on its own.
         before = self._evicted_before
-        self.pools.refresh()
+        self.pools.enter()
         file = self._file.identity()
         connection = await engine.connect()
         while _opened_at(connection) < before or self._file.is_other(connection, file):

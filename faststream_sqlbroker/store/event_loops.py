@@ -1,16 +1,20 @@
 """State that outlives an event loop.
 
-A broker may be used in one `asyncio.run` after another, whether it was stopped or not.
+A broker may be used in one `asyncio.run` after another, whether it was stopped or not, but not in
+two event loops at the same time.
 """
 
 import asyncio
+import threading
 from typing import Literal
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
-from sqlalchemy.pool import Pool
+from sqlalchemy.pool import NullPool, Pool
 from typing_extensions import override
+
+from faststream_sqlbroker.exceptions import SetupError
 
 
 class LoopSemaphore(asyncio.Semaphore):
@@ -49,29 +53,69 @@ class LoopSemaphore(asyncio.Semaphore):
 
 
 class LoopPools:
-    """Replaces pools whose connections belong to an event loop that has ended.
+    """The pools of one broker, and the event loop that each belongs to.
 
-    Such a connection can neither be read nor closed. A listener records the event loop in which
-    connections are opened, also those that the application opens. Connections of aiosqlite work in
-    every event loop.
+    A connection can neither be read nor closed in another event loop than the one that opened it;
+    drivers crash or mix answers up. So the first event loop that uses a pool has it until that loop
+    is closed; then the engine gets an empty pool. A listener records where connections are opened,
+    as the application opens some, too.
     """
 
     def __init__(self) -> None:
         self._engines: list[Engine] = []
         self._loops: WeakKeyDictionary[Pool, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+        self._taking = threading.Lock()
+        self._last: asyncio.AbstractEventLoop | None = None
+        """The event loop that has taken a pool last; of another one `refuse_other_loop` asks more.
+        """
 
     def watch(self, engine: Engine) -> None:
         """Record in which event loop connections of `engine` are opened."""
-        if engine.dialect.name != "sqlite":
-            self._engines.append(engine)
+        self._engines.append(engine)
+        # A NullPool keeps no connection, so the application may open some in any event loop.
+        if not isinstance(engine.pool, NullPool):
             event.listen(engine, "connect", lambda *_: self._note(engine))
 
-    def refresh(self) -> None:
-        """Give an empty pool to each engine whose connections belong to an ended event loop."""
+    def enter(self) -> None:
+        """Take the pools for the running event loop. An engine whose connections belong to one that
+        has been closed gets an empty pool.
+
+        Raises:
+            SetupError: they belong to another event loop, which is still open.
+        """
+        loop = asyncio.get_running_loop()
         for engine in self._engines:
-            loop = self._loops.get(engine.pool)
-            if loop is not None and loop.is_closed():
+            if self._loops.get(engine.pool) is not loop:
+                self._take(engine, loop)
+
+    def refuse_other_loop(self) -> None:
+        """Only refuse what `enter` refuses."""
+        loop = asyncio.get_running_loop()
+        if loop is self._last:
+            return
+        for engine in self._engines:
+            owner = self._loops.get(engine.pool)
+            if owner is not None and owner is not loop and not owner.is_closed():
+                raise SetupError(_OTHER_LOOP)
+
+    def _take(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+        # Two threads, each with an event loop, may come at the same time.
+        with self._taking:
+            self.refuse_other_loop()
+            # Connections of aiosqlite work in every event loop.
+            if engine.pool in self._loops and engine.dialect.name != "sqlite":
                 engine.dispose(close=False)
+            self._loops[engine.pool] = self._last = loop
 
     def _note(self, engine: Engine) -> None:
-        self._loops[engine.pool] = asyncio.get_running_loop()
+        owner = self._loops.get(engine.pool)
+        if owner is None or owner.is_closed():
+            self._loops[engine.pool] = asyncio.get_running_loop()
+
+
+_OTHER_LOOP = (
+    "the broker's event loop is another one, and open: use SqlProducer here, or "
+    "asyncio.run_coroutine_threadsafe(broker.publish(...), loop).result(), as its connections work "
+    "in that loop only. If the other loop is not needed any more, stop the broker there and close "
+    "that loop first"
+)

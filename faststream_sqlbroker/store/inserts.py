@@ -95,6 +95,7 @@ class Inserts:
         # closed.
         shared = self._shared
         if shared is None or shared.loop is not asyncio.get_running_loop():
+            self._transactions.checkouts.pools.refuse_other_loop()
             shared = self._shared = PublishCoalescer(self._transactions)
         return shared
 
@@ -106,7 +107,9 @@ class Inserts:
         Raises:
             PublishError: the connection is closed or leads to another database, or its transaction
                 has ended.
+            SetupError: another event loop, which is still open, uses the broker.
         """
+        self._transactions.checkouts.pools.refuse_other_loop()
         try:
             if isinstance(connection, AsyncSession):
                 connection = await connection.connection()

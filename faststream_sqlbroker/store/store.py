@@ -473,10 +473,18 @@ class Store:
         query = self.dialect.notifying(channel, queues)  # type: ignore[attr-defined]
         await self._inserts.run(query)
 
+    def refuse_other_loop(self) -> None:
+        """Refuse what an event loop starts that the broker does not belong to.
+
+        Raises:
+            SetupError: another event loop, which is still open, uses the broker.
+        """
+        self._checkouts.pools.refuse_other_loop()
+
     async def close(self) -> None:
         """Return the connection kept for publishing; the store can still be used afterwards."""
         await self._inserts.close()
-        self._checkouts.pools.refresh()
+        self._checkouts.pools.enter()
 
     @property
     def can_listen(self) -> bool:
