@@ -45,4 +45,6 @@ class Admin(
     Raises (from every operation):
         TransientStoreError: the database could not be reached or was busy; try again.
         StoreError: the database refused the statement.
+        NotSupportedError: it changes something, and the caller is a handler with transactional=True
+            on SQLite.
     """

@@ -236,7 +236,7 @@ class Jobs(Operations):
             raise SetupError(f"only the job of a dry run can be run, got {job}")
         if wait:
             await self._check_rights(job.action)
-        begun = await self._store.jobs.begin(job, self._channel)
+        begun = await self._changing.jobs.begin(job, self._channel)
         return await self.wait_for_job(begun.id) if wait else begun
 
     async def undo(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
@@ -261,7 +261,9 @@ class Jobs(Operations):
         """
         if wait:
             await self._check_rights(UNDO)
-        begun = await self._store.jobs.begin_undo(_job_id(job_id), operator_name(by), self._channel)
+        begun = await self._changing.jobs.begin_undo(
+            _job_id(job_id), operator_name(by), self._channel
+        )
         if begun is None:
             known = await self._known(job_id)
             raise SetupError(
@@ -284,7 +286,7 @@ class Jobs(Operations):
         """
         await self._known(job_id)
         while True:
-            step = await self._store.jobs.step(job_id)
+            step = await self._changing.jobs.step(job_id)
             # What is due now is in these queues; a hint too many costs one look.
             if step.job is not None:
                 self._woken(_woken_by(step.job))
@@ -303,7 +305,7 @@ class Jobs(Operations):
         Raises:
             SetupError: there is no such job, or `by` is not text.
         """
-        found = await self._store.jobs.stop(_job_id(job_id), operator_name(by))
+        found = await self._changing.jobs.stop(_job_id(job_id), operator_name(by))
         return found if found is not None else await self._known(job_id)
 
     async def resume_job(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
@@ -317,7 +319,7 @@ class Jobs(Operations):
         Raises:
             SetupError: there is no such job, or `by` is not text.
         """
-        await self._store.jobs.resume(_job_id(job_id), operator_name(by))
+        await self._changing.jobs.resume(_job_id(job_id), operator_name(by))
         return await self.wait_for_job(job_id) if wait else await self._known(job_id)
 
     async def job(self, job_id: str) -> Job | None:
@@ -367,7 +369,7 @@ class Jobs(Operations):
             arguments=arguments,
             rate=_rate(how["rate"]),
         )
-        planned = await self._store.jobs.plan(job)
+        planned = await self._changing.jobs.plan(job)
         return planned if how["dry_run"] else await self.run_job(planned, wait=how["wait"])
 
     async def _check_rights(self, action: str) -> None:

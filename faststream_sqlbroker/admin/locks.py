@@ -42,4 +42,4 @@ class Locks(Operations):
         if (problem := name_problem(key)) is not None:
             msg = f"{short(key)} cannot be the key of a lock: {problem}"
             raise ValueError(msg)
-        return await self._store.locks.force(key, operator_name(by))
+        return await self._changing.locks.force(key, operator_name(by))

@@ -69,7 +69,7 @@ class Mirror(Operations):
         if found is None:
             raise ValueError("set_info needs a lookup value, got None")
         text = _info(info)
-        return await self._store.mirror.set_info(found, id, text, text_or_none("by", by))
+        return await self._changing.mirror.set_info(found, id, text, text_or_none("by", by))
 
 
 def _lookup(value: str | None) -> str | None:

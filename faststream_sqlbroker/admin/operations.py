@@ -8,6 +8,7 @@ from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
+from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -67,3 +68,16 @@ class Operations:
         self._publish = publish
         self._process = process
         self._surroundings = surroundings
+
+    @property
+    def _changing(self) -> "Store":
+        """The store, for a change.
+
+        Raises:
+            NotSupportedError: the caller is a handler with transactional=True on SQLite.
+        """
+        self._refuse_in_handler()
+        return self._store
+
+    def _refuse_in_handler(self) -> None:
+        refuse_in_handler(self._store.dialect, self._store.engine, "a change by broker.admin")

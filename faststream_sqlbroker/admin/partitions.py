@@ -31,6 +31,6 @@ class ArchivePartitioning(Operations):
             )
         made = []
         who = operator_name(by)
-        while name := await self._store.partitions.add(who):
+        while name := await self._changing.partitions.add(who):
             made.append(name)
         return made

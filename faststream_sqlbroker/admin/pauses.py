@@ -48,7 +48,7 @@ class Pauses(Operations):
             "reason": text_or_none("reason", reason),
         }
         async with self._turn:
-            paused = await self._store.live_subscribers.pause(
+            paused = await self._changing.live_subscribers.pause(
                 queue_name(queue), _until(until), info, self._channel
             )
             if paused is None:
@@ -73,7 +73,7 @@ class Pauses(Operations):
             SetupError: `queue` is not a valid name, or `by` is not text.
         """
         async with self._turn:
-            was, paused = await self._store.live_subscribers.resume(
+            was, paused = await self._changing.live_subscribers.resume(
                 queue_name(queue), self._channel, operator_name(by)
             )
             self._heard(paused)

@@ -39,4 +39,5 @@ class Publishing(Operations):
                 `max_depth`, whatever that does with other publishes.
         """
         who = operator_name(by)
+        self._refuse_in_handler()
         return await self._publish(message, destination(queue), who, options)

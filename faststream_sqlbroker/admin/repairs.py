@@ -62,7 +62,7 @@ class Repairs(Operations):
         who = operator_name(by)
         why = text_or_none("reason", reason)
         text = f"cancelled by {who}" + (f": {why}" if why else "")
-        return await self._store.repairs.cancel(
+        return await self._changing.repairs.cancel(
             message_number(message_id), text, who, on_asked=self._asked
         )
 
@@ -76,7 +76,9 @@ class Repairs(Operations):
             SetupError: `message_id` is not a whole number of 64 bits.
         """
         number = message_number(message_id)
-        return self._told(await self._store.repairs.set_due(number, 0.0, operator_name(by), RETRY))
+        return self._told(
+            await self._changing.repairs.set_due(number, 0.0, operator_name(by), RETRY)
+        )
 
     async def postpone(
         self, message_id: int | str, until: Duration | datetime, *, by: str | None = None
@@ -94,7 +96,7 @@ class Repairs(Operations):
         """
         at = moment_or_delay("until", until)
         number = message_number(message_id)
-        return self._told(await self._store.repairs.set_due(number, at, operator_name(by)))
+        return self._told(await self._changing.repairs.set_due(number, at, operator_name(by)))
 
     async def move(self, message_id: int | str, queue: str, *, by: str | None = None) -> Repair:
         """Move a message to another queue, as a handler's `Move` does: it is due there now.
@@ -106,7 +108,9 @@ class Repairs(Operations):
             SetupError: an argument is not valid.
         """
         name = destination(queue)
-        found = await self._store.repairs.move(message_number(message_id), name, operator_name(by))
+        found = await self._changing.repairs.move(
+            message_number(message_id), name, operator_name(by)
+        )
         if found.done:
             self._woken([name])
         return found
@@ -141,7 +145,7 @@ class Repairs(Operations):
         if not fields and at is None:
             raise SetupError("edit needs priority, key or due")
         number = message_number(message_id)
-        return self._told(await self._store.repairs.edit(number, fields, at, operator_name(by)))
+        return self._told(await self._changing.repairs.edit(number, fields, at, operator_name(by)))
 
     def _told(self, found: Repair) -> Repair:
         if found.done and found.queue is not None:

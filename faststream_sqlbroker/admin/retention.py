@@ -40,7 +40,7 @@ class ArchivePruning(Operations):
         if self._store.tables.archive is None:
             raise SetupError(NO_ARCHIVE)
         who = operator_name(by)
-        rows = self._store.retention
+        rows = self._changing.retention
         pruner = Pruner(rows, checked, Clock())
         if dry_run:
             return await pruner.prune(dry_run=True)

@@ -42,7 +42,7 @@ class Schedules(Operations):
         Raises:
             SetupError: `name` is not a valid name, or `by` is not text.
         """
-        return await self._store.schedules.forget(_name(name), operator_name(by))
+        return await self._changing.schedules.forget(_name(name), operator_name(by))
 
     async def run_schedule(self, name: str, *, by: str | None = None) -> bool:
         """Publish the message of a schedule once more, now; its next fire time stays.
@@ -63,7 +63,7 @@ class Schedules(Operations):
         Raises:
             SetupError: the schedule is paused, `name` is not a valid name, or `by` is not text.
         """
-        was = await self._store.schedules.run(_name(name), operator_name(by))
+        was = await self._changing.schedules.run(_name(name), operator_name(by))
         if was is not None and was.paused_at is not None:
             raise SetupError(
                 f"the schedule {short(name)} is paused by {was.paused_by}: resume it first"
@@ -88,7 +88,7 @@ class Schedules(Operations):
         Raises:
             SetupError: `name` is not a valid name, or `by` is not text.
         """
-        was = await self._store.schedules.pause(_name(name), operator_name(by))
+        was = await self._changing.schedules.pause(_name(name), operator_name(by))
         return was is not None and was.paused_at is None
 
     async def resume_schedule(self, name: str, *, by: str | None = None) -> bool:
@@ -106,7 +106,7 @@ class Schedules(Operations):
         Raises:
             SetupError: `name` is not a valid name, or `by` is not text.
         """
-        was = await self._store.schedules.resume(_name(name), operator_name(by))
+        was = await self._changing.schedules.resume(_name(name), operator_name(by))
         self._rescheduled()
         return was is not None and was.paused_at is not None
 

@@ -39,4 +39,4 @@ class Unknown(Operations):
         Raises:
             SetupError: `by` is not text.
         """
-        return await self._store.starts.forget(message_ids, operator_name(by))
+        return await self._changing.starts.forget(message_ids, operator_name(by))

@@ -67,7 +67,7 @@ class Workers(Operations):
         who = operator_name(by)
         names = await self._living(worker)
         async with self._turn:
-            changed, paused = await self._store.live_subscribers.drain(
+            changed, paused = await self._changing.live_subscribers.drain(
                 names, worker, self._channel, who, drained=drained
             )
             self._heard(paused)
@@ -130,7 +130,7 @@ class Workers(Operations):
             raise SetupError(msg)
         total = 0
         who = operator_name(by)
-        release = self._store.live_subscribers.release
+        release = self._changing.live_subscribers.release
         while count := await release(subscriber, RELEASED_AT_ONCE, who):
             total += count
         return total

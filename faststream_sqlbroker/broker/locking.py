@@ -43,6 +43,7 @@ class SqlBrokerLocking(SqlBrokerPublishing):
             LockLostError: at the end of a block that may have run without the lock, unless the
                 block raised itself.
             SetupError: an argument is not valid.
+            NotSupportedError: on SQLite, in a handler with transactional=True.
             StoreError: the database refused the statement, or could not be reached at the first
                 try; a later outage is waited out.
         """

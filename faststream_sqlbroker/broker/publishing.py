@@ -50,7 +50,8 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         Without `connection` or `session` the message is committed when this returns. With one of
         them it is part of the caller's transaction, which is neither begun, committed nor flushed
         here. In a handler, `with_ack=True` writes it in the transaction that acks the handler's
-        message; if the message is not acked, nothing is published.
+        message; if the message is not acked, nothing is published. On SQLite a publish in a handler
+        with transactional=True is part of the handler's transaction.
 
         Args:
             message: The body: bytes and str unchanged, anything else as JSON.

@@ -22,6 +22,7 @@ from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.start_checks import refusal, refusal_text
 from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -90,9 +91,11 @@ class DirectClaimer:
         removed.
 
         Raises:
+            NotSupportedError: the caller is a handler with transactional=True on SQLite.
             UnknownOutcomeError: a message may have been removed.
             StoreError: the database refused or could not be reached.
         """
+        refuse_in_handler(self._store.dialect, self._store.engine, "taking a message")
         clock = self.clock.callers
         pause = FIRST_PAUSE
         arrived = asyncio.Event()

@@ -7,7 +7,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
-from faststream_sqlbroker.flow.transactional import current
+from faststream_sqlbroker.store.handler import current
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store

@@ -18,6 +18,7 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.shielded import ShieldedCalls, patiently, quietly
+from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -243,6 +244,7 @@ class Locks:
     @asynccontextmanager
     async def hold(self, key: str, lease: float, wait: float | None) -> AsyncIterator[Lock]:
         """`broker.lock`, with its arguments checked; times in seconds."""
+        refuse_in_handler(self._store.dialect, self._store.engine, "lock")
         lock = await self._acquire(key, lease, wait)
         keeper = asyncio.create_task(lock.keep(), name="sqlbroker-lock")
         try:

@@ -4,10 +4,12 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.exceptions import NotSupportedError
 from faststream_sqlbroker.flow.debug_log import DebugLog
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
+from faststream_sqlbroker.store.handler import only_writer
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -32,6 +34,7 @@ class Publisher:
         self._store = store
         self._wakeups = wakeups
         self._limits = limits
+        self._one_writer = store.dialect.one_writer
 
     def publish(
         self,
@@ -44,17 +47,31 @@ class Publisher:
         where the row was dropped, as its queue is full.
 
         Without `connection` the messages are committed when this returns. With it they belong to
-        the caller's transaction, which is neither begun, committed nor flushed here. With
-        `droppable` false a full queue that drops raises.
+        the caller's transaction, which is neither begun, committed nor flushed here. In a handler
+        whose transaction is the only writer (SQLite) they belong to that one. With `droppable`
+        false a full queue that drops raises.
 
         Raises:
             PublishError: the connection cannot be used, or a body is larger than `max_payload`.
             QueueFullError: a queue is full.
+            NotSupportedError: a test's SQLite cannot commit it before the handler's transaction
+                ends, as the broker's own database does.
             StoreError: the database refused or could not be reached.
         """
+        if connection is None and self._one_writer:
+            connection = self._joined()
         if self._limits is None:
             return self._write(rows, connection=connection)
         return self._admitted(self._limits, rows, connection=connection, droppable=droppable)
+
+    def _joined(self) -> "AsyncConnection | None":
+        """The connection of the handler that publishes, if its transaction is the only writer."""
+        handler = only_writer(self._store.dialect, self._store.engine)
+        if handler is None:
+            return None
+        if not self._store.publish_joins:
+            raise NotSupportedError(_ONLY_IN_TEST)
+        return handler.connection
 
     async def _admitted(
         self, limits: PublishLimits, rows: Sequence[NewMessage], *, connection: Any, droppable: bool
@@ -165,6 +182,13 @@ class Publisher:
         where = " in the caller's transaction, not committed yet,"
         self._debug.published(rows, ids, self._wakeups.clock.monotonic() - began, where)
         return ids
+
+
+_ONLY_IN_TEST = (
+    "the broker's own database commits a plain publish in a handler with transactional=True at "
+    "once, which the test's SQLite cannot, as the handler's transaction keeps every other writer "
+    "out: publish with connection= or with_ack=True, or test it on that database"
+)
 
 
 def only(rows: Sequence[NewMessage], kept: Sequence[bool]) -> list[NewMessage]:

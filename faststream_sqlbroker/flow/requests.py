@@ -23,16 +23,15 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.dialects.replies import MOST_READ
 from faststream_sqlbroker.exceptions import (
     BrokerStoppedError,
-    NotSupportedError,
     PublishError,
     StoreError,
 )
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.rights import Rights
-from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
+from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -166,11 +165,7 @@ class Requests:
             self._unanswered |= not answered
 
     def _refuse_own_transaction(self) -> None:
-        handler = current.get()
-        if handler is None or not self._store.dialect.one_writer:
-            return
-        if handler.active and handler.connection.engine.url == self._store.engine.url:
-            raise NotSupportedError(_OWN_TRANSACTION)
+        refuse_in_handler(self._store.dialect, self._store.engine, "request")
 
     def _start(self, queue: str) -> None:
         running = asyncio.get_running_loop()
@@ -289,10 +284,5 @@ class Requests:
 _NOT_STORED = (
     "the queue has a message with this dedup_id already, so the request was not stored, and no "
     "reply will come: leave dedup_id out"
-)
-_OWN_TRANSACTION = (
-    "request cannot be used in a handler with transactional=True on SQLite: the handler's "
-    "transaction keeps every other writer out, and a request is written in a transaction of its "
-    "own; leave transactional out, or publish with reply_to= and handle the reply in a subscriber"
 )
 _STOPPED = "the broker was stopped while the request waited for its reply"

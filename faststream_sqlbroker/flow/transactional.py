@@ -10,7 +10,6 @@ its message goes back without an attempt.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from faststream_sqlbroker.flow.lost_leases import broken_text
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.solo_run import lost_leases
+from faststream_sqlbroker.store.handler import current
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -39,9 +39,6 @@ Rows = list[ClaimedMessage]
 FIRST_PAUSE = 4
 """The step of `backoff` after the first failed COMMIT: 0.8 s, then twice as long each time, as
 deliveries are limited."""
-
-current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
-"""The transaction of the handler that runs."""
 
 
 @dataclass(slots=True)

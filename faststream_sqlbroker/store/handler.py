@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from time import monotonic
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
@@ -18,6 +19,7 @@ from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock
 from faststream_sqlbroker.exceptions import (
     AccessError,
+    NotSupportedError,
     SqlBrokerError,
     StoreError,
     TransactionEndedError,
@@ -28,6 +30,31 @@ from faststream_sqlbroker.store.checkout import Checkouts
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 from faststream_sqlbroker.store.guarded_connection import INSIDE, LastUse, refusing_outside
 from faststream_sqlbroker.store.transaction import Transactions
+
+current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
+"""The transaction of the handler that runs."""
+
+
+def only_writer(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
+    """The transaction of the handler that calls this, if it keeps all other writers out."""
+    handler = current.get()
+    if handler is None or not dialect.one_writer:
+        return None
+    return handler if handler.active and handler.connection.engine.url == engine.url else None
+
+
+def refuse_in_handler(dialect: Dialect, engine: AsyncEngine, name: str) -> None:
+    """Refuse `name`, which writes in a transaction of its own, where that would wait for itself.
+
+    Raises:
+        NotSupportedError: the caller is a handler with transactional=True on SQLite.
+    """
+    if only_writer(dialect, engine) is not None:
+        raise NotSupportedError(
+            f"{name} cannot be used in a handler with transactional=True on SQLite: it writes in a "
+            "transaction of its own, and that of the handler keeps every other writer out; leave "
+            "transactional out, or publish a message to another subscriber that does it"
+        )
 
 
 class HandlerTransaction:

@@ -111,6 +111,11 @@ class Store:
         self.statement_timeout = statement_timeout
         self.dialect: Dialect = dialect_for(engine.dialect, tables)
         self.dialect.time_limit = statement_timeout
+        self.publish_joins = self.dialect.one_writer
+        """Whether a plain publish belongs to the transaction of the handler that calls it, since it
+        would wait for that one. A store that takes the place of another one in a test has what that
+        one says.
+        """
         pool.refuse_shared(engine)
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)

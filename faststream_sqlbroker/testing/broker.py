@@ -242,6 +242,8 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         try:
             clock = StoreClock(pump.clock)
             store = TestStore(under_test.database.engine, build_tables(config), clock=clock)
+            # A test must not behave otherwise than the broker's own database does.
+            store.publish_joins = broker._store.publish_joins  # noqa: SLF001
             broker.engine = under_test.database.engine
             broker._work_on(store, clock)  # noqa: SLF001 - the composition root
             broker._direct_claimer.polls = False  # noqa: SLF001

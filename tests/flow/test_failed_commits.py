@@ -15,9 +15,8 @@ from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.flow import transactional
-from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.store.handler import HandlerTransaction
+from faststream_sqlbroker.store.handler import HandlerTransaction, current
 from tests.clock import let_loop_pass
 from tests.flow.conftest import Rig
 from tests.flow.test_ended_transactions import archived, effects

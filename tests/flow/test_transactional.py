@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ended_transactions, transactional
+from faststream_sqlbroker.store.handler import current
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -258,7 +259,7 @@ async def test_a_key_is_kept_if_a_stop_comes_while_the_end_of_the_transaction_is
         raise TransientStoreError
 
     async def not_done(row: ClaimedMessage) -> None:
-        opened = transactional.current.get()
+        opened = current.get()
         assert opened is not None
         await opened.connection.rollback()
         row.settle_as(Nack(retry_possible=True))

@@ -21,9 +21,9 @@ from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
 from faststream_sqlbroker.dialects import dialect_for
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery, current_delivery
-from faststream_sqlbroker.flow.transactional import current
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
+from faststream_sqlbroker.store.handler import current
 from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
 from tests.pipeline import axes
 from tests.pipeline.seen import Log, Seen, errors, shown

@@ -26,6 +26,7 @@ from faststream_sqlbroker import (
     ConstantRetryStrategy,
     Debounce,
     LockNotAcquiredError,
+    NotSupportedError,
     Once,
     SqlBroker,
     SqlBrokerMessage,
@@ -541,6 +542,42 @@ async def test_transactional_handlers_need_the_engine(broker: SqlBroker, tmp_pat
     async with TestSqlBroker(broker, engine=engine) as br:
         await br.publish("once more", "q")
         assert [message.body for message in br.outbox()] == ["once more"]
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("own", ["sqlite", "postgresql"])
+async def test_a_plain_publish_in_a_transactional_handler_is_as_in_production(
+    own: str, tmp_path: Path
+) -> None:
+    """On SQLite it joins. Elsewhere it is committed at once, which the test's file cannot do: it is
+    refused there, as joining would hide a message that outlives a rollback."""
+    file = f"sqlite+aiosqlite:///{tmp_path / 'app.db'}"
+    broker = SqlBroker(file if own == "sqlite" else "postgresql+asyncpg://u@h/d", logger=None)
+    refused: list[str] = []
+
+    @broker.subscriber("q", transactional=True, retry_strategy=None)
+    async def handle(body: str) -> None:
+        try:
+            await broker.publish(body, "out")
+        except NotSupportedError as error:
+            refused.append(str(error))
+        if body == "bad":
+            raise ValueError
+
+    @broker.subscriber("out")
+    async def out(body: str) -> None: ...
+
+    engine = create_async_engine(file)
+    async with TestSqlBroker(broker, engine=engine) as br:
+        with pytest.raises(ValueError):
+            await br.publish("bad", "q")
+        await br.drain()
+        assert not out.mock.called
+        await br.publish("good", "q")
+        await br.drain()
+        assert out.mock.called == (own == "sqlite")
+    assert len(refused) == (0 if own == "sqlite" else 2)
+    assert all("with_ack=True" in text for text in refused)
     await engine.dispose()
 
 

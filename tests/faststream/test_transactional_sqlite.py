@@ -1,0 +1,119 @@
+"""On SQLite a transactional handler is the only writer: what would wait for it is refused."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from faststream_sqlbroker import NotSupportedError, Retention, SqlBroker
+from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
+
+pytestmark = [
+    pytest.mark.capability("`transactional=True`"),
+    pytest.mark.parametrize("database", ["sqlite"], indirect=True),
+]
+OPTIONS: Any = {**QUICK, "transactional": True, "retry_strategy": None}
+Call = Callable[[SqlBroker], Awaitable[object]]
+
+
+async def lock(broker: SqlBroker) -> None:
+    async with broker.lock("k", wait=0):
+        pass
+
+
+REFUSED: dict[str, Call] = {
+    "lock": lock,
+    "pop": lambda b: b.pop("other"),
+    "reserve": lambda b: b.reserve("other"),
+    "request": lambda b: b.request(1, "other"),
+    "cancel": lambda b: b.admin.cancel(1),
+    "retry_now": lambda b: b.admin.retry_now(1),
+    "postpone": lambda b: b.admin.postpone(1, "1h"),
+    "move": lambda b: b.admin.move(1, "other"),
+    "edit": lambda b: b.admin.edit(1, priority=1),
+    "publish by admin": lambda b: b.admin.publish(1, "other"),
+    "pause": lambda b: b.admin.pause("other"),
+    "resume": lambda b: b.admin.resume("other"),
+    "release_lock": lambda b: b.admin.release_lock("k"),
+    "set_info": lambda b: b.admin.set_info("l", "i"),
+    "bulk_cancel": lambda b: b.admin.bulk_cancel(queue="other", dry_run=False),
+    "stop_job": lambda b: b.admin.stop_job("0" * 20),
+    "prune": lambda b: b.admin.prune(Retention(completed="30d")),
+    "run_schedule": lambda b: b.admin.run_schedule("s"),
+    "forget_schedule": lambda b: b.admin.forget_schedule("s"),
+    "forget_unknown": lambda b: b.admin.forget_unknown(1),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+async def test_what_writes_by_itself_is_refused_at_once(
+    broker: SqlBroker, look: Look, call: Call
+) -> None:
+    """The error says why; the handler goes on and commits."""
+    errors: list[str] = []
+
+    @broker.subscriber("q", **OPTIONS)
+    async def handle() -> None:
+        with pytest.raises(NotSupportedError, match="keeps every other writer out") as caught:
+            await call(broker)
+        errors.append(str(caught.value))
+
+    await broker.start()
+    await broker.publish("x", "q")
+    [row] = await look.archived()
+    assert row["state"] == "COMPLETED"
+    [error] = errors
+    assert "leave transactional out, or publish" in error
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_publish_joins_the_handlers_transaction(
+    broker: SqlBroker, look: Look, fails: bool
+) -> None:
+    """It is committed with the ack, or not at all; a read of `broker.admin` does not see it yet."""
+    waiting: list[int] = []
+
+    @broker.subscriber("q", **OPTIONS)
+    async def handle() -> None:
+        await broker.publish("x", "other")
+        await broker.publish_batch("y", "z", queue="other")
+        waiting.append(len((await broker.admin.messages(queue="other")).messages))
+        if fails:
+            raise ValueError
+
+    await broker.start()
+    await broker.publish("x", "q")
+
+    async def ended() -> list[dict[str, Any]]:
+        return await look.rows(archive=True)
+
+    [row] = await eventually(ended)
+    assert row["state"] == ("FAILED" if fails else "COMPLETED")
+    assert [row["payload"] for row in await look.rows()] == ([] if fails else [b"x", b"y", b"z"])
+    assert waiting == [0]
+
+
+async def test_a_task_that_outlives_its_handler_is_refused_nothing(
+    broker: SqlBroker, look: Look
+) -> None:
+    """It inherits the handler's context, but the transaction has ended."""
+    go_on = asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def later() -> None:
+        await go_on.wait()
+        await lock(broker)
+        await broker.publish("x", "other")
+
+    @broker.subscriber("q", **OPTIONS)
+    async def handle() -> None:
+        tasks.append(asyncio.create_task(later()))
+
+    await broker.start()
+    await broker.publish("x", "q")
+    await look.archived()
+    go_on.set()
+    await asyncio.gather(*tasks)
+    assert [row["queue"] for row in await look.rows()] == ["other"]
