@@ -235,9 +235,11 @@ class DirectClaimer:
         """Write what a reservation from `queue` ended in; whether its lease was still held.
 
         Raises:
+            NotSupportedError: the caller is a handler with transactional=True on SQLite.
             UnknownOutcomeError: it may have been written, or the lease may be gone.
             StoreError: nothing was written.
         """
+        refuse_in_handler(self._store.dialect, self._store.engine, "settling a reservation")
         try:
             result = await self._store.takes.settle(settlement, replaced)
         except UnknownOutcomeError as error:
@@ -263,6 +265,7 @@ class DirectClaimer:
         """Lengthen the lease of `row` to `lease` seconds from now; false if it is gone.
 
         Raises:
+            NotSupportedError: the caller is a handler with transactional=True on SQLite.
             StoreError: the database refused or could not be reached, or the row was locked
                 elsewhere for too long.
         """
@@ -272,8 +275,9 @@ class DirectClaimer:
         """Lengthen the leases of `rows` to `lease` seconds from now; the ids of those still held.
 
         Raises:
-            StoreError: as `extend`.
+            NotSupportedError, StoreError: as `extend`.
         """
+        refuse_in_handler(self._store.dialect, self._store.engine, "extending a lease")
         asked = self.clock.monotonic()
         held = await self._store.renew([(row.id, row.lease_token) for row in rows], lease)
         for row in rows:

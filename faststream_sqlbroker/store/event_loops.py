@@ -7,7 +7,7 @@ two event loops at the same time.
 import asyncio
 import threading
 from typing import Literal
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
@@ -63,17 +63,21 @@ class LoopPools:
 
     def __init__(self) -> None:
         self._engines: list[Engine] = []
-        self._loops: WeakKeyDictionary[Pool, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+        # Weak: a loop that is neither closed nor used any more ends, as it does without a broker.
+        self._loops: WeakKeyDictionary[Pool, ReferenceType[asyncio.AbstractEventLoop]] = (
+            WeakKeyDictionary()
+        )
         self._taking = threading.Lock()
-        self._last: asyncio.AbstractEventLoop | None = None
+        self._last: ReferenceType[asyncio.AbstractEventLoop] | None = None
         """The event loop that has taken a pool last; of another one `refuse_other_loop` asks more.
         """
 
     def watch(self, engine: Engine) -> None:
         """Record in which event loop connections of `engine` are opened."""
         self._engines.append(engine)
-        # A NullPool keeps no connection, so the application may open some in any event loop.
-        if not isinstance(engine.pool, NullPool):
+        # A NullPool keeps no connection, and those of aiosqlite work in every event loop: so the
+        # application may open some in any.
+        if not isinstance(engine.pool, NullPool) and engine.dialect.name != "sqlite":
             event.listen(engine, "connect", lambda *_: self._note(engine))
 
     def enter(self) -> None:
@@ -85,18 +89,22 @@ class LoopPools:
         """
         loop = asyncio.get_running_loop()
         for engine in self._engines:
-            if self._loops.get(engine.pool) is not loop:
+            if self._owner(engine) is not loop:
                 self._take(engine, loop)
 
     def refuse_other_loop(self) -> None:
         """Only refuse what `enter` refuses."""
         loop = asyncio.get_running_loop()
-        if loop is self._last:
+        if self._last is not None and self._last() is loop:
             return
         for engine in self._engines:
-            owner = self._loops.get(engine.pool)
+            owner = self._owner(engine)
             if owner is not None and owner is not loop and not owner.is_closed():
                 raise SetupError(_OTHER_LOOP)
+
+    def _owner(self, engine: Engine) -> asyncio.AbstractEventLoop | None:
+        found = self._loops.get(engine.pool)
+        return None if found is None else found()
 
     def _take(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         # Two threads, each with an event loop, may come at the same time.
@@ -105,12 +113,12 @@ class LoopPools:
             # Connections of aiosqlite work in every event loop.
             if engine.pool in self._loops and engine.dialect.name != "sqlite":
                 engine.dispose(close=False)
-            self._loops[engine.pool] = self._last = loop
+            self._loops[engine.pool] = self._last = ref(loop)
 
     def _note(self, engine: Engine) -> None:
-        owner = self._loops.get(engine.pool)
+        owner = self._owner(engine)
         if owner is None or owner.is_closed():
-            self._loops[engine.pool] = asyncio.get_running_loop()
+            self._loops[engine.pool] = ref(asyncio.get_running_loop())
 
 
 _OTHER_LOOP = (

@@ -68,6 +68,30 @@ async def test_what_writes_by_itself_is_refused_at_once(
     assert "leave transactional out, or publish" in error
 
 
+async def test_a_reservation_from_before_is_refused_and_stays(
+    broker: SqlBroker, look: Look
+) -> None:
+    """It can be ended after the handler."""
+    refused: list[str] = []
+    await broker.publish("x", "other")
+    reservation = await broker.reserve("other", wait=0)
+    assert reservation is not None
+
+    @broker.subscriber("q", **OPTIONS)
+    async def handle() -> None:
+        for end in (reservation.commit, reservation.rollback, reservation.extend):
+            with pytest.raises(NotSupportedError, match="keeps every other writer out"):
+                await end()
+            refused.append(end.__name__)
+
+    await broker.start()
+    await broker.publish("x", "q")
+    await eventually(lambda: look.rows(archive=True))
+    assert refused == ["commit", "rollback", "extend"]
+    await reservation.commit()
+    assert len(await look.archived(2)) == 2
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_publish_joins_the_handlers_transaction(
     broker: SqlBroker, look: Look, fails: bool

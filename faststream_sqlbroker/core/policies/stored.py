@@ -41,8 +41,9 @@ def read_policies(told: Any, texts: Sequence[str]) -> tuple[Policy, ...]:
 
     What this version does not know is left out.
     """
-    if isinstance(told, Mapping) and told.get("version") == VERSION:
-        found = [_read(each) for each in told.get("policies") or ()]
+    listed = told.get("policies") if isinstance(told, Mapping) else None
+    if isinstance(listed, list) and told.get("version") == VERSION:
+        found = [_read(each) for each in listed]
     else:
         found = [_read(_arguments(text)) for text in texts]
     return tuple(policy for policy in found if policy is not None)
