@@ -152,7 +152,11 @@ def test_an_engine_that_was_disposed_of_is_free(database_url: str) -> None:
 
 
 def test_the_application_may_have_opened_the_connections(database_url: str) -> None:
+    """Those of SQLite work in every event loop."""
     engine = create_async_engine(database_url)
+    refused: Any = pytest.raises(SetupError, match=REFUSED)
+    if engine.dialect.name == "sqlite":
+        refused = contextlib.nullcontext()
     broker = SqlBroker(engine, logger=None)
     first = asyncio.new_event_loop()
 
@@ -162,7 +166,7 @@ def test_the_application_may_have_opened_the_connections(database_url: str) -> N
 
     try:
         first.run_until_complete(connect(engine))
-        with pytest.raises(SetupError, match=REFUSED):
+        with refused:
             asyncio.run(broker.create_tables())
         first.run_until_complete(engine.dispose())
     finally:
