@@ -70,6 +70,8 @@ async def test_all_are_handled_within_the_limit(kind: str, rig: Rig) -> None:
         return not await rig.rows()
 
     await eventually(ended)
+    # What is acked first is archived before its handler has ended.
+    await eventually(lambda: len(watch.handled) >= len(SIZES))
     assert sorted(watch.handled) == sorted(SIZES)
     rows = await rig.rows(archive=True)
     assert {(row["state"], row["attempts_count"]) for row in rows} == {("COMPLETED", 1)}
