@@ -13,7 +13,9 @@ from anyio import CapacityLimiter, to_thread
 from fast_depends.utils import is_coroutine_callable
 
 from faststream_sqlbroker.adapter.pipeline import HandlerCallWrapper
+from faststream_sqlbroker.control_exceptions import Postpone
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.publish_on_ack import current_delivery
 
 MAX_AWAITS = 10
 """A decorator's coroutine may give another one. An object that gives itself, such as a pipeline of
@@ -24,6 +26,14 @@ _IN_THREAD = "__sqlbroker_in_thread__"
 async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call `function` in a thread that no other user of anyio's threads waits for."""
     return await to_thread.run_sync(partial(function, *args, **kwargs), limiter=_limiter())
+
+
+def _call_in_time(handler: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call `handler` unless its thread has come too late for the slot of a Throttle."""
+    here = current_delivery.get()
+    if here is not None and not here.may_start():
+        raise Postpone(0)  # the outcome is known: the message goes back
+    return handler(*args, **kwargs)
 
 
 @cache
@@ -61,7 +71,7 @@ def adapt(handler: Callable[..., Any], *, returns_are_checked: bool) -> Callable
     returns = _return_type(handler)
     if in_loop and returns_are_checked and returns in (None, type(None)):
         return handler
-    start = handler if in_loop else partial(in_thread, handler)
+    start = handler if in_loop else partial(in_thread, partial(_call_in_time, handler))
 
     @wraps(handler)
     async def call(*args: Any, **kwargs: Any) -> Any:

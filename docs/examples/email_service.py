@@ -141,8 +141,8 @@ class EmailDemo:
         most_moved = proof.most_within(moved, rules.minute)
         console.print(
             f"at most {plan.most} slots a minute; the most in any: {most_slots} slots, "
-            f"{most_moved} e-mails let through (each after its slot, by up to its max_lag "
-            f"and the time of a write)"
+            f"{most_moved} e-mails let through (each after its slot, by its lag and the time of a "
+            f"write)"
         )
         return result
 

@@ -137,6 +137,14 @@ POLICY_WAIT = _seconds(
     "claimed message waits for its start; or `rest`, after a failure (`BlockingWait`).",
     WAITS,
 )
+SLOTS = Metric(
+    "throttle_slots",
+    Kind.COUNTER,
+    "slots",
+    ("subscriber", "use"),
+    "Slots of a `Throttle`. `use` is `started`; `missed`, where the handler could not start in "
+    "time and the message went back; or `unused`, where it was not to start any more.",
+)
 HELD = _now(
     "held_messages",
     "messages",
@@ -196,6 +204,7 @@ METRICS = (
     FLUSH_SECONDS,
     LEASE_MARGIN,
     POLICY_WAIT,
+    SLOTS,
     FULL_WAIT,
     HELD,
     HEALTHY,

@@ -96,6 +96,10 @@ class ClaimedMessage:
     """Until when its handler has asked to hold it (this process's monotonic seconds)."""
     slot: "Slot | None" = None
     """When its handler may start; None: any time."""
+    slot_started: int | None = None
+    """When its handler started, by the database's clock (microseconds); None: it has not."""
+    slot_told: bool = False
+    """Whether the next claim is to tell what became of `slot`."""
     prefetched: bool = False
     """Whether it waits for a worker, and so has the shorter lease."""
     header_key: tuple[str | None] | None = None
@@ -220,6 +224,10 @@ class Slot:
     latest: float
     at: int | None = None
     """The slot that a Throttle granted, by the database's clock: microseconds since 1970."""
+    deadline: int | None = None
+    """The latest moment of the start that is stored, by the same clock."""
+    places: tuple[tuple[str, str], ...] = ()
+    """Where that is: scope and key of each log."""
 
 
 @dataclass(frozen=True, slots=True)

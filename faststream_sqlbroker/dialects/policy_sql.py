@@ -196,7 +196,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         "policy_arrivals": f"SELECT m.id, {w.open}m.{{key}}{w.close}, "
         f"{w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, "
-        f"{delivered}\n"
+        f"{delivered}, m.policy_marks\n"
         f"{due}\n  AND m.next_attempt_at >= {w.at(':since')} AND {marked}\n"
         "  AND (m.policy_marks & :own) <= 0\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
@@ -204,7 +204,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         "policy_arrivals_of": f"SELECT m.id, {w.open}m.{{key}}{w.close}, "
         f"{w.us('m.next_attempt_at')}, {w.us(arrived)},\n"
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, "
-        f"{delivered}, u.n\n"
+        f"{delivered}, m.policy_marks, u.n\n"
         f"FROM {w.rows({'n': 'int', 'k': 'key'})} {w.join} {{message}} m {w.key_hint} "
         "ON m.queue = :queue AND m.{key} = u.k\n"
         f"WHERE {w.claimable} AND m.next_attempt_at <= {w.now} AND {marked}\n"

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.policies import Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY
 from faststream_sqlbroker.core.policies.keep_last import Latest
-from faststream_sqlbroker.core.policies.throttle import next_known
+from faststream_sqlbroker.core.policies.throttle import KnownSlots, known_slots
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
@@ -68,7 +68,7 @@ class PolicyFacts:
         self._shared: dict[str, int] = {}
         self._expected: set[str] = set()
         self._bursts: dict[str, Bursts] = {}
-        self._slots: dict[str, int | None] = {}
+        self._slots: dict[str, KnownSlots | None] = {}
         self._live: dict[int, Live] = {}
         self._leases: dict[str, list[Lease]] = {}
         self._claimed: dict[str, Claimed | None] = {}
@@ -105,23 +105,21 @@ class PolicyFacts:
     # -- of the queue --------------------------------------------------------------------------
 
     @cached_property
-    def next_slots(self) -> list[tuple[Throttle, int]]:
-        """The throttles whose slots are all taken, and when each has the next (microseconds)."""
+    def next_slots(self) -> list[tuple[Throttle, KnownSlots]]:
+        """The throttles whose slots are all taken, and when each has the next."""
         found = []
         now = to_microseconds(self.now)
         for number, policy in self._numbered(Throttle):
             shared = policy.scope
             scope = slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
             key = shared or ""
-            at = next_known(self._rows.states(self._connection, scope, [key]).get(key))
-            if at is not None and at > now:
-                found.append((policy, at))
-        return sorted(found, key=lambda known: -known[1])
+            known = known_slots(self._rows.states(self._connection, scope, [key]).get(key))
+            if known is not None and known.next > now:
+                found.append((policy, known))
+        return sorted(found, key=lambda each: -each[1].next)
 
-    def key_slots(self, key: str | None) -> list[tuple[Throttle, int]]:
-        """The throttles by key of which this key has no slot, and when it has the next
-        (microseconds).
-        """
+    def key_slots(self, key: str | None) -> list[tuple[Throttle, KnownSlots]]:
+        """The throttles by key of which this key has no slot, and when it has the next."""
         by_key = [each for each in self.policies(Throttle) if each.key]
         if key is None or not by_key:
             return []
@@ -129,10 +127,11 @@ class PolicyFacts:
             scope = slot_scope(self.queue)
             keys = {*self._expected, key}
             known = self._rows.states(self._connection, scope, keys)
-            self._slots |= {each: next_known(known.get(each)) for each in keys}
-        at = self._slots[key]
-        blocked = at is not None and at > to_microseconds(self.now)
-        return [(policy, at) for policy in by_key if blocked and at is not None]
+            self._slots |= {each: known_slots(known.get(each)) for each in keys}
+        slots = self._slots[key]
+        if slots is None or slots.next <= to_microseconds(self.now):
+            return []
+        return [(policy, slots) for policy in by_key]
 
     @cached_property
     def closed(self) -> tuple[Window, int] | None:

@@ -12,6 +12,7 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
 )
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_DELAY, PUT_OFF
+from faststream_sqlbroker.core.policies.options import MICROSECONDS, seconds
 from faststream_sqlbroker.core.status import Reason, WaitingMessage, moment_text
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.explain.facts import PolicyFacts
@@ -98,11 +99,23 @@ def slot(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
         words = f"it asks for a slot of {own} again at {moment_text(until, message.now)}"
         return [Reason("throttled", words, until=until, policy=str(own))]
     found = []
-    for throttle, at_next in [*facts.next_slots, *facts.key_slots(message.key)]:
-        until = from_microseconds(at_next)
+    for throttle, slots in [*facts.next_slots, *facts.key_slots(message.key)]:
+        until = from_microseconds(slots.next)
         words = f"every slot of {throttle} is taken until {moment_text(until, message.now)}"
+        words += _rate_left(throttle, slots.lag)
         found.append(Reason("throttled", words, until=until, policy=str(throttle)))
     return found
+
+
+def _rate_left(throttle: Throttle, lag: int) -> str:
+    """What the lateness of starts leaves of the rate, if that is less than nearly all."""
+    if lag * 20 < throttle.per:
+        return ""
+    left = throttle.rate * throttle.per / (throttle.per + lag)
+    return (
+        f"; starts come up to {lag / MICROSECONDS:.2f} s after their slots, which leaves "
+        f"{left:.3g} of {throttle.rate} in {seconds(throttle.per)}"
+    )
 
 
 def concurrency(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
@@ -26,6 +28,8 @@ from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPositi
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
+TELL_MISSED = 60.0
+"""Seconds between two lines of the log about slots that were missed."""
 RELEASE_PAUSE = 5.0
 """Seconds between two tries to give back a claim whose answer was lost."""
 
@@ -51,7 +55,9 @@ class Claimer:
         self._ready = ready
         self._clock = inflight.clock
         self._cursors = Cursors()
-        self._position = ScanPosition()
+        self._position = ScanPosition(use=inflight.slots)
+        self._missed = 0
+        self._told_at = float("-inf")
         self._shares = (
             StrideScheduler(settings.queues, settings.weights) if settings.weights else None
         )
@@ -78,7 +84,7 @@ class Claimer:
     def look_at_all(self) -> None:
         """Let the next claim read from the beginning, not from where the last one ended."""
         self._cursors = Cursors()
-        self._position = ScanPosition()
+        self._position = ScanPosition(use=self._inflight.slots)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
@@ -133,14 +139,46 @@ class Claimer:
                 s.retain_in_archive_on_reject,
                 suspicion,
                 only,
-                limit if only is not None else self._starting(),
+                limit if only is not None else self._free_places(),
+                s.max_workers * s.run_size,
+                self._inflight.times.usual,
+                s.batch_max_wait or 0.0,
             )
             claim, self._position = await self._store.policies.claim(wanted, self._position)
         self._note_lease(claim.rows, lease)
+        if self._inflight.slots.counts or self._inflight.slots.steps:
+            self._tell_slots()
         if self._shares is not None and only is None:
             self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         rows = Claimed(claim.rows, claim.suspects)
         return ClaimResult(rows, claim.again, claim.gated, claim.more)
+
+    def _tell_slots(self) -> None:
+        """Count what became of slots, and tell the log if messages go back, or the clock did."""
+        slots = self._inflight.slots
+        self._inflight.metrics.slots_used(slots.counts)
+        self._missed += slots.counts["missed"]
+        slots.counts.clear()
+        for (scope, key), back in slots.steps:
+            self._log(
+                logging.WARNING,
+                f"the database's clock was set back by about {back / MICROSECONDS:.0f} s: the "
+                f"starts that a Throttle knew of ({scope}, key {key!r}) lay ahead of it, and count "
+                "from now on as if they had been now",
+            )
+        slots.steps.clear()
+        now = self._clock.monotonic()
+        if self._missed and now - self._told_at >= TELL_MISSED:
+            policies = ", ".join(str(p) for p in self._settings.policies if isinstance(p, Throttle))
+            self._log(
+                logging.WARNING,
+                f"{self._missed} messages could not start in time for their slots of {policies} "
+                "and went back, uncharged: handlers of this process start up to "
+                f"{slots.worst_lag / MICROSECONDS:.2f} s after their slots, and the rate is lower "
+                "for that",
+            )
+            self._missed = 0
+            self._told_at = now
 
     async def claim_one(self, message_id: int) -> Sequence[ClaimedMessage]:
         """Claim this message alone, if it is due and free."""
@@ -154,9 +192,13 @@ class Claimer:
 
     def _starting(self) -> int:
         """Of the next rows, how many start at once."""
+        return max(0, self._free_places())
+
+    def _free_places(self) -> int:
+        """The same; less than 0: so many wait already for a worker."""
         a_run = self._settings.run_size
         held = self._inflight
-        return max(0, self.free * a_run + held.missing - held.waiting.qsize())
+        return self.free * a_run + held.missing - held.waiting.qsize()
 
     def _one_lease(self, limit: int) -> float:
         """For how long all rows of a claim are leased: for less if some of `limit` may wait here

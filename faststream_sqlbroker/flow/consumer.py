@@ -136,6 +136,7 @@ class Consumer:
         debug = self._debug
         own = (log, clock, signals, self._metrics)
         held = self.inflight = Inflight(*own) if debug is None else WatchedInflight(debug, *own)
+        held.slots.start_is_final = self._cancellable and not s.batch
         if self._heartbeat is not None:
             held.ended = self.registration.ended
         self._keeper = LeaseKeeper(

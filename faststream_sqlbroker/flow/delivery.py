@@ -125,6 +125,8 @@ class Deliveries:
             raise
         finally:
             self._inflight.running -= 1
+            if self._policies is not None:
+                self._policies.tell_slots(rows)
             if self._first is not None:
                 self._first.end(rows)
             else:
@@ -228,15 +230,25 @@ class Deliveries:
     async def _handle_in_place(self, rows: Rows, here: CurrentDelivery) -> None:
         raw = tuple(rows) if self._settings.batch else rows[0]
         if self._settings.task_per_message:
+            # The task begins at a later turn of the event loop.
             await here.run_in_task(self._handle_to_its_end(raw, rows, here))
-        elif (suspended := begin(self._handle(raw))) is not None:
+        elif self._has_slots(rows) and (suspended := begin(self._handle(raw))) is not None:
             await suspended
 
     async def _handle_to_its_end(self, raw: Any, rows: Rows, here: CurrentDelivery) -> None:
+        if not self._has_slots(rows):
+            return
         await self._handle(raw)
         # What is pending in this task, no other would meet.
         if here.cancelling():
             await self.raise_own_cancel(rows, here)
+
+    def _has_slots(self, rows: Rows) -> bool:
+        """Whether it is not too late for a slot of `rows`, as what had to be committed before took
+        too long; else they go back. What ACK_FIRST has removed starts in any case.
+        """
+        policies = self._policies
+        return policies is None or policies.take_slots(rows, must=self._first is not None)
 
     async def _call_handler(self, rows: Rows, here: CurrentDelivery) -> None:
         timeout = self._settings.handler_timeout

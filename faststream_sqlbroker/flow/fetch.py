@@ -13,7 +13,7 @@ from faststream_sqlbroker.flow.lookout import EXCUSED_WAIT, Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.pace import ClaimResult, Found, Pace
-from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, slot_horizon
+from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT
 from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
 from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Ready
 from faststream_sqlbroker.flow.registration import Registration
@@ -71,9 +71,7 @@ class Fetcher:
         self._log = log
         self._bytes = inflight.prefetch = PrefetchBytes(settings)
         # A full fetch is enough until the next one.
-        self._horizon = min(
-            max(HORIZON, settings.min_fetch_interval), slot_horizon(settings.policies)
-        )
+        self._horizon = max(HORIZON, settings.min_fetch_interval)
 
     def hint(self, queues: frozenset[str] = ALL) -> None:
         """Something may have arrived in `queues`: claim, look before the next claim, and poll

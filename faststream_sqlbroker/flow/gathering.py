@@ -57,8 +57,10 @@ class BatchFiller:
             if not items:
                 return True
             row = items[0]
-            if row is None or (row.slot is not None and seconds_to_slot(row, self._clock) > 0):
+            if row is None:
                 return False
+            if self._seconds_to_slot() > 0:
+                return self._longest is not None
             rows.append(row)
             items.popleft()
         return False
@@ -71,8 +73,10 @@ class BatchFiller:
             if not items:
                 return size + prefetch.mean <= prefetch.limit
             row = items[0]
-            if row is None or (row.slot is not None and seconds_to_slot(row, self._clock) > 0):
+            if row is None:
                 return False
+            if self._seconds_to_slot() > 0:
+                return self._longest is not None
             size += len(row.payload)
             if size > prefetch.limit:
                 return False
@@ -94,9 +98,18 @@ class BatchFiller:
                         gathering.held = body_bytes(rows), known
                     # The fetch loop may not have had room before.
                     self._inflight.made_room()
-                    await self._waiting.coming()
+                    if (wait := self._seconds_to_slot()) > 0:
+                        await self._clock.sleep(wait)
+                    else:
+                        await self._waiting.coming()
                     if not self._take(rows):
                         return
+
+    def _seconds_to_slot(self) -> float:
+        """Until what waits first may start; 0 if nothing waits."""
+        items = self._waiting.items
+        row = items[0] if items else None
+        return 0.0 if row is None else seconds_to_slot(row, self._clock)
 
     def _cannot_wait(self, row: ClaimedMessage, end: float) -> bool:
         """Whether `row` must start before `end` (monotonic seconds), or is to run alone."""

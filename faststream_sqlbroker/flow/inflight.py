@@ -3,11 +3,13 @@ about them.
 """
 
 import asyncio
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
+
+from typing_extensions import override
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Release
@@ -21,6 +23,7 @@ from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
 from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.signals import Signals
+from faststream_sqlbroker.policies.slot_use import SlotUse
 
 
 def release(row: ClaimedMessage) -> Settlement:
@@ -64,6 +67,7 @@ class Inflight(Outcomes):
         """Batches that workers are filling."""
         self.times = HandlerTimes(self.clock)
         self.prefetch = PrefetchBytes()
+        self.slots = SlotUse(self.clock)
         self.places: WeakSet[CurrentDelivery] = WeakSet()
         """Where its workers work."""
         self.low_water = 0
@@ -150,9 +154,23 @@ class Inflight(Outcomes):
         ours.
         """
         for row in rows:
+            self.slots.tell(row)
             if not row.lease_lost:
                 self.finish(release(row))
         self.signals.flush_now()
+
+    @override
+    def drop(self, rows: Iterable[ClaimedMessage]) -> None:
+        rows = list(rows)
+        for row in rows:
+            self.slots.tell(row)
+        super().drop(rows)
+
+    @override
+    def _lose(self, rows: Sequence[ClaimedMessage], phase: str, rest: str) -> None:
+        for row in rows:
+            self.slots.tell(row)
+        super()._lose(rows, phase, rest)
 
     def take_out(self, row: ClaimedMessage) -> None:
         """`row`, which waits for a worker, goes to none; its outcome follows."""

@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.metrics import (
     RELEASED,
     RETRIED,
     SETTLED,
+    SLOTS,
     SURPLUS,
     Labels,
     Metric,
@@ -64,6 +65,9 @@ class SubscriberMetrics:
 
     def policy_wait(self, wait: str, seconds: float) -> None:
         """A policy makes wait: `claim`, `slot` or `rest`."""
+
+    def slots_used(self, counts: Mapping[str, int]) -> None:
+        """What became of slots: `started`, `missed` or `unused`."""
 
 
 class GuardedRecorder:
@@ -167,6 +171,10 @@ class RecordedMetrics(SubscriberMetrics):
     def policy_wait(self, wait: str, seconds: float) -> None:
         """Observe it."""
         self._recorder.observe(POLICY_WAIT, (*self._name, wait), seconds)
+
+    def slots_used(self, counts: Mapping[str, int]) -> None:
+        """Count them."""
+        self._count(SLOTS, {(*self._name, use): n for use, n in counts.items()})
 
     def _by_queue(self, rows: Sequence[ClaimedMessage]) -> Mapping[tuple[str], int]:
         if self._only is not None:

@@ -140,6 +140,26 @@ class PolicyStarts:
         with self._busy():
             await self._shielded.run(self._give_back(self._keyed(rows)))
 
+    def take_slots(self, rows: Sequence[ClaimedMessage], *, must: bool = False) -> bool:
+        """The handler of `rows` starts now, unless it is too late for a slot of them: then none of
+        the slots is used, and they go back. Without one, and if it `must`, it starts.
+        """
+        slots = self._inflight.slots
+        if must or not any(missed_slot(row, self._clock) for row in rows):
+            for row in rows:
+                slots.start(row, must=True)
+            return True
+        for row in rows:
+            if missed_slot(row, self._clock):
+                slots.start(row)  # counts it as missed
+            row.settle_as(Release())
+        return False
+
+    def tell_slots(self, rows: Rows) -> None:
+        """It is known of `rows` whether their handler has started, and when."""
+        for row in rows:
+            self._inflight.slots.tell(row)
+
     def keep_keys(self, rows: Rows) -> None:
         """The handler of `rows` was cancelled for an operator: what it did for the others of the
         batch is not known, so it does not run for their keys again.

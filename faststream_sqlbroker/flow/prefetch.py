@@ -6,13 +6,9 @@ behind it.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from math import ceil, inf
+from math import ceil
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.policies import Policy, Throttle
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.throttle import SLOT_SHARE
 
 HORIZON = 0.2
 """Seconds within which the workers will start what waits for them."""
@@ -53,17 +49,13 @@ class HandlerTimes:
         stuck = free <= 0 and self._clock.monotonic() - self.ended_at > horizon
         if not self.recent or stuck:
             return max(0, free)
+        return max(0, free, int(horizon * workers / max(self.usual, 1e-6)))
+
+    @property
+    def usual(self) -> float:
+        """The 90th percentile of the remembered times (seconds); 0 with none."""
         times = sorted(self.recent)
-        usual = times[ceil(0.9 * len(times)) - 1]
-        return max(0, free, int(horizon * workers / max(usual, 1e-6)))
-
-
-def slot_horizon(policies: Iterable[Policy]) -> float:
-    """Seconds within which what is claimed is to start, so that it does not miss its slot; infinite
-    without a Throttle.
-    """
-    lags = [policy.max_lag for policy in policies if isinstance(policy, Throttle)]
-    return min(lags, default=inf) / SLOT_SHARE / MICROSECONDS
+        return times[ceil(0.9 * len(times)) - 1] if times else 0.0
 
 
 def prefetch_lease(lease: float) -> float:

@@ -24,7 +24,7 @@ class CurrentDelivery:
 
     __slots__ = (
         *("__weakref__", "_must_end", "_worker", "asked", "cancelling", "delivery", "store"),
-        "task",
+        *("take_slots", "task"),
     )
 
     def __init__(
@@ -41,12 +41,20 @@ class CurrentDelivery:
         """In which the handler runs."""
         self.cancelling = int if self.task is None else self.task.cancelling
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
+        self.take_slots: Callable[[Sequence[ClaimedMessage]], bool] | None = None
+        """Whether the handler of messages may start now, by the slots of a Throttle; else they go
+        back."""
         self.asked = False
         """Whether its handler was cancelled for an operator, and has not ended yet."""
 
     def must_end(self) -> bool:
         """Whether the broker, or the end of the event loop, has cancelled the worker."""
         return self._must_end(self._worker)
+
+    def may_start(self) -> bool:
+        """Whether the handler, whose thread begins now, may start."""
+        rows = [self.delivery] if isinstance(self.delivery, ClaimedMessage) else self.delivery
+        return self.take_slots is None or self.take_slots(rows)
 
     async def run_in_task(self, handler: Coroutine[Any, Any, None]) -> None:
         """Run `handler` in a task of its own."""

@@ -27,7 +27,7 @@ from faststream_sqlbroker.policies.choice import Choice, NextLook
 from faststream_sqlbroker.policies.intake import Intake
 from faststream_sqlbroker.policies.leased import end_at, refuse
 from faststream_sqlbroker.policies.live_rates import read_rates
-from faststream_sqlbroker.policies.lowest_limit import LOOK, lowest
+from faststream_sqlbroker.policies.lowest_limit import lowest
 from faststream_sqlbroker.policies.newest import NewestHeads
 from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.removed import note_holds
@@ -115,7 +115,8 @@ class PolicyClaims:
                 read,
             )
             left = wanted.limit - len(found.rows)
-            found.rows += one.run(left, max(0, wanted.starts - len(found.rows)))
+            behind = wanted.seconds_behind(len(found.rows))
+            found.rows += one.run(left, max(0, wanted.starts - len(found.rows)), behind)
             waits += one.next.waits
             found.gated = found.gated and one.gated
             found.more = found.more or one.next.more
@@ -131,7 +132,7 @@ class PolicyClaims:
         read: ReadTime,
     ) -> None:
         throttled = any(isinstance(policy, Throttle) for policy in wanted.policies)
-        if throttled and read.asked >= memory.intake.rates.read_at + LOOK:
+        if throttled and memory.is_old(memory.intake.rates.read_at, read.asked):
             memory.intake.rates = read_rates(self._dialect, connection, read.now, read.asked)
 
     def _lock(self, connection: Connection, due: list[str], scopes: list[str]) -> set[str]:
@@ -176,7 +177,7 @@ class _QueueClaim:
         self._intake = Intake(
             rows, connection, queue, pairs, self._now, memory.intake, wanted.keep, clock
         )
-        self._slots = Slots(self._intake, read, wanted.policies, memory.took)
+        self._slots = Slots(self._intake, read, wanted, memory)
         self.gated = False
         """Whether nothing more can start before the next look, whatever comes."""
         self.next = NextLook(read.now)
@@ -193,8 +194,11 @@ class _QueueClaim:
         self.suspects: dict[int, Suspect] = {}
         """Suspects that could start, and were left alone: looking at them must not spend slots."""
 
-    def run(self, limit: int, starts: int) -> list[ClaimedMessage]:
-        """Lease up to `limit`, of which the first `starts` find a free worker."""
+    def run(self, limit: int, starts: int, seconds_behind: float) -> list[ClaimedMessage]:
+        """Lease up to `limit`, of which the first `starts` find a free worker; the others wait so
+        long behind what waits already.
+        """
+        self._slots.seconds_behind = seconds_behind
         self._choice.starts = min(limit, starts)
         opened = self._ask_policies(limit)
         self.next.waits += [self.next.seconds_to(at) for at in self._intake.later]
@@ -209,10 +213,7 @@ class _QueueClaim:
         leased = self._lease(chosen, self._suspicion)
         self.suspects |= leased.suspects
         found = [*self._lease(dead, None), *leased]
-        if self._rows.by_header:
-            known = self._rows.live(self._connection, self._queue, [row.id for row in found])
-            for row in found:
-                row.header_key = (known[row.id].key,)
+        self._read_header_keys(found)
         if len(found) + len(leased.suspects) < len(dead) + len(chosen):
             self.next.waits.append(0.0)  # another transaction has locked some of them
         refuse(found, self._wanted.policies, set(dead))
@@ -221,12 +222,25 @@ class _QueueClaim:
         starting = self._slots.give(found)
         if self._closes is not None:
             end_at(self._closes, found, self._read)
+        self._note_slots(found, starting)
+        return found
+
+    def _read_header_keys(self, found: list[ClaimedMessage]) -> None:
+        if self._rows.by_header:
+            known = self._rows.live(self._connection, self._queue, [row.id for row in found])
+            for row in found:
+                row.header_key = (known[row.id].key,)
+
+    def _note_slots(self, found: list[ClaimedMessage], starting: int) -> None:
+        """When to look again for slots, of which `found` has taken some."""
+        keys = self._slots.keys
+        if keys is not None and keys.looked and (at := keys.next_look()) is not None:
+            self.next.waits.append(self.next.seconds_to(at))
         if (at := self._slots.next_look(starting)) is not None:
             self.next.waits.append(self.next.seconds_to(at))
             self.gated = True
         elif starting < len(found):
             self.next.waits.append(0.0)  # rows that only end have left room for others
-        return found
 
     def _starting(self, limit: int) -> list[int]:
         """Up to `limit` messages whose handlers may start."""
@@ -239,9 +253,6 @@ class _QueueClaim:
             chosen, live = self._without_suspects(chosen, live, size, self._suspicion)
         starting = self._slots.on_time(chosen, live, limit)
         self.next.waits += [self.next.seconds_to(at) for at in self._slots.later]
-        keys = self._slots.keys
-        if keys is not None and (at := keys.next_look()) is not None:
-            self.next.waits.append(self.next.seconds_to(at))
         # What was put off has made way.
         self.next.more |= len(starting) < limit and bool(self._slots.later)
         return starting
@@ -276,7 +287,7 @@ class _QueueClaim:
     def _running(self, policy: Concurrency) -> tuple[int, int]:
         """How many leases count, and how many there may be."""
         if policy.scope is None:
-            most = lowest(self._rows, self._connection, self._intake, policy)
+            most = self._lowest(policy)
             return self._rows.running(self._connection, self._queue, most), most
         return shared_leases(self._rows, self._connection, policy, self._queue, self._now)
 
@@ -330,7 +341,11 @@ class _QueueClaim:
             room = self._slots.room(self._leases(limit), self._choice.starts)
             self.next.more |= self._slots.own is not None and not self._slots.own.let_in(room)
         elif isinstance(policy, Concurrency) and policy.per_key:
-            self._choice.per_key = lowest(self._rows, self._connection, self._intake, policy)
+            self._choice.per_key = self._lowest(policy)
+
+    def _lowest(self, policy: Concurrency) -> int:
+        old = self._memory.is_old
+        return lowest(self._rows, self._connection, self._intake, policy, old)
 
 
 def _due(pairs: list[ReadyPair], queue: str) -> list[ReadyPair]:

@@ -206,7 +206,8 @@ class Intake:
 
     def arrivals(self, own: int) -> tuple[list[Arrival], bool]:
         """What has not got the mark `own`, and whether that is all; if not, all that was due before
-        some time. Of one priority, what was delivered before comes first.
+        some time. Of one priority, what was delivered before comes first, but for what waited for
+        another of its key.
         """
         found: list[Arrival] = []
         horizon: int | None = None
@@ -226,12 +227,18 @@ class Intake:
             if whole:
                 took = self.clock.monotonic() - asked
                 self.position.whole_after[place] = asked + max(WHOLE_LOOK, SLOW_SHARE * took)
-            found += sorted(rows, key=lambda arrival: not arrival.delivered)
+            found += sorted(rows, key=_is_behind)
         if horizon is None:
             return found, True
         # What is due later may come after something of another priority that was not read yet.
         self.scan_back(own, horizon)
         return [a for a in found if a.due <= horizon], False
+
+
+def _is_behind(arrival: Arrival) -> bool:
+    # What waited for another of its key comes at its due time, which is not before that of the
+    # other: neither would ever start if the other lost its slot to what waits for it.
+    return not arrival.delivered or bool(arrival.marks & HELD_BURST)
 
 
 def burst_scope(queue: str) -> str:

@@ -8,16 +8,18 @@ reads keys instead, by the time at which each has its next slot (`due_at` of its
 Times are microseconds since 1970.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
+from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.core.policies.throttle import dump_slots, forget_after, load_slots
 from faststream_sqlbroker.dialects.key_gate import Key
+from faststream_sqlbroker.policies.gates import SlotLogs
 from faststream_sqlbroker.policies.intake import WHOLE_LOOK, Intake, slot_scope
-from faststream_sqlbroker.policies.rows import SCAN, as_key
+from faststream_sqlbroker.policies.rows import SCAN, Live, as_key
 
 OVERLAP = MICROSECONDS // 10
 """A look for arrivals begins this long before the end of the last one (microseconds): most
@@ -29,18 +31,28 @@ PASS_SHARE = 5
 class KeySlots:
     """The keys of one queue in one claim, under the queue's lock."""
 
-    def __init__(self, intake: Intake, policy: Throttle, first: int, until: int) -> None:
+    def __init__(
+        self, intake: Intake, policy: Throttle, logs: SlotLogs, first: int, until: int
+    ) -> None:
         """Slots from `first` to `until` are granted now."""
         self._intake = intake
         self.scope = slot_scope(intake.queue)
         self._policy = policy
+        self._shared = logs
         self._first = first
         self._until = until
         self._logs: dict[str, SlotLog] = {}
+        """As they are stored."""
+        self._trial: dict[str, SlotLog] = {}
+        """With the slots that were taken."""
         self._admitted: dict[str, SlotLog] = {}
+        self._taken: dict[int, tuple[str, int]] = {}
+        """Keys and slots of the messages that may start; not stored before they are leased."""
         self._stored: dict[str, int | None] = {}
         self._indexed = False
         self._idle: set[str] = set()
+        self.looked = False
+        """Whether messages were looked at."""
         self.later: int | None = None
         """The first slot of a key that has none now; None: no key is known to wait."""
 
@@ -49,16 +61,14 @@ class KeySlots:
         texts = {text for key in keys if (text := as_key(key)) is not None}
         missing = texts - self._logs.keys()
         known = self._intake.rows.states(self._intake.connection, self.scope, missing)
-        rates = self._intake.position.rates
         for key in missing:
             info = known.get(key)
-            log = self._logs[key] = load_slots(info)
-            log.others = rates.others((self.scope, ""), log.others, self._intake.now)
+            self._logs[key] = self._shared.load(self._policy, (self.scope, key), info)
             self._stored[key] = info.get("next") if isinstance(info, dict) else None
 
     def next(self, key: str) -> int:
         """The first slot of a key, which has been looked at."""
-        return self._policy.next_slot(self._logs[key], self._first)
+        return self._policy.next_slot(self._trial.get(key, self._logs[key]), self._first)
 
     def is_open(self, key: Key | None) -> bool:
         """Whether a message of the key may start now; one without a key always may."""
@@ -76,25 +86,46 @@ class KeySlots:
         if not self.is_open(text):
             return False
         log = self._admitted.setdefault(text, self._logs[text].copy())
-        slot = self._policy.next_slot(log, self._first)
-        if slot > self._until:
-            self._wait(slot)
-            return False
-        log.append(slot)
-        return True
+        return self._grant(log) is not None
 
     def begin_anew(self) -> None:
         """Nothing has been admitted."""
         self._admitted.clear()
 
-    def take(self, key: str) -> int | None:
-        """Grant the next slot of a key; None: it has none now."""
-        slot = self.next(key)
+    def _grant(self, log: SlotLog) -> int | None:
+        """The next slot of a key, added to `log`; None: it has none now."""
+        slot = self._policy.next_slot(log, self._first)
         if slot > self._until:
             self._wait(slot)
             return None
-        self._logs[key].append(slot)
+        log.add(slot, slot + self._shared.patience)
         return slot
+
+    def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
+        """Up to `limit` of `chosen` that expire, have no key, or take a slot of their key now."""
+        self.looked = True
+        self.look(key for i in chosen if i in live and (key := live[i].key) is not None)
+        starting: list[int] = []
+        for message in chosen:
+            if len(starting) == limit:
+                break
+            if message not in live:
+                continue
+            key = live[message].key
+            if key is not None and not live[message].expired:
+                log = self._trial.setdefault(key, self._logs[key].copy())
+                if (slot := self._grant(log)) is None:
+                    continue
+                self._taken[message] = key, slot
+            starting.append(message)
+        return starting
+
+    def slot(self, message: int) -> tuple[int, Place] | None:
+        """The slot of a message that starts, and where it is stored; None: it needs none."""
+        if (taken := self._taken.get(message)) is None:
+            return None
+        key, at = taken
+        return at, (self.scope, key)
 
     def _wait(self, slot: int) -> None:
         self.later = slot if self.later is None else min(self.later, slot)
@@ -160,23 +191,52 @@ class KeySlots:
                 self._wait(at)
         return self.later
 
-    def keep(self, taken: Sequence[str]) -> None:
-        """Store the slots of the keys of which some were `taken`, and when to look again."""
+    def keep(self, started: Mapping[int, int]) -> None:
+        """Store the slots of the messages `started`, each at its time, its own slot or later; what
+        is to be told of others, and when to look at keys again.
+        """
+        if not self.looked:
+            return
+        shared = self._shared
+        self.look(shared.use.worth_telling(self.scope, self._policy, self._logs))
+        taken = self._spend(started)
+        told = {key for scope, key in shared.changed if scope == self.scope}
         states = {}
         due: dict[str, int | None] = {}
-        for key in {*taken, *(self._logs if self._indexed else ())}:
+        for key in {*taken, *told, *(self._logs if self._indexed else ())}:
             log = self._logs[key]
-            at = None if key in self._idle and key not in taken else self.next(key)
-            if key not in taken and self._is_stored(key, at):
+            at_next = None
+            if key not in self._idle or key in taken:
+                at_next = self._next_look(key, taken.get(key, ()))
+            if key not in taken.keys() | told and self._is_stored(key, at_next):
                 continue
-            info = dump_slots(self._policy, log)
+            info, forget = shared.dump(self._policy, (self.scope, key), log)
             info.pop("next", None)
-            if at is not None:
-                info["next"] = at
-            last = log.last or self._first
-            states[key] = info, max(forget_after(self._policy, log, last), at or 0)
-            due[key] = at
+            if at_next is not None:
+                info["next"] = at_next
+            states[key] = info, max(forget, at_next or 0)
+            due[key] = at_next
         self._intake.rows.keep(self._intake.connection, self.scope, states, due)
+
+    def _spend(self, started: Mapping[int, int]) -> dict[str, list[int]]:
+        """Add the slots of the messages `started` to their logs; the slots by key."""
+        self._trial.clear()
+        taken = defaultdict(list)
+        for message, at in started.items():
+            if message in self._taken:
+                key = self._taken[message][0]
+                self._logs[key].add(at, at + self._shared.patience)
+                taken[key].append(at)
+        return taken
+
+    def _next_look(self, key: str, taken: Sequence[int]) -> int:
+        """When the key has its next slot, if those `taken` now start at their slots."""
+        log = self._logs[key]
+        if taken:
+            log = log.copy()
+            for slot in taken:
+                self._policy.report(log, slot + self._shared.patience, slot)
+        return self._policy.next_slot(log, self._first)
 
     def _is_stored(self, key: str, at: int | None) -> bool:
         """Whether it is known of a key that it is to be looked at `at`; None: not."""

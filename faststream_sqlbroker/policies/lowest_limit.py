@@ -3,6 +3,8 @@
 Each process notes its limit with its claims, and reads those of the others once a second.
 """
 
+from collections.abc import Callable
+
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies import Concurrency
@@ -14,17 +16,24 @@ LIMITS = "limits"
 """Scope of the policy state; the key is the queue."""
 OF_KEYS = "limits_of_keys"
 """The same for limits of each key."""
-LOOK = 1.0
-"""Seconds for which what was read holds."""
 
 
-def lowest(rows: PolicyRows, connection: Connection, intake: Intake, policy: Concurrency) -> int:
-    """The lowest limit of the subscribers that have claimed lately; under the queue's lock."""
+def lowest(
+    rows: PolicyRows,
+    connection: Connection,
+    intake: Intake,
+    policy: Concurrency,
+    is_old: Callable[[float, float], bool],
+) -> int:
+    """The lowest limit of the subscribers that have claimed lately; under the queue's lock.
+
+    `is_old` tells of what was read at a time, by now, whether it is to be read again.
+    """
     by_key = bool(policy.per_key)
     place = intake.queue, by_key
     asked = intake.clock.monotonic()
     read_at, known = intake.position.limits.get(place, (float("-inf"), policy.limit))
-    if asked < read_at + LOOK:
+    if not is_old(read_at, asked):
         return known
     scope = OF_KEYS if by_key else LIMITS
     info = rows.states(connection, scope, [intake.queue]).get(intake.queue)

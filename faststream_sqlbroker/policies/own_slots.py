@@ -8,17 +8,27 @@ is new.
 Times are microseconds since 1970.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.flags import HELD, LET_IN, PUT_OFF, SLOT
+from faststream_sqlbroker.core.policies.flags import (
+    HELD,
+    LET_IN,
+    MOST_BACKOFFS,
+    PUT_OFF,
+    SLOT,
+    backoffs,
+    of_backoffs,
+)
+from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.core.policies.throttle import kept_slots, load_slots
 from faststream_sqlbroker.core.reasons import THROTTLED
+from faststream_sqlbroker.policies.gates import SlotLogs
 from faststream_sqlbroker.policies.intake import Intake, slot_scope
-from faststream_sqlbroker.policies.rows import Arrival, Live
+from faststream_sqlbroker.policies.rows import Live
 
 LONGEST_WAIT = 5 * MICROSECONDS
 """A message that was let in and has no slot is looked at again after this (microseconds): another
@@ -29,15 +39,13 @@ class OwnSlots:
     """The slots of the queue, or of its keys, in one claim, under the queue's lock."""
 
     def __init__(
-        self, intake: Intake, policy: Throttle, number: int, first: int, until: int
+        self, intake: Intake, policy: Throttle, logs: SlotLogs, number: int, first: int
     ) -> None:
-        """Slots from `first` to `until` are granted now; the throttle is the `number`th of its
-        subscriber.
-        """
+        """Slots at `first` are granted now; the throttle is the `number`th of its subscriber."""
         self._intake = intake
         self._policy = policy
+        self._shared = logs
         self._first = first
-        self._until = until
         # As those of a throttle that lets messages wait: a deployment may change the one to the
         # other.
         self._scope = slot_scope(intake.queue, None if policy.key else number)
@@ -59,21 +67,21 @@ class OwnSlots:
         intake.before |= SLOT
         self._look(key for a in arrivals if (key := self._key(a.key)) is not None)
         trial = {key: log.copy() for key, log in self._logs.items()}
-        coming: dict[str, SlotLog] = {}
         found: list[int] = []
         left: list[int] = []
-        put_off: dict[int, int | None] = {}
+        put_off: dict[int, dict[int, int | None]] = defaultdict(dict)
         dropped: dict[int, Discard] = {}
         # Each message changes the log that the next one of its key sees, so all cases are one loop.
         for a in arrivals:
             key = None if a.expired else self._key(a.key)
-            if key is not None and self._policy.next_slot(trial[key], self._first) > self._until:
-                if a.delivered or self._policy.when_exceeded == "backoff":
-                    # Each after a slot of its own, so that few find nothing when they come back;
-                    # but who takes the slot is open until then.
-                    back = coming.setdefault(key, trial[key].copy())
-                    back.append(self._policy.next_slot(back, self._first))
-                    put_off[a.id] = self._comes_back(a, back.last)
+            if key is not None and (slot := self._next(trial[key])) > self._first:
+                if a.delivered:
+                    # Until its own slot, as far as is known: who takes that is open until then.
+                    put_off[0][a.id] = min(slot, intake.now + LONGEST_WAIT)
+                elif self._policy.when_exceeded == "backoff":
+                    before = backoffs(a.marks)
+                    wait = round(intake.clock.jitter(self._policy.backoff(before)))
+                    put_off[min(before + 1, MOST_BACKOFFS)][a.id] = intake.now + wait
                 elif self._policy.when_exceeded == "drop":
                     dropped[a.id] = Discard(THROTTLED)
                 else:
@@ -84,9 +92,10 @@ class OwnSlots:
             else:
                 found.append(a.id)
                 if key is not None:
-                    trial[key].append(self._policy.next_slot(trial[key], self._first))
+                    self._grant(trial[key])
         intake.rows.discard(intake.connection, intake.queue, dropped, keep=intake.keep)
-        self._put_off(put_off)
+        for count, due in put_off.items():
+            self._put_off(due, count)
         # The mark is what the choice goes by, which may be of keys or bursts. It promises no slot:
         # what a choice leaves out must not hold one.
         intake.mark(found, SLOT | LET_IN)
@@ -113,53 +122,62 @@ class OwnSlots:
             if key is None:
                 starting.append(message)
                 continue
-            slot = self._policy.next_slot(trial[key], self._first)
-            if slot > self._until:
+            slot = self._next(trial[key])
+            if slot > self._first:
                 # One that was let in before it, and could not be leased then, has taken it.
                 put_off[message] = min(slot, self._intake.now + LONGEST_WAIT)
                 continue
-            trial[key].append(slot)
+            self._grant(trial[key])
             self._taken[message] = key, slot
             starting.append(message)
         self._put_off(put_off)
         self.later = [at for at in put_off.values() if at is not None]
         return starting
 
-    def slot(self, message: int) -> int:
-        """The slot of a message that starts; now, if it needs none."""
-        return self._taken[message][1] if message in self._taken else self._intake.now
+    def slot(self, message: int) -> tuple[int, Place] | None:
+        """The slot of a message that starts, and where it is stored; None: it needs none."""
+        if (taken := self._taken.get(message)) is None:
+            return None
+        key, at = taken
+        return at, (self._scope, key)
 
     def keep(self, started: Mapping[int, int]) -> None:
-        """Store the slots of the messages `started`, each at its time, its own slot or later."""
-        logs: dict[str, SlotLog] = {}
-        for message, at in sorted(started.items(), key=lambda each: each[1]):
+        """Store the slots of the messages `started`, each at its time, its own slot or later, and
+        what is to be told of others.
+        """
+        shared = self._shared
+        self._look(shared.use.worth_telling(self._scope, self._policy, self._logs))
+        changed = {key for scope, key in shared.changed if scope == self._scope}
+        for message, at in started.items():
             # The expired, and those without a key, have taken none.
             if message in self._taken:
                 key = self._taken[message][0]
-                logs.setdefault(key, self._logs[key]).append(at)
-        intake = self._intake
-        intake.rows.keep(intake.connection, self._scope, kept_slots(self._policy, logs))
+                self._logs[key].add(at, at + shared.patience)
+                changed.add(key)
+        states = {
+            key: shared.dump(self._policy, (self._scope, key), self._logs[key]) for key in changed
+        }
+        self._intake.rows.keep(self._intake.connection, self._scope, states)
 
     def _look(self, keys: Iterable[str]) -> None:
         missing = set(keys) - self._logs.keys()
         known = self._intake.rows.states(self._intake.connection, self._scope, missing)
-        rates = self._intake.position.rates
         for key in missing:
-            log = self._logs[key] = load_slots(known.get(key))
-            log.others = rates.others((self._scope, ""), log.others, self._intake.now)
+            place = self._scope, key
+            self._logs[key] = self._shared.load(self._policy, place, known.get(key))
+
+    def _next(self, log: SlotLog) -> int:
+        return self._policy.next_slot(log, self._first)
+
+    def _grant(self, log: SlotLog) -> None:
+        log.add(self._first, self._first + self._shared.patience)
 
     def _key(self, key: str | None) -> str | None:
         return key if self._policy.key else ""
 
-    def _comes_back(self, arrival: Arrival, slot: int) -> int:
-        if arrival.delivered:
-            return min(slot, self._intake.now + LONGEST_WAIT)
-        width = self._policy.backoff
-        return slot + round(self._intake.clock.jitter(width) - width / 2)
-
-    def _put_off(self, due: Mapping[int, int | None]) -> None:
-        """They are arrivals again when they come back."""
+    def _put_off(self, due: Mapping[int, int | None], count: int = 0) -> None:
+        """They are arrivals again when they come back; `count`: how often each has backed off."""
         intake = self._intake
-        kept = ~(SLOT | HELD) | PUT_OFF
-        intake.rows.shift(intake.connection, intake.queue, due, PUT_OFF, kept)
+        kept = ~(SLOT | HELD | of_backoffs(MOST_BACKOFFS)) | PUT_OFF | of_backoffs(count)
+        intake.rows.shift(intake.connection, intake.queue, due, PUT_OFF | of_backoffs(count), kept)
         intake.later += [at for at in due.values() if at is not None]

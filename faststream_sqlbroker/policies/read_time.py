@@ -18,6 +18,11 @@ class ReadTime:
     """Monotonic seconds, as `answered`."""
     answered: float
 
+    @property
+    def took(self) -> float:
+        """Seconds."""
+        return self.answered - self.asked
+
     def surely_after(self, at: int) -> float:
         """A moment (monotonic) at which the database's clock shows `at` or later."""
         return self.answered + (at - self.now) / MICROSECONDS

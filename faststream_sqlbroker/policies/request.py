@@ -2,16 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from uuid import UUID
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Header, Policy, header_of
+from faststream_sqlbroker.core.policies.live_rates import Place
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.scopes import MEMBER_RENEWED
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.policies.intake import IntakePosition
+from faststream_sqlbroker.policies.slot_use import SlotUse
 
 REMEMBERED = 8
 """Claims of which it is known how long they took."""
+LOOK = 1.0
+"""Seconds for which what was read of other processes holds, ..."""
+LOOK_SHARE = 30
+"""... and at least so many times what a claim takes that reads it, ..."""
+LONGEST_LOOK = MEMBER_RENEWED / MICROSECONDS
+"""... but no longer than this: a claim that reads it also renews what others know of this one."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +45,26 @@ class PolicyClaimRequest:
     only: int | None = None
     """Nothing but this message."""
     starting: int | None = None
-    """How many of `limit` start at once: the first ones; the others wait for a worker. None: all.
-    """
+    """How many of `limit` start at once: the first ones; the others wait for a worker. None: all;
+    less than 0: so many wait already."""
+    wave: int = 1
+    """How many of those that wait start together, as far as is known, ..."""
+    wave_time: float = 0.0
+    """... and how many seconds after the ones before."""
+    gathers: float = 0.0
+    """How many seconds a batch may wait for more messages after its first one."""
 
     @property
     def starts(self) -> int:
         """How many start at once."""
-        return self.limit if self.starting is None else min(self.limit, self.starting)
+        return self.limit if self.starting is None else max(0, min(self.limit, self.starting))
+
+    def seconds_behind(self, claimed: int) -> float:
+        """How long what waits for a worker waits behind what waits already, after so many were
+        `claimed` (seconds).
+        """
+        free = self.limit if self.starting is None else self.starting
+        return max(0, claimed - free) / max(1, self.wave) * self.wave_time
 
     @property
     def header(self) -> Header | None:
@@ -78,11 +103,30 @@ class ScanPosition:
     cursors: Cursors = field(default_factory=Cursors)
     took: list[float] = field(default_factory=list)
     """Seconds from reading the clock until the answer to COMMIT, of the last claims."""
+    swaps_took: list[float] = field(default_factory=list)
+    """The same of claims by compare and swap."""
+    use: SlotUse = field(default_factory=lambda: SlotUse(Clock()))
+    """How slots were used; shared by all copies."""
+    told: dict[Place, int] = field(default_factory=dict)
+    """By place, how much of that this claim has told."""
 
     def copy(self) -> "ScanPosition":
         """One to change while it is not known whether the claim will be committed."""
-        return ScanPosition(self.intake.copy(), self.cursors.copy(), list(self.took))
+        return ScanPosition(
+            self.intake.copy(), self.cursors.copy(), self.took[:], self.swaps_took[:], self.use
+        )
 
     def note(self, took: float) -> None:
         """A claim was answered so many seconds after it had read the clock."""
         self.took = [*self.took[1 - REMEMBERED :], took]
+
+    def note_swap(self, took: float) -> None:
+        """The same of a claim by compare and swap."""
+        self.swaps_took = [*self.swaps_took[1 - REMEMBERED :], took]
+
+    def is_old(self, read_at: float, asked: float) -> bool:
+        """Whether what was read of other processes `read_at` is to be read again: under the lock,
+        and where that takes long, not with every claim.
+        """
+        usual = median(self.took) if self.took else 0.0
+        return asked >= read_at + min(max(LOOK, LOOK_SHARE * usual), LONGEST_LOOK)

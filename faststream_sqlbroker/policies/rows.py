@@ -33,6 +33,11 @@ class Arrival:
     expired: bool
     delivered: bool
     """Whether it was delivered before, or let in by a Throttle."""
+    marks: int
+
+
+def _arrival(r: Sequence[Any]) -> Arrival:
+    return Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5]), int(r[6]))
 
 
 class Live(NamedTuple):
@@ -108,9 +113,7 @@ class PolicyRows:
             since=since,
             size=SCAN,
         )
-        return [
-            Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
-        ]
+        return [_arrival(row) for row in rows]
 
     def arrivals_of(
         self, connection: Connection, queue: str, keys: Sequence[str], *, before: int, own: int
@@ -129,11 +132,8 @@ class PolicyRows:
             size=SCAN,
         ).all()
         # The last key that was read may have more.
-        whole = len(keys) if len(rows) < SCAN else int(rows[-1][6])
-        found = [
-            Arrival(r[0], as_key(r[1]), int(r[2]), int(r[3]), bool(r[4]), bool(r[5])) for r in rows
-        ]
-        return found, set(keys[:whole])
+        whole = len(keys) if len(rows) < SCAN else int(rows[-1][7])
+        return [_arrival(row) for row in rows], set(keys[:whole])
 
     def later(
         self, connection: Connection, queue: str, priority: int, *, now: int, size: int

@@ -4,24 +4,32 @@ Times are microseconds since 1970.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
-from faststream_sqlbroker.core.policies import Policy, Throttle
-from faststream_sqlbroker.core.policies.live_rates import LiveRates
+from faststream_sqlbroker.core.policies import Throttle
+from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import (
     AHEAD,
-    SLOT_SHARE,
+    MOST_REACH,
     first_slot,
     next_slots,
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
-from faststream_sqlbroker.policies.gates import States, gate_of
+from faststream_sqlbroker.policies.gates import SlotLogs, States, gate_of
 from faststream_sqlbroker.policies.intake import Intake, slot_scope
 from faststream_sqlbroker.policies.key_slots import KeySlots
 from faststream_sqlbroker.policies.leased import has_expired
 from faststream_sqlbroker.policies.own_slots import OwnSlots
 from faststream_sqlbroker.policies.read_time import ReadTime
+from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.policies.rows import Live, StatesOn
+
+STATEMENTS = 10
+"""A claim under the lock takes about so many times as long as reading the clock."""
+UNKNOWN = MICROSECONDS
+"""The answer to the first claim of a process may come so late for its slots. That costs nothing:
+the next claim tells when the starts were."""
 
 
 class QueueSlots:
@@ -32,106 +40,124 @@ class QueueSlots:
         states: States,
         queue: str,
         read: ReadTime,
-        policies: Sequence[Policy],
+        wanted: PolicyClaimRequest,
+        memory: ScanPosition,
+        told: dict[Place, int],
         took: Sequence[float],
-        rates: LiveRates,
+        statements: int = 2,
     ) -> None:
         """Read what is known of the queue's own slots.
 
-        No other claim changes `states` before this one is written. `took` is how long the last
-        claims took, from reading the clock to the answer.
+        No other claim changes `states` before this one is written; then `told` says what of
+        `memory.use` is stored. So many seconds the last such claims `took`;
+        with none, as long as so many `statements`, the first of which read the clock.
         """
         self._states = states
-        self._read = read
+        self._wanted = wanted
         self._now = read.now
         # Throttles are numbered among themselves. Adding another policy must not change the scope
         # under which their slots are stored.
-        throttles = list(enumerate(policy for policy in policies if isinstance(policy, Throttle)))
-        self._lag = min((policy.max_lag for _, policy in throttles), default=None)
-        self.lead = self._needed_lead(took)
-        """Microseconds from now to the first slot that is granted: slots that come before the
-        answer to COMMIT would be missed."""
+        numbered = [p for p in wanted.policies if isinstance(p, Throttle)]
+        self.spent = bool(numbered)
+        """Whether a lease spends a slot."""
+        self._reach, self.lead, rest = _reach_and_lead(took or [statements * read.took])
+        late = rest if took else max(rest, UNKNOWN)
+        late = max(late, round(wanted.gathers * MICROSECONDS))
         self._gates = [
-            gate_of(policy, slot_scope(queue, n)).read(states, rates, self._now)
-            for n, policy in throttles
+            gate_of(policy, slot_scope(queue, n))
+            for n, policy in enumerate(numbered)
             if policy.gates
         ]
         self._throttles = [gate.policy for gate in self._gates]
-        self._logs = [gate.log for gate in self._gates]
+        if self.spent:
+            memory.use.read(read)
+            self._logs_of = SlotLogs(memory.use, memory.intake.rates, self._now, told, late)
+        self._logs = [gate.read(states, self._logs_of) for gate in self._gates]
         self._granted: list[int] | None = None
-        self._look_before = AHEAD // 2
-        """How long before a slot to look again (microseconds): so that the claim has ended when the
-        slot comes; where no worker was free, not before the slot may be given to what waits."""
-
-    def _needed_lead(self, took: Sequence[float]) -> int:
-        longest = round(max(took, default=0.0) * MICROSECONDS)
-        # Within half of max_lag the answer comes in time for a slot of now.
-        return longest if self._lag is not None and longest > self._lag // 2 else 0
+        self.seconds_behind = 0.0
+        """How long what waits for a worker waits behind what does so already."""
 
     @property
     def _until(self) -> int:
         """Slots up to this time are granted now: those that come while the next claim runs."""
-        return self._now + 2 * self.lead + AHEAD
-
-    @property
-    def spent(self) -> bool:
-        """Whether a lease spends a slot."""
-        return self._lag is not None
+        return self._now + self._reach + AHEAD
 
     def room(self, limit: int, starts: int) -> int:
         """How many of `limit` messages may start within a short time, if so many workers are free.
 
-        What would wait for a worker gets a slot only if that comes soon, and a handler that takes
-        longer than usual does not make it miss the slot.
+        What waits for a worker gets a slot for when it is likely to have one.
         """
         if not self._gates:
             return limit
-        first = self._now + self.lead
-        granted = next_slots(self._throttles, self._logs, first, self._until, limit)
-        if not self.lead:
-            soon = min(gate.policy.max_lag for gate in self._gates) // SLOT_SHARE
-            count = sum(n < starts or at <= self._now + soon for n, at in enumerate(granted))
-            if count < len(granted):
-                self._look_before = soon
-            granted = granted[:count]
+        logs = [log.copy() for log in self._logs]
+        patience = self._logs_of.patience
+        at = self._now + self.lead
+        size = min(limit, starts)
+        wave = max(1, self._wanted.wave)
+        granted = next_slots(self._throttles, logs, at, self._until, size, patience)
+        at += round(self.seconds_behind * MICROSECONDS)
+        while size <= len(granted) < limit:
+            at += max(1, round(self._wanted.wave_time * MICROSECONDS))
+            size = min(wave, limit - len(granted))
+            found = next_slots(self._throttles, logs, at, self._until, size, patience)
+            granted += found
+            if len(found) < size:
+                break
+            size = len(granted)
         self._granted = granted
         return len(granted)
 
     def next_look(self, taken: int) -> int | None:
-        """When to look again, if all slots that there are were taken."""
+        """When to look again, if all slots that there are were taken, and stored."""
         if self._granted is None or taken < len(self._granted):
             return None
-        logs = [log.copy().add(self._granted) for log in self._logs]
+        # Those of now will have started at their slots, or shortly after, and the next claim tells.
+        logs = [log.copy() for log in self._logs]
+        for policy, log in zip(self._throttles, logs, strict=True):
+            for slot in self._granted:
+                policy.report(log, slot + self._logs_of.patience, slot)
         next_slot = first_slot(self._throttles, logs, self._now + self.lead)
-        return next_slot - self.lead - self._look_before
+        # So early that the claim has ended when the slot comes.
+        return next_slot - self.lead - (self._reach + AHEAD) // 2
 
-    def spend(self, starting: int) -> None:
-        """Store the slots of so many messages that start."""
-        granted = (self._granted or ())[:starting]
-        for gate in self._gates:
-            gate.keep(self._states, granted)
+    def spend(self, starting: int) -> bool:
+        """Store the slots of so many messages that start, and what is to be told of others; whether
+        there was anything to store.
+        """
+        granted = (self._granted or [])[:starting]
+        stored = False
+        for gate, log in zip(self._gates, self._logs, strict=True):
+            for slot in granted:
+                log.add(slot, slot + self._logs_of.patience)
+            if granted or gate.place in self._logs_of.changed:
+                gate.keep(self._states, self._logs_of, log)
+                stored = True
+        return stored
 
     def tell(self, starting: Sequence[ClaimedMessage]) -> dict[int, int]:
-        """Tell the rows that start when they may; their slots by id."""
-        if self._lag is None or not starting:
-            return {}
-        doubt = self._read.answered - self._read.asked
-        started = {row.id: self._start(n, row) for n, row in enumerate(starting)}
-        slots: dict[int, Slot] = {}  # a fast throttle gives many rows the same
-        for row in starting:
-            at = started[row.id]
-            if at not in slots:
-                # A clock that is read more slowly than max_lag leaves every slot in doubt: then a
-                # start may be later than max_lag, by no more than twice that time.
-                earliest = self._read.surely_after(at)
-                latest = max(self._read.surely_before(at + self._lag), earliest + doubt)
-                slots[at] = Slot(earliest, latest, at)
-            row.slot = slots[at]
+        """Tell the rows that start when they may; the slots by id, of those that have one."""
+        started: dict[int, int] = {}
+        slots: dict[tuple[int, tuple[Place, ...]], Slot] = {}
+        shared = tuple(gate.place for gate in self._gates)
+        for number, row in enumerate(starting if self.spent else ()):
+            at, place = self._start(number, row)
+            places = shared if place is None else (*shared, place)
+            if not places:
+                continue
+            started[row.id] = at
+            # A fast throttle gives many rows the same.
+            if (slot := slots.get((at, places))) is None:
+                deadline = at + self._logs_of.patience
+                slot = self._logs_of.use.slot(at, deadline, places)
+                slots[at, places] = slot
+            row.slot = slot
         return started
 
-    def _start(self, number: int, row: ClaimedMessage) -> int:  # noqa: ARG002
-        """When the message may start, the `number`th of those that do."""
-        return self._now if self._granted is None else self._granted[number]
+    def _start(self, number: int, row: ClaimedMessage) -> tuple[int, Place | None]:  # noqa: ARG002
+        """When the message may start, the `number`th of those that do, and where its own slot is
+        stored.
+        """
+        return self._now if self._granted is None else self._granted[number], None
 
 
 class Slots(QueueSlots):
@@ -140,76 +166,64 @@ class Slots(QueueSlots):
     """
 
     def __init__(
-        self,
-        intake: Intake,
-        read: ReadTime,
-        policies: Sequence[Policy],
-        took: Sequence[float],
+        self, intake: Intake, read: ReadTime, wanted: PolicyClaimRequest, memory: ScanPosition
     ) -> None:
         """As `QueueSlots`; `intake` is that of the same claim."""
         states = StatesOn(intake.rows, intake.connection)
-        super().__init__(states, intake.queue, read, policies, took, intake.position.rates)
+        super().__init__(
+            states, intake.queue, read, wanted, memory, memory.told, memory.took, STATEMENTS
+        )
         self.own: OwnSlots | None = None
         """Those of a throttle that refuses what is above its rate."""
         self.keys: KeySlots | None = None
         """The slots of each key, if messages wait for those."""
-        throttles = enumerate(p for p in policies if isinstance(p, Throttle))
+        throttles = enumerate(p for p in wanted.policies if isinstance(p, Throttle))
         number, each = next(((n, p) for n, p in throttles if not p.gates), (0, None))
         if each is not None:
-            when = self._now + self.lead, self._until if self.lead else self._now
+            first = self._now + self.lead
             if each.when_exceeded == "wait":
-                self.keys = KeySlots(intake, each, *when)
+                # A slot may be moved to that of a gate, which is later. If all are equal before,
+                # no period has more starts for that.
+                until = first if self._gates else first + self._reach
+                self.keys = KeySlots(intake, each, self._logs_of, first, until)
             else:
-                self.own = OwnSlots(intake, each, number, *when)
-        self._again: dict[int, int] = {}
+                self.own = OwnSlots(intake, each, self._logs_of, number, first)
         self.later: list[int] = []
         """The slots of messages that were put off."""
 
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
         """Up to `limit` of `chosen` that may start; each takes the slot that it needs."""
         if self.keys is not None:
-            return self._of_keys(self.keys, chosen, live, limit)
+            return self.keys.on_time(chosen, live, limit)
         if self.own is not None:
             starting = self.own.on_time(chosen, live, limit)
             self.later += self.own.later
             return starting
         return list(chosen[:limit])
 
-    def _of_keys(
-        self, keys: KeySlots, chosen: Sequence[int], live: Mapping[int, Live], limit: int
-    ) -> list[int]:
-        """Up to `limit` of `chosen` that expire, or take a slot of their key now."""
-        keys.look(key for i in chosen if i in live and (key := live[i].key) is not None)
-        starting: list[int] = []
-        taken: list[str] = []
-        for message in chosen:
-            if len(starting) == limit:
-                break
-            if message not in live:
-                continue
-            key = live[message].key
-            if live[message].expired or key is None:
-                self._again[message] = self._now
-            elif (slot := keys.take(key)) is not None:
-                self._again[message] = slot
-                taken.append(key)
-            else:
-                continue
-            starting.append(message)
-        keys.keep(taken)
-        return starting
-
     def give(self, rows: Sequence[ClaimedMessage]) -> int:
         """Tell each row when it may start, and store the slots taken; how many rows start."""
         starting = [row for row in rows if row.outcome is None and not has_expired(row)]
         self.spend(len(starting))
         started = self.tell(starting)
-        if self.own is not None:
-            self.own.keep(started)
+        if (own := self.keys or self.own) is not None:
+            own.keep(started)
         return len(starting)
 
-    def _start(self, number: int, row: ClaimedMessage) -> int:
-        shared = super()._start(number, row)
-        if self.own is not None:
-            return max(shared, self.own.slot(row.id))
-        return self._again.get(row.id, shared)
+    def _start(self, number: int, row: ClaimedMessage) -> tuple[int, Place | None]:
+        at, _ = super()._start(number, row)
+        if (own := self.keys or self.own) is None or (slot := own.slot(row.id)) is None:
+            return at, None
+        own_at, place = slot
+        return max(at, own_at), place
+
+
+def _reach_and_lead(took: Sequence[float]) -> tuple[int, int, int]:
+    """How far ahead slots are granted because claims take long, and how far ahead the first one is,
+    as slots that come before the answer to COMMIT would be missed; and by how much that may be too
+    little (microseconds).
+    """
+    usual = min(round(median(took) * MICROSECONDS), MOST_REACH)
+    # That one claim took long is no reason to wait.
+    long = round(sorted(took)[-2:][0] * MICROSECONDS)
+    return min(2 * usual, MOST_REACH), usual, max(0, long - usual)

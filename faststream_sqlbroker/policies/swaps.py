@@ -23,6 +23,7 @@ from faststream_sqlbroker.core.policies import (
 )
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.policies.holds import holds_of
+from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.seen import Candidate, Seen, SeenQueue, Swap
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
@@ -31,7 +32,6 @@ from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.policies.intake import slot_scope
 from faststream_sqlbroker.policies.leased import end_at, has_expired, refuse, refuses_keyless
-from faststream_sqlbroker.policies.lowest_limit import LOOK
 from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.removed import RENEWED
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
@@ -104,6 +104,7 @@ class SwapClaim:
         """Queues of which nothing more can start before the next look."""
         self._closes: int | None = None
         self._slots: QueueSlots | None = None
+        self._told: dict[Place, int] = {}
 
     @property
     def needs_lock(self) -> bool:
@@ -123,11 +124,12 @@ class SwapClaim:
         if holds_of(self._wanted.policies) and self._read.asked >= noted + RENEWED:
             return True
         throttled = any(isinstance(policy, Throttle) for policy in self._wanted.policies)
-        if throttled and self._read.asked >= position.rates.read_at + LOOK:
+        is_old = self._memory.is_old
+        if throttled and is_old(position.rates.read_at, self._read.asked):
             return True
         limited = any(isinstance(policy, Concurrency) for policy in self._wanted.policies)
         read_at, _ = position.limits.get((queue, False), (float("-inf"), 0))
-        return limited and self._read.asked >= read_at + LOOK
+        return limited and is_old(read_at, self._read.asked)
 
     @property
     def leased(self) -> bool:
@@ -151,6 +153,7 @@ class SwapClaim:
             self._waits.append(0.0)
             self._gated = False
             return
+        self._memory.use.told(self._told)
         refuse(found, self._wanted.policies)
         starting = [row for row in found if row.outcome is None and not has_expired(row)]
         slots.tell(starting)
@@ -163,6 +166,10 @@ class SwapClaim:
             self._waits.append(0.0)  # rows that only end have left room for others
         self._gated = self._gated and shut
         self._rows += found
+
+    def unanswered(self) -> None:
+        """It is not known what came of the last one."""
+        self._memory.use.told(self._told)
 
     def result(self) -> Claim:
         """All of it."""
@@ -179,21 +186,24 @@ class SwapClaim:
         if not self._is_open(queue.queue) or (free := self._leases(queue, limit, starts)) < 1:
             return None
         states = _States(queue.states)
+        self._told = {}
         slots = self._slots = QueueSlots(
             states,
             queue.queue,
             self._read,
-            wanted.policies,
-            self._memory.took,
-            self._memory.intake.rates,
+            wanted,
+            self._memory,
+            self._told,
+            self._memory.swaps_took,
         )
+        slots.seconds_behind = wanted.seconds_behind(len(self._rows))
         # Slots are counted before it is known which messages are leased, as they are stored by the
         # same statement. One that is locked elsewhere by then has spent its slot in vain.
         chosen = self._chosen(queue, slots.room(free, starts))
         keyed = refuses_keyless(wanted.policies)
         spending = sum(not each.expired and not (keyed and each.keyless) for each in chosen)
-        slots.spend(spending)
-        if not chosen:
+        stored = slots.spend(spending)
+        if not chosen and not stored:
             # The version stays: others decide by what they have read as well as before.
             self._waits_for_slot(slots, 0, queue.queue)
             return None

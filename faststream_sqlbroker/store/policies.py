@@ -48,12 +48,20 @@ class PolicyStore:
         if (swapped := await self._swapped(wanted, memory)) is not None:
             return swapped
 
-        def claim(connection: Connection) -> tuple[Claim, ScanPosition]:
+        moved = memory
+
+        def claim(connection: Connection) -> Claim:
+            nonlocal moved
             # A copy: the transaction may be repeated, and must start at the same position.
             moved = memory.copy()
-            return self._claims.claim(connection, wanted, moved), moved
+            return self._claims.claim(connection, wanted, moved)
 
-        found, moved = await self._transactions.run(claim, self._places)
+        try:
+            found = await self._transactions.run(claim, self._places)
+        except (UnknownOutcomeError, asyncio.CancelledError):
+            moved.use.told(moved.told)
+            raise
+        moved.use.told(moved.told)
         if found.read_at is not None:
             moved.note(self._transactions.clock.monotonic() - found.read_at)
         return found, moved
@@ -77,8 +85,14 @@ class PolicyStore:
             swapping = self._dialect.swapping(swap)
             try:
                 found = await self._transactions.run(swapping, self._places)
+            except asyncio.CancelledError:
+                claim.unanswered()
+                raise
             except StoreError as error:
-                if isinstance(error, UnknownOutcomeError) or not claim.leased:
+                if isinstance(error, UnknownOutcomeError):
+                    claim.unanswered()
+                    raise
+                if not claim.leased:
                     raise
                 # Another queue's messages are leased already: no other claim would return them.
                 claim.swapped(swap, None)
@@ -86,7 +100,7 @@ class PolicyStore:
             claim.swapped(swap, found)
             # One that came too late was quick: it says nothing of how long a slot needs.
             if found is not None:
-                moved.note(clock.monotonic() - asked)
+                moved.note_swap(clock.monotonic() - asked)
         return claim.result(), moved
 
     async def claim_keys(

@@ -55,7 +55,7 @@ async def test_shares_hold_under_a_throttle(broker: SqlBroker, look: Look) -> No
     """Z2: claims that a policy cuts short do not give the low queue's turns away."""
     order: list[str] = []
     # No slot is missed, however late a handler starts: its message would begin anew.
-    throttle = Throttle(1000, per="1s", max_lag="1h")
+    throttle = Throttle(1000, per="1s")
 
     @broker.subscriber({"high": 4, "low": 1}, **QUICK, policies=[throttle])
     async def handle(message: SqlBrokerMessage) -> None:

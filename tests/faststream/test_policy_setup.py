@@ -56,7 +56,6 @@ LENGTHS = [
     (given(lambda: KeepLast(1, without_key="drop")), "must be one of 'deliver', 'dead_letter'"),  # type: ignore[arg-type]
     *many(lambda x: Debounce(1, max_wait=x), "Debounce's max_wait"),
     *many(lambda x: Throttle(1, per=x), "Throttle's per"),
-    *many(lambda x: Throttle(1, per=1, max_lag=x), "Throttle's max_lag"),
     *many(Once, "Once's ttl"),
     *many(BlockingWait, "BlockingWait"),
 ]

@@ -134,7 +134,7 @@ async def test_missed_slots_of_one_key_keep_no_other_waiting(rig: Rig) -> None:
     await backlog(rig, 150, 60, key="a")
     await rig.execute(f"UPDATE message SET policy_marks = {SLOT}")
     [other] = await rig.put(1, key="b")
-    throttle = Throttle(1, per="1h", key=True, max_lag="30s", when_exceeded="backoff")
+    throttle = Throttle(1, per="1h", key=True, when_exceeded="backoff")
     process = Process(rig, [throttle])
     found: list[int] = []
     for _ in range(8):
@@ -259,7 +259,7 @@ async def test_a_key_stays_in_order_though_its_slots_are_short(rig: Rig) -> None
         handled.append(row.id)
         row.settle_as(Nack(delay=0.0) if len(handled) == 1 else Ack())
 
-    policies = [Throttle(4, per="1s", key=True, burst=1, max_lag="100ms")]
+    policies = [Throttle(4, per="1s", key=True, burst=1)]
     ids = await rig.put(8, key="a")
     await rig.consumer(handle, policies=policies, ordered=True, **QUICK).start()
     await archived(rig, 8)
@@ -300,10 +300,9 @@ async def test_a_message_behind_another_of_its_key_keeps_no_slot(rig: Rig, excee
 
     for seconds in (90, 60, 30):
         await backlog(rig, 1, seconds, key="a")
-    throttle = Throttle(1, per="400ms", key=True, max_lag="100ms", when_exceeded=exceeded)
+    throttle = Throttle(1, per="400ms", key=True, when_exceeded=exceeded)
     await rig.consumer(handle, policies=[Debounce("1s"), throttle], max_workers=3, **QUICK).start()
     await archived(rig, 3)
-    # No handler starts later than `max_lag` after its slot.
     slots = [slot_of(row) for row in rig.handled]
     assert min(late - early for early, late in pairwise(slots)) >= timedelta(milliseconds=399)
 

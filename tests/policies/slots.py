@@ -29,12 +29,23 @@ def allowed(of: Sequence[Limit], slots: Sequence[int]) -> bool:
     )
 
 
-def earliest(throttles: Sequence[Throttle], slots: Sequence[int], at: int) -> int:
-    """The first moment at `at` or later, and not before the last of `slots`, that keeps to all
-    limits with them."""
-    found = max([at, *slots[-1:]])
-    for most, length in limits(throttles):
-        if len(slots) >= most:
-            # Slots come in order, so the one that must be left behind is known.
-            found = max(found, int(slots[-most] + length) + 1)
+def earliest(
+    throttles: Sequence[Throttle],
+    slots: Sequence[int],
+    at: int,
+    deadlines: Sequence[int] | None = None,
+) -> int:
+    """The first moment at `at` or later that keeps to all limits: bursts with `slots`, rates with
+    the latest moments at which those that have them may start; None: each starts at its slot.
+    """
+    starts = sorted(slots if deadlines is None else deadlines)
+    spaced = sorted(slots)
+    found = at
+    for t in throttles:
+        if len(starts) >= t.rate:
+            found = max(found, starts[-t.rate] + t.per + 1)
+        if t.burst < t.rate:
+            found = max([found, *spaced[-1:]])
+            if len(spaced) >= t.burst:
+                found = max(found, int(spaced[-t.burst] + Fraction(t.per * t.burst, t.rate)) + 1)
     return found

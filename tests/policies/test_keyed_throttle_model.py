@@ -1,20 +1,21 @@
 """Throttle with a slot for each message, on real databases, against a model that knows every slot
 that was granted (Z10)."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.flags import LET_IN, SLOT
+from faststream_sqlbroker.core.policies.flags import LET_IN, MOST_BACKOFFS, SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import ordered
 from faststream_sqlbroker.policies import claims
 from faststream_sqlbroker.policies.intake import WHOLE_LOOK
 from faststream_sqlbroker.policies.own_slots import LONGEST_WAIT
 from faststream_sqlbroker.policies.request import Claim
+from faststream_sqlbroker.policies.slot_use import LEAST_PATIENCE
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds
@@ -22,18 +23,16 @@ from tests.policies.world import microseconds
 EXAMPLES = {"sqlite": 15, "postgresql": 6, "mariadb": 6, "mysql": 6}
 
 throttles = st.builds(
-    lambda rate, per, burst, lag, exceeded, key: Throttle(
+    lambda rate, per, burst, exceeded, key: Throttle(
         rate,
         per=per * UNIT / 1e6,
         burst=burst and min(burst, rate),
         key=key or exceeded == "wait",
         when_exceeded=exceeded,
-        max_lag=lag * UNIT / 1e6,
     ),
     st.integers(1, 4),
     st.integers(1, 6),
     st.none() | st.integers(1, 4),
-    st.sampled_from([1, 2, 100]),
     st.sampled_from(["wait", "wait", "backoff", "drop", "dead_letter"]),
     st.booleans(),
 )
@@ -49,7 +48,9 @@ class KeyedThrottleMachine(Machine):
     def start(self) -> None:
         self.policy: Throttle = self.given[0]  # type: ignore[assignment]
         self.slots: dict[str | None, list[int]] = defaultdict(list)
+        self.deadlines: dict[str | None, list[int]] = defaultdict(list)
         self.slot: dict[int, int] = {}
+        self.backed_off: Counter[int] = Counter()
         self.let_in: set[int] = set()
         self.promised: set[int] = set()
         """Messages that were let in, and have not been leased since."""
@@ -61,7 +62,7 @@ class KeyedThrottleMachine(Machine):
     def check(self, claim: Claim, limit: int) -> None:
         before = dict(self.slot)
         self.refused = list[Message]()
-        self.back: list[tuple[str | None, int]] = []
+        self.back: list[tuple[int, int]] = []
         self.kept = list[str | None]()
         """Of each message that was let in by this claim and not leased: whose slot it is to take.
         """
@@ -74,7 +75,7 @@ class KeyedThrottleMachine(Machine):
         for row in claim.rows:
             self.start_of(row, self.live[row.id])
         self.new_slots(before)
-        self.come_back_at_slots()
+        self.come_back_later()
         for message_id in self.gone:
             assert self.policy.when_exceeded == "drop"
             assert not self.live[message_id].delivered, "it was let in before"
@@ -100,7 +101,7 @@ class KeyedThrottleMachine(Machine):
             self.refused.append(message)
         elif message.lease is None and due != message.due:
             assert self.policy.when_exceeded == "backoff"
-            self.back.append((self.log_of(message), due))
+            self.back.append((message.id, due))
             self.refused.append(message)
         message.due = due
 
@@ -112,43 +113,51 @@ class KeyedThrottleMachine(Machine):
             assert message.id not in self.let_in
             self.refused.append(message)
             return
-        assert row.slot is not None
+        if row.slot is None:
+            assert self.log_of(message) is None, "a message with a key takes a slot"
+            message.due = microseconds(row.next_attempt_at)
+            return
         slot = row.slot.at
-        assert slot is not None
-        assert slot <= self.now <= slot + self.policy.max_lag, "before its slot, or too late"
-        self.slot[row.id] = slot
+        assert slot == self.now, "each asks for a slot now"
+        assert row.slot.deadline is not None
+        self.slot[row.id] = row.slot.deadline
         message.due = microseconds(row.next_attempt_at)
 
     def new_slots(self, before: dict[int, int]) -> None:
-        """Each that was granted now is the earliest of its key."""
+        """Each that was granted now is allowed by what may have started before."""
         granted = defaultdict(list)
-        for message_id, slot in self.slot.items():
-            if before.get(message_id) != slot:
-                granted[self.log_of(self.live[message_id])].append(slot)
-        for key, slots in granted.items():
-            for slot in sorted(slots):
-                if key is not None:
-                    assert slot == earliest([self.policy], self.slots[key], self.now), (
-                        "not the earliest slot"
-                    )
-                    self.slots[key].append(slot)
-            assert key is None or allowed(limits([self.policy]), self.slots[key])
+        for message_id, deadline in self.slot.items():
+            if before.get(message_id) != deadline:
+                granted[self.log_of(self.live[message_id])].append(deadline)
+        for key, deadlines in granted.items():
+            for deadline in sorted(deadlines):
+                assert self.earliest(key) == self.now, "not a slot of now"
+                self.slots[key].append(self.now)
+                self.deadlines[key].append(deadline)
+            assert allowed(limits([self.policy]), self.slots[key])
 
-    def come_back_at_slots(self) -> None:
-        """What backs off comes back shortly after the next free slots, each at one of its own."""
-        for key in {key for key, _ in self.back}:
-            slots = list(self.slots[key])
-            for due in sorted(due for other, due in self.back if other == key):
-                slots.append(earliest([self.policy], slots, self.now))
-                assert slots[-1] <= due
+    def earliest(self, key: str | None, more: int = 0) -> int:
+        """The next slot of a key, if so many `more` had one first."""
+        slots, deadlines = list(self.slots[key]), list(self.deadlines[key])
+        for _ in range(more):
+            slots.append(earliest([self.policy], slots, self.now, deadlines))
+            deadlines.append(slots[-1] + LEAST_PATIENCE)
+        return earliest([self.policy], slots, self.now, deadlines)
+
+    def come_back_later(self) -> None:
+        """What backs off does so for longer each time, by chance between half and one and a half
+        times as long.
+        """
+        for message, due in self.back:
+            mean = self.policy.backoff(self.backed_off[message])
+            assert 0.5 * mean <= due - self.now + 1
+            assert due - self.now - 1 <= 1.5 * mean
+            self.backed_off[message] = min(self.backed_off[message] + 1, MOST_BACKOFFS)
 
     def nothing_was_free(self, message: Message) -> None:
         log = self.log_of(message)
         assert log is not None, "a message without a key takes no slot"
-        slots = list(self.slots[log])
-        for _ in range(self.kept.count(log)):
-            slots.append(earliest([self.policy], slots, self.now))
-        assert earliest([self.policy], slots, self.now) > self.now, "there was a slot for it"
+        assert self.earliest(log, self.kept.count(log)) > self.now, "there was a slot for it"
 
     def no_message_is_forgotten(self, claim: Claim, limit: int) -> None:
         """With room left, each message with a slot now is leased; all others have asked for one."""
@@ -173,7 +182,7 @@ class KeyedThrottleMachine(Machine):
         return (
             self.policy.when_exceeded == "wait"
             and log is not None
-            and earliest([self.policy], self.slots[log], self.now) > self.now
+            and self.earliest(log) > self.now
         )
 
     def ended(self, message: Message, how: str) -> None:

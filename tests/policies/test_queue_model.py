@@ -8,10 +8,11 @@ import pytest
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Policy, Throttle
-from faststream_sqlbroker.core.policies.throttle import AHEAD, SLOT_SHARE
+from faststream_sqlbroker.core.policies.throttle import AHEAD
 from faststream_sqlbroker.core.rows import Slot
 from faststream_sqlbroker.policies.claims import LOOKED_AT
 from faststream_sqlbroker.policies.request import Claim
+from faststream_sqlbroker.policies.slot_use import LEAST_PATIENCE
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 
@@ -45,6 +46,7 @@ class QueueMachine(Machine):
         self.delay = next((p.length for p in self.given if isinstance(p, Delay)), 0)
         self.throttles = [p for p in self.given if isinstance(p, Throttle)]
         self.slots: list[int] = []
+        self.deadlines: list[int] = []
 
     def published(self, message: Message) -> None:
         message.due += self.delay
@@ -99,7 +101,7 @@ class QueueMachine(Machine):
             self.started(row.slot, number)
         if self.throttles:
             assert allowed(limits(self.throttles), self.slots)
-            next_slot = earliest(self.throttles, self.slots, self.now)
+            next_slot = self.earliest(self.slots, self.deadlines)
             ids = {row.id for row in claim.rows}
             waiting = [
                 m
@@ -117,15 +119,21 @@ class QueueMachine(Machine):
 
     def granted(self, most: int) -> int:
         """How many slots there are before the next claim, at most so many."""
-        slots = list(self.slots)
+        slots, deadlines = list(self.slots), list(self.deadlines)
         while len(slots) - len(self.slots) < most:
-            slot = earliest(self.throttles, slots, self.now)
-            waits = len(slots) - len(self.slots) >= self.starting
-            soon = min(t.max_lag for t in self.throttles) // SLOT_SHARE
-            if slot > self.now + (min(soon, AHEAD) if waits else AHEAD):
+            waits = max(0, len(slots) - len(self.slots) - self.starting + 1)
+            slot = self.earliest(slots, deadlines, waits)
+            if slot > self.now + AHEAD:
                 break
             slots.append(slot)
+            deadlines.append(slot + LEAST_PATIENCE)
         return len(slots) - len(self.slots)
+
+    def earliest(self, slots: list[int], deadlines: list[int], waits: int = 0) -> int:
+        """Nothing is known of starts: each may be as late as it may. Of those that wait for a
+        worker each `waits` a microsecond more.
+        """
+        return earliest(self.throttles, slots, self.now + waits, deadlines)
 
     def started(self, slot: Slot | None, number: int) -> None:
         if not self.throttles:
@@ -133,10 +141,14 @@ class QueueMachine(Machine):
             return
         assert slot is not None
         at = slot.at
-        assert at == earliest(self.throttles, self.slots, self.now), "not the earliest slot"
+        waits = max(0, number - self.starting + 1)
+        assert at == self.earliest(self.slots, self.deadlines, waits), "not the earliest slot"
         assert at is not None
-        assert round((slot.latest - slot.earliest) * 1e6) == min(t.max_lag for t in self.throttles)
+        assert slot.deadline is not None
+        # The clock is known to a millisecond.
+        assert 0 <= slot.deadline - at - (slot.latest - slot.earliest) * 1e6 <= 2_000
         self.slots.append(at)
+        self.deadlines.append(slot.deadline)
 
 
 class OrderedMachine(QueueMachine):

@@ -13,7 +13,8 @@ from faststream_sqlbroker.core.policies import Concurrency, Policy, Throttle
 from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES
 from faststream_sqlbroker.core.policies.throttle import AHEAD, OTHERS_LIVE
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.request import PolicyClaimRequest
+from faststream_sqlbroker.policies.slot_use import LEAST_PATIENCE
 from tests.policies.clock import MICROSECONDS
 from tests.policies.world import LEASE, World
 
@@ -29,7 +30,7 @@ class Shop(World):
     def start(self) -> None:
         """Empty tables."""
         self.begin([])
-        self.known = [ScanPosition() for _ in range(4)]
+        self.known = [self.new_memory() for _ in range(4)]
 
     def publish(self, queue: str, count: int) -> None:
         """Due at once."""
@@ -94,17 +95,19 @@ def test_slots_are_those_of_one_throttle(shop: Shop, seed: int) -> None:
 
 
 def model(rules: list[Throttle], granted: list[int], now: int, most: int) -> list[int]:
-    """The slots that all of `rules` grant, by all that were ever granted."""
-    slots = list(granted)
+    """The slots that all of `rules` grant, by all that were ever granted: their starts, of which
+    nothing is told, may have been later.
+    """
+    starts = sorted(slot + LEAST_PATIENCE for slot in granted)
     found: list[int] = []
     while len(found) < most:
-        at = max([now, *slots[-1:]])
+        at = now
         for rule in rules:
-            if len(slots) >= rule.rate:
-                at = max(at, slots[-rule.rate] + rule.per + 1)
+            if len(starts) >= rule.rate:
+                at = max(at, starts[-rule.rate] + rule.per + 1)
         if at > now + AHEAD:
             break
-        slots.append(at)
+        starts = sorted([*starts, at + LEAST_PATIENCE])
         found.append(at)
     return found
 

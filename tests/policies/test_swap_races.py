@@ -19,6 +19,7 @@ from sqlalchemy import Connection, text
 from faststream_sqlbroker.core.policies import Concurrency, Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.seen import Swap
+from faststream_sqlbroker.core.policies.throttle import MOST_PATIENCE
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.query import Work
@@ -218,7 +219,7 @@ async def test_slots_stay_within_the_rate(crowd: Crowd) -> None:
     for n in range(ROUNDS):
         await crowd.run(several, CLAIMS // ROUNDS)
         assert crowd.started == (n + 1) * LIMIT
-        await crowd.clock.set(crowd.clock.now + HOUR + 1_000)
+        await crowd.clock.set(crowd.clock.now + HOUR + MOST_PATIENCE + 1_000)
 
 
 @postgresql
@@ -235,5 +236,5 @@ async def test_without_the_comparison_the_same_claims_exceed_it(
         )
         if most > LIMIT:
             return
-        await crowd.clock.set(crowd.clock.now + HOUR + 1_000)
+        await crowd.clock.set(crowd.clock.now + HOUR + MOST_PATIENCE + 1_000)
     pytest.fail("no claim was too late: this tests nothing")

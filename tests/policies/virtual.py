@@ -43,5 +43,6 @@ class VirtualWorld(World):
         await self._database.add(SqlBrokerSchemaConfig())
         self.clock = _Hands(virtual, self._database)
         tables = build_tables(SqlBrokerSchemaConfig())
-        self.store = TestStore(self._database.engine, tables, clock=StoreClock(virtual))
+        self.process_clock = StoreClock(virtual)
+        self.store = TestStore(self._database.engine, tables, clock=self.process_clock)
         await self.store.setup()

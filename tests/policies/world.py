@@ -16,6 +16,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.slot_use import SlotUse
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
@@ -46,7 +47,8 @@ class World:
         self.clock = Clock(self.url)
         await self.clock.prepare()
         tables = build_tables(SqlBrokerSchemaConfig())
-        self.store = Store(self.clock.engine, tables, clock=self.clock.of_process())
+        self.process_clock = self.clock.of_process()
+        self.store = Store(self.clock.engine, tables, clock=self.process_clock)
         await self.store.create_tables()
         await self.store.setup()
 
@@ -73,8 +75,12 @@ class World:
         """Empty the tables; the processes know nothing and have these policies."""
         self.policies = policies
         self.ordered = ordered
-        self.memories = [ScanPosition() for _ in range(PROCESSES)]
+        self.memories = [self.new_memory() for _ in range(PROCESSES)]
         self.run(self._empty())
+
+    def new_memory(self) -> ScanPosition:
+        """Of a process whose claims have taken no time."""
+        return ScanPosition(took=[0.0], swaps_took=[0.0], use=SlotUse(self.process_clock))
 
     async def _empty(self) -> None:
         await self.clock.set(round(START.timestamp()) * MICROSECONDS)
@@ -112,8 +118,17 @@ class World:
                 .values(created_at=created, next_attempt_at=at + timedelta(microseconds=delay))
             )
 
-    def claim(self, process: int, limit: int, starting: int | None = None) -> Claim:
-        """A claim of one of the processes, of which `starting` workers are free; None: enough."""
+    def claim(
+        self,
+        process: int,
+        limit: int,
+        starting: int | None = None,
+        wave: int = 1,
+        wave_time: float = 0.0,
+    ) -> Claim:
+        """A claim of one of the processes, of which `starting` workers are free; None: enough. What
+        waits starts by `wave`s, `wave_time` seconds after each other.
+        """
         wanted = PolicyClaimRequest(
             [QUEUE],
             limit,
@@ -123,6 +138,8 @@ class World:
             self.ordered,
             suspicion=self.suspicion,
             starting=starting,
+            wave=wave,
+            wave_time=wave_time,
         )
         claim, self.memories[process] = self.run(
             self.store.policies.claim(wanted, self.memories[process])

@@ -31,7 +31,7 @@ THROTTLES: Sequence[tuple[list[Any], dict[str, Any]]] = (
     ([20, "1s"], {}),
     ([10, "500ms"], {"burst": 5}),
     ([15, "2s"], {"burst": 4}),
-    ([6, "1s"], {"key": True, "max_lag": "2s"}),
+    ([6, "1s"], {"key": True}),
     ([10, "1s"], {"when_exceeded": "drop"}),
     ([4, "1s"], {"when_exceeded": "dead_letter", "key": True}),
     ([12, "1s"], {"when_exceeded": "backoff"}),

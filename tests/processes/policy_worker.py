@@ -21,7 +21,6 @@ from datetime import datetime, timedelta, timezone
 from datetime import time as TimeOfDay
 from pathlib import Path
 from time import monotonic
-from types import SimpleNamespace
 from typing import Any
 
 from faststream import FastStream
@@ -33,18 +32,16 @@ from faststream_sqlbroker.annotations import SqlBrokerMessage
 from faststream_sqlbroker.core.outcome import Nack
 from faststream_sqlbroker.core.policies.checks import KINDS, Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow import worker as flow_worker
-from faststream_sqlbroker.policies.slots import QueueSlots
+from faststream_sqlbroker.policies.slot_use import SlotUse
 from tests.processes.patience import be_patient, note_listening
 
 KNOWN = {kind.__name__: kind for kind in KINDS}
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 STEP = timedelta(microseconds=1)
-LOOKED: dict[int, float] = {}
+LOOKED: dict[int, int] = {}
 """By message, when the broker last looked whether its slot was over: what stands still after that
-look starts late, and no test could tell."""
-DOUBTS: dict[int, int] = {}
-"""By message, microseconds that the claim took to read the database's clock."""
+look starts late, and no test could tell. By the machine's clock, which is the database's and that
+of all processes, in microseconds."""
 
 
 @dataclass
@@ -68,9 +65,7 @@ class Start:
     again: bool = False
     """Not a start: the handler has asked to be tried again."""
     looked: int | None = None
-    """When the broker saw that the slot was not over: like `at`, so late at least."""
-    doubt: int = 0
-    """By how much `looked` and `at` may be too early, in microseconds."""
+    """When the broker saw that the slot was not over: microseconds of the machine."""
 
 
 def start_of(row: ClaimedMessage, now: float) -> Start:
@@ -81,9 +76,6 @@ def start_of(row: ClaimedMessage, now: float) -> Start:
     if row.slot is not None and slot is not None:
         # The answer to the claim came later than its statement was executed, so `at` is too early.
         at = slot + round((now - row.slot.earliest) * 1_000_000)
-    looked = None
-    if row.slot is not None and slot is not None and row.id in LOOKED:
-        looked = slot + round((LOOKED[row.id] - row.slot.earliest) * 1_000_000)
     return Start(
         row.queue,
         row.id,
@@ -96,28 +88,19 @@ def start_of(row: ClaimedMessage, now: float) -> Start:
         monotonic=now,
         clock=time.time(),
         pid=os.getpid(),
-        looked=looked,
-        doubt=DOUBTS.get(row.id, 0),
+        looked=LOOKED.get(row.id),
     )
 
 
 def note_looks() -> None:
-    """Note each look at the end of a slot, and how well the time of the slot is known."""
-    missed, tell = flow_worker.missed_slot, QueueSlots.tell
+    """Note when each message is let go."""
+    start = SlotUse.start
 
-    def noted(row: ClaimedMessage, clock: Any) -> bool:
-        now = LOOKED[row.id] = clock.monotonic()
-        looking: Any = SimpleNamespace(monotonic=lambda: now)
-        return missed(row, looking)
+    def noted(use: SlotUse, row: ClaimedMessage, *, must: bool = False) -> bool:
+        LOOKED[row.id] = time.monotonic_ns() // 1_000
+        return start(use, row, must=must)
 
-    def told(slots: Any, starting: Any) -> Any:
-        read = slots._read
-        for row in starting:
-            DOUBTS[row.id] = round((read.answered - read.asked) * 1_000_000)
-        return tell(slots, starting)
-
-    flow_worker.missed_slot = noted
-    QueueSlots.tell = told  # type: ignore[method-assign]
+    SlotUse.start = noted  # type: ignore[method-assign]
 
 
 class Worker:

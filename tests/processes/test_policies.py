@@ -18,8 +18,6 @@ pytestmark = pytest.mark.timeout(600)
 TICKS = 30
 STEP = 0.1
 KILL_AT = 15
-LAG = 2
-"""Seconds of max_lag."""
 OPTIONS: dict[str, Any] = {"max_workers": 4, "release_stuck_timeout": 600.0}
 LOOKS = {"max_fetch_interval": 0.25, "release_stuck_interval": 0.5}
 """For one process. Of several each looks more seldom: with these intervals 20 queues in four
@@ -32,15 +30,14 @@ BURSTS = {0, 1, 2, 14, 15, 26}
 def alone(opens: str, closes: str, later: str) -> dict[str, dict[str, Any]]:
     """Subscribers with one policy each."""
     slow = {"seconds": 0.1}
-    spare = {"max_lag": "5s"}
     return {
         "delay": {"policies": [["Delay", ["500ms"], {}]]},
         "debounce": {"policies": [["Debounce", ["400ms"], {}]], **slow},
         "stream": {"policies": [["Debounce", ["400ms"], {"max_wait": "1s"}]]},
         "leading": {"policies": [["Debounce", ["600ms"], {"edge": "leading"}]], **slow},
-        "throttle": {"policies": [["Throttle", [20, "1s"], {"max_lag": LAG}]]},
-        "bursts": {"policies": [["Throttle", [10, "1s"], {"burst": 5, **spare}]]},
-        "by_key": {"policies": [["Throttle", [4, "1s"], {"key": True, **spare}]]},
+        "throttle": {"policies": [["Throttle", [20, "1s"], {}]]},
+        "bursts": {"policies": [["Throttle", [10, "1s"], {"burst": 5}]]},
+        "by_key": {"policies": [["Throttle", [4, "1s"], {"key": True}]]},
         "drop": {"policies": [["Throttle", [5, "1s"], {"when_exceeded": "drop"}]]},
         "dead": {"policies": [["Throttle", [5, "1s"], {"when_exceeded": "dead_letter"}]]},
         "backoff": {"policies": [["Throttle", [20, "1s"], {"when_exceeded": "backoff"}]]},
@@ -59,7 +56,7 @@ def alone(opens: str, closes: str, later: str) -> dict[str, dict[str, Any]]:
 
 def composed(opens: str, closes: str) -> dict[str, dict[str, Any]]:
     """Subscribers with several."""
-    throttle = ["Throttle", [20, "1s"], {"max_lag": "5s"}]
+    throttle = ["Throttle", [20, "1s"], {}]
     return {
         "debounce_throttle": {"policies": [["Debounce", ["400ms"], {}], throttle], "seconds": 0.1},
         "window_throttle_ordered": {
@@ -268,7 +265,7 @@ CHECKS: dict[str, Check] = {
     "debounce": lambda left, *_: checks.debounced(left, 400_000),
     "stream": lambda left, *_: checks.debounced(left, 400_000, SECOND),
     "leading": lambda left, *_: checks.debounced(left, 600_000, leading=True),
-    "throttle": lambda left, *_: checks.throttled(left, 20, SECOND, max_lag=LAG * SECOND),
+    "throttle": lambda left, *_: checks.throttled(left, 20, SECOND),
     "bursts": lambda left, *_: checks.throttled(left, 10, SECOND),
     "by_key": lambda left, *_: checks.throttled(_keyed(left), 4, SECOND, by_key=True),
     "drop": lambda left, *_: dropped(left, "DISCARDED"),

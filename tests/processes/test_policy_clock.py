@@ -35,7 +35,7 @@ async def test_a_shifted_process_keeps_the_databases_time(
     given = {
         "delay": [["Delay", ["1s"], {}]],
         "debounce": [["Debounce", ["500ms"], {}]],
-        "throttle": [["Throttle", [10, "1s"], {"max_lag": "5s"}]],
+        "throttle": [["Throttle", [10, "1s"], {}]],
         "window": [["Window", [f"{opens:%H:%M:%S.%f}", f"{closes:%H:%M:%S.%f}"], {}]],
     }
     options = {"max_workers": 4, "max_fetch_interval": 0.25}

@@ -25,8 +25,23 @@ HELD_DELAY = 128
 HELD_BURST = 256
 """Its due time is the end of its burst, or when the message before may have settled."""
 
+BACKOFF_BITS = 11
+"""Of the highest four bits: how often a Throttle has put it off since it last started, ..."""
+MOST_BACKOFFS = 15
+"""... counted up to this."""
+
 HELD = PUT_OFF | HELD_DELAY | HELD_BURST
 """Whose the due time is: one of them at most."""
-KEPT = 0x7FFF & ~(SLOT | JOINED | HELD)
+KEPT = 0x7FFF & ~(SLOT | JOINED | HELD | MOST_BACKOFFS << BACKOFF_BITS)
 """Mask of the flags that outlive a delivery: all 15 bits of a SMALLINT but those that say something
 of one attempt."""
+
+
+def of_backoffs(count: int) -> int:
+    """The bits that count the times that a message was put off."""
+    return count << BACKOFF_BITS
+
+
+def backoffs(marks: int) -> int:
+    """How often a message with these marks was put off."""
+    return marks >> BACKOFF_BITS & MOST_BACKOFFS

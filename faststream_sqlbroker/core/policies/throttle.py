@@ -3,7 +3,7 @@
 Times are whole microseconds of the database's clock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,45 +12,51 @@ from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.header import Key, checked_key, key_json, key_text
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
 from faststream_sqlbroker.core.policies.scopes import checked_scope, scope_text
-from faststream_sqlbroker.core.policies.slot_log import Limit, Need, SlotLog
+from faststream_sqlbroker.core.policies.slot_log import Limit, Need, SlotLog, Times
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_RATE = 1_000_000
 """Slots in a period."""
 MOST_EXACT = 10_000
-"""Slots that are kept one by one to grant the next; more would make every claim read and write a
-large row."""
+"""Starts that are kept one by one to grant the next slot; more would make every claim read and
+write a large row."""
 GRAINS = 500
-"""Above that, the slots of such a part of the period are kept as one number, with the time of the
+"""Above that, the starts of such a part of the period are kept as one number, with the time of the
 last of them. So none is forgotten too early, and each at most so much too late."""
-BACKOFF_SHARE = 10
-"""What was put off comes back within this part of an interval after the next free slot."""
-LEAST_BACKOFF = MICROSECONDS // 100
-"""10 ms: or within this time, if that is longer."""
-LEAST_LAG = MICROSECONDS // 10
-"""The least default of `max_lag`, in microseconds: with less, slots of a fast throttle would pass
-by while a claim's answer is on its way."""
+BACKOFF_FACTOR = 2
+"""Each time that a message is put off, it is for so many times as long as before."""
+LEAST_BACKOFF = MICROSECONDS // 10
+"""100 ms: what is put off first is for one interval (per / rate), or for this if that is longer."""
+MOST_BACKOFF = 60 * MICROSECONDS
+"""A minute: nothing is put off for longer than the period, or than this if that is longer."""
 AHEAD = MICROSECONDS // 5
-"""How long before its time a slot is granted (microseconds). So one claim takes several slots, and
-no slot passes by while the claim runs."""
-SLOT_SHARE = 4
-"""What waits for a worker is to start within `max_lag` divided by this: handlers may get slower."""
+"""How long before its time a slot is granted (microseconds), and longer where claims take long. So
+one claim takes several slots, and no slot passes by while the claim runs."""
 
 OTHERS_LIVE = 60 * MICROSECONDS
 """For so long after its last slot, the options of another process hold, too (microseconds)."""
+MOST_REACH = 2 * MICROSECONDS
+"""Where claims take long, slots are granted ahead by twice that time, and by no more than this."""
+MOST_PATIENCE = 60 * MICROSECONDS
+"""However late this process was lately, a start is no more than so much later than its slot."""
+CLOCK_STEP = 60 * MICROSECONDS
+"""A log that is so much further ahead than any claim could have made it shows that the database's
+clock was set back."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 
 
 @dataclass(frozen=True, init=False)
 class Throttle:
-    """Every attempt takes a slot; in any period of length `per`, at most `rate` slots are granted.
+    """Every attempt takes a slot; in any period of length `per`, at most `rate` handlers start.
 
     What is within the rate starts at once: any `rate` messages of a period, also if they come
     together. A smaller `burst` spaces them. The slots are kept in the database, so the limit holds
-    for the whole fleet. A handler never starts before its slot. If it cannot start within `max_lag`
-    after it, the message gets another slot. A slot that was not used is not granted again.
+    for the whole fleet. A handler never starts before its slot, nor later than the log says that it
+    may: then the message goes back, uncharged, and its slot is free for another. How much later
+    that is follows from how late this process was; so what a slow process pays is rate, never the
+    limit: about `rate` starts in `per` and that time.
     """
 
     rate: int
@@ -59,8 +65,6 @@ class Throttle:
     key: Key
     burst: int
     when_exceeded: Exceeded
-    max_lag: int
-    """Microseconds."""
     without_key: str
     scope: str | None
 
@@ -72,24 +76,22 @@ class Throttle:
         key: Key = False,
         burst: int | None = None,
         when_exceeded: Exceeded = "wait",
-        max_lag: Duration | None = None,
         without_key: Literal["deliver", "dead_letter"] = "deliver",
         scope: str | None = None,
     ) -> None:
         """Say how many, and what happens to messages above the rate.
 
         Args:
-            rate: Most slots in any period, 1 to 1 000 000.
-            per: The period.
+            rate: Most starts in any period, 1 to 1 000 000.
+            per: The period. Prefer 10 per second to 1 per 0.1 s: what each start is late costs
+                rate, and less of a longer period.
             key: Whether each key has slots of its own; else all messages of a queue share them.
                 `Header("tenant")`: each value of that header.
             burst: Slots that may be granted at the same moment, 1 to `rate`; they count within the
                 rate. None is `rate`; 1 spaces slots evenly.
-            when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off
-                until shortly after the next free slot, "drop" discards it, "dead_letter" makes it
-                FAILED; the last two with the reason "throttled".
-            max_lag: How much later than its slot a handler may start; default one interval (per /
-                rate), at least 100 ms.
+            when_exceeded: "wait" keeps the message until there is a slot, "backoff" puts it off for
+                a random time that doubles, "drop" discards it, "dead_letter" makes it FAILED; the
+                last two with the reason "throttled".
             without_key: With key=True, what happens to a message without a key: it is handled
                 without a limit, or it is FAILED.
             scope: A name that several queues and subscribers share: their slots are one budget.
@@ -113,18 +115,12 @@ class Throttle:
                 f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, "
                 "which no clock tells apart: lower the rate, or leave the policy out"
             )
-        lag = (
-            max(period // rate, LEAST_LAG)
-            if max_lag is None
-            else microseconds("Throttle's max_lag", max_lag)
-        )
         values = {
             "rate": rate,
             "per": period,
             "key": key,
             "burst": together,
             "when_exceeded": when_exceeded,
-            "max_lag": lag,
             "without_key": without_key,
             "scope": shared,
         }
@@ -139,9 +135,7 @@ class Throttle:
         return f"Throttle({self.rate}, per={seconds(self.per)}{options})"
 
     def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`). `max_lag`
-        is left out: it concerns no other process.
-        """
+        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
         return {
             "rate": self.rate,
             "per": self.per / MICROSECONDS,
@@ -161,86 +155,98 @@ class Throttle:
         return self.when_exceeded == "wait" and not self.key
 
     @property
-    def kept(self) -> int:
-        """How many of the last slots are needed to find the next."""
-        return _kept(self.limit)
-
-    @property
     def limit(self) -> Limit:
         """What decides about slots."""
         return self.rate, self.per, self.burst
 
     @property
     def grain(self) -> int:
-        """Slots within so many microseconds are kept as one number."""
+        """Starts within so many microseconds are kept as one number."""
         return _need(self.limit)[1]
 
     @property
-    def backoff(self) -> int:
-        """Within how many microseconds after a slot messages come back that were put off."""
-        return max(self.per // self.rate // BACKOFF_SHARE, LEAST_BACKOFF)
+    def reported_to(self) -> int:
+        """A reported start counts from the end of so many microseconds: so there are few different
+        ones, however many there are.
+        """
+        return 1 if self.rate <= GRAINS else -(-self.per // GRAINS)
+
+    def backoff(self, before: int) -> int:
+        """For how long a message is put off that was put off so many times `before`: as a mean, by
+        half of it less or more (microseconds).
+        """
+        first = max(self.per // self.rate, LEAST_BACKOFF)
+        return int(min(first * BACKOFF_FACTOR**before, max(self.per, MOST_BACKOFF)))
 
     def next_slot(self, log: SlotLog, at: int) -> int:
         """When the next slot is, at `at` or later: of the options of all processes that have taken
         slots lately the lowest hold.
 
         Args:
-            log: The last ones granted; at least `kept` of them, or all.
+            log: All that still counts at `at`.
             at: The earliest that is wanted.
         """
         if log.others.keys() <= {self.limit}:
-            return max(_next(self.limit, log, at), log.last)
-        limits = self._limits(log, at)
+            return _next(self.limit, log, at)
+        limits = self.limits(log, at)
         # Each limit may put the slot off. It only moves forward, so the loop ends.
         while (later := max(_next(limit, log, at) for limit in limits)) > at:
             at = later
-        return max(at, log.last)
+        return at
 
     def room(self, log: SlotLog, at: int) -> int:
         """How many slots may be granted at `at`, where one may."""
-        return min(_room(limit, log, at) for limit in self._limits(log, at))
+        return min(_room(limit, log, at) for limit in self.limits(log, at))
 
-    def _limits(self, log: SlotLog, at: int) -> set[Limit]:
+    def limits(self, log: SlotLog, at: int) -> set[Limit]:
+        """What decides about slots at `at`: also the options of other processes."""
         live = {limit for limit, seen in log.others.items() if seen + OTHERS_LIVE >= at}
         return {self.limit, *live}
 
-    def needs(self, log: SlotLog) -> list[Need]:
-        """Which of the last slots this and the other processes need."""
-        return [_need(limit) for limit in self._limits(log, log.last)]
+    def needs(self, log: SlotLog, now: int) -> list[Need]:
+        """For how long this and the other processes need to know of starts."""
+        return [_need(limit) for limit in self.limits(log, now)]
 
-    def longest_period(self, log: SlotLog) -> int:
-        """For how long a slot counts for this or another process (microseconds)."""
-        return max(per for _, per, _ in self._limits(log, log.last))
-
-
-def _kept(limit: Limit) -> int:
-    rate, _, burst = limit
-    # If the rate is a multiple of the burst, keeping bursts apart keeps the rate, too.
-    return burst if rate % burst == 0 else rate
+    def report(self, log: SlotLog, deadline: int, real: int | None) -> None:
+        """What was to start until `deadline` did so at `real`, or did not (None)."""
+        grain = max(_need(limit)[1] for limit in (self.limit, *log.others))
+        # A log that has forgotten it knows of nothing that it could keep from a slot.
+        if log.starts.remove(deadline, grain) and real is not None:
+            step = self.reported_to
+            log.starts.add(max(real, min(-(-real // step) * step, deadline)))
 
 
 def _need(limit: Limit) -> Need:
-    kept = _kept(limit)
-    return kept, 1 if kept <= MOST_EXACT else -(-limit[1] // GRAINS)
+    rate, per, _ = limit
+    return per, 1 if rate <= MOST_EXACT else -(-per // GRAINS)
 
 
 def _next(limit: Limit, log: SlotLog, at: int) -> int:
     """The first moment at `at` or later that keeps to `limit`."""
     rate, per, burst = limit
-    # One microsecond more than the exact quotient: two slots a whole period apart are not in one
+    # One microsecond more than the exact quotient: two starts a whole period apart are not in one
     # period.
-    if len(log) >= burst:
-        at = max(at, log.nth_last(burst) + burst * per // rate + 1)
-    if rate % burst and len(log) >= rate:
-        at = max(at, log.nth_last(rate) + per + 1)
+    if len(log.starts) >= rate:
+        at = max(at, log.starts.nth_last(rate) + per + 1)
+    if burst < rate:
+        spaced = _spaced(log)
+        at = max(at, spaced.last)
+        if len(spaced) >= burst:
+            at = max(at, spaced.nth_last(burst) + burst * per // rate + 1)
     return at
 
 
 def _room(limit: Limit, log: SlotLog, at: int) -> int:
     """How many more slots `limit` allows at `at`, where `_next` allows one."""
     rate, per, burst = limit
-    room = burst - log.count_since(at - burst * per // rate)
-    return min(room, rate - log.count_since(at - per)) if rate % burst else room
+    room = rate - log.starts.count_since(at - per)
+    if burst < rate:
+        room = min(room, burst - _spaced(log).count_since(at - burst * per // rate))
+    return room
+
+
+def _spaced(log: SlotLog) -> Times:
+    return log.starts if log.spaced is None else log.spaced
 
 
 def _unshared(key: Key, when_exceeded: Exceeded) -> str | None:
@@ -250,56 +256,85 @@ def _unshared(key: Key, when_exceeded: Exceeded) -> str | None:
     return None if when_exceeded == "wait" else f"when_exceeded={when_exceeded!r}"
 
 
-def load_slots(info: Any) -> SlotLog:
-    """Slots as `dump_slots` wrote them; anything else counts as none."""
+def load_slots(policy: Throttle, info: Any) -> SlotLog:
+    """What `dump_slots` wrote, of a log that several throttles may share; anything else counts as
+    nothing.
+    """
     log = SlotLog()
     if isinstance(info, dict):
-        log.add_runs(info.get("slots", ()))
+        log.starts.add_runs(info.get("slots", ()))
         log.others = {(rate, per, burst): seen for rate, per, burst, seen in info.get("by", ())}
+        if "spaced" in info:
+            log.spaced = Times().add_runs(info["spaced"])
+    if log.spaced is None and policy.burst < policy.rate:
+        log.spaced = log.starts.copy()
     return log
 
 
-def dump_slots(policy: Throttle, log: SlotLog) -> dict[str, Any]:
-    """The slots that decide about the next, as JSON values."""
-    runs = log.runs(policy.needs(log))
-    if not runs:
-        return {"slots": runs}
-    live = {limit: at for limit, at in log.others.items() if at + OTHERS_LIVE >= log.last}
-    by = [[*limit, at] for limit, at in sorted({**live, policy.limit: log.last}.items())]
-    return {"slots": runs, "next": policy.next_slot(log, log.last), "by": by}
-
-
-def kept_slots(
-    policy: Throttle, logs: Mapping[str, SlotLog]
-) -> dict[str, tuple[dict[str, Any], int]]:
-    """What is stored of each key's slots, and when it may be forgotten."""
-    return {
-        key: (dump_slots(policy, log), forget_after(policy, log, log.last))
-        for key, log in logs.items()
-        if len(log)
-    }
-
-
-def forget_after(policy: Throttle, log: SlotLog, last: int) -> int:
-    """When slots of which one was the `last` decide about no other any more: the periods of other
-    processes may be longer.
+def dump_slots(policy: Throttle, log: SlotLog, now: int, lag: int = 0) -> dict[str, Any]:
+    """What decides about the next slots, as JSON values; and how much later than their slots
+    starts were lately (microseconds), for who asks why.
     """
-    return last + policy.longest_period(log) + MICROSECONDS
+    needs = policy.needs(log, now)
+    info: dict[str, Any] = {"slots": log.starts.runs(needs, now)}
+    if log.spaced is not None:
+        bursts = [burst for _, _, burst in policy.limits(log, now)]
+        info["spaced"] = log.spaced.runs(needs, now, max(bursts))
+    if len(log):
+        live = {limit: at for limit, at in log.others.items() if at + OTHERS_LIVE >= now}
+        info["by"] = [[*limit, at] for limit, at in sorted({**live, policy.limit: now}.items())]
+        info["next"] = policy.next_slot(log, now)
+        info["lag"] = lag
+    return info
 
 
-def next_known(info: Any) -> int | None:
-    """When the next slot is, by what `dump_slots` wrote; None: nothing is known."""
-    return info.get("next") if isinstance(info, dict) else None
+def mend_clock(log: SlotLog, now: int) -> int:
+    """By how many microseconds the database's clock was set back since `log` was written, if that
+    can be seen: its last start is moved to `now` then. Else 0.
+    """
+    ahead = log.starts.last - now
+    if ahead <= CLOCK_STEP + AHEAD + MOST_REACH + MOST_PATIENCE:
+        return 0
+    log.move(-ahead)
+    return ahead
+
+
+def forget_after(policy: Throttle, log: SlotLog, now: int) -> int:
+    """When what is known decides about no slot any more: the periods of other processes may be
+    longer.
+    """
+    longest = max(length for length, _ in policy.needs(log, now))
+    return max(now, log.starts.last) + longest + MICROSECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSlots:
+    """What a stored log tells without its policy."""
+
+    next: int
+    """When the next slot is."""
+    lag: int
+    """How much later than their slots starts were lately (microseconds)."""
+
+
+def known_slots(info: Any) -> KnownSlots | None:
+    """What `dump_slots` wrote tells; None: nothing."""
+    at = info.get("next") if isinstance(info, dict) else None
+    return None if at is None else KnownSlots(at, info.get("lag", 0))
 
 
 def next_slots(
-    throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int, until: int, most: int
+    throttles: Sequence[Throttle],
+    logs: Sequence[SlotLog],
+    at: int,
+    until: int,
+    most: int,
+    patience: int,
 ) -> list[int]:
-    """Up to `most` slots from `at` to `until` that all of `throttles` grant; nothing is written to
-    `logs`.
+    """Up to `most` slots from `at` to `until` that all of `throttles` grant; they are added to
+    `logs`, with starts that may be by `patience` microseconds later.
     """
     found: list[int] = []
-    logs = [log.copy() for log in logs]
     while len(found) < most:
         slot = at
         # Each throttle may put the slot off, so the search repeats until all agree. The slot only
@@ -315,10 +350,12 @@ def next_slots(
         count = min(room, most - len(found))
         found += [slot] * count
         for log in logs:
-            log.append(slot, count)
+            log.add(slot, slot + patience, count)
     return found
 
 
 def first_slot(throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int) -> int:
     """The first slot at `at` or later that all of `throttles` grant."""
-    return next_slots(throttles, logs, at, 1 << 62, 1)[0]
+    while (later := max(t.next_slot(log, at) for t, log in zip(throttles, logs, strict=True))) > at:
+        at = later
+    return at

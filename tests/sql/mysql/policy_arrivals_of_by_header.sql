@@ -1,5 +1,5 @@
 SELECT m.id, m.policy_key, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.next_attempt_at), TIMESTAMPDIFF(MICROSECOND, '1970-01-01', LEAST(m.created_at, UTC_TIMESTAMP(6))),
-  CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count + (m.policy_marks & 16), u.n
+  CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count + (m.policy_marks & 16), m.policy_marks, u.n
 FROM JSON_TABLE(:rows, '$[*]' COLUMNS (n BIGINT PATH '$.n', k VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$.k')) u STRAIGHT_JOIN message m FORCE INDEX (message_policy_key) ON m.queue = :queue AND m.policy_key = u.k
 WHERE m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6) AND (m.policy_marks & :before) >= :before
   AND (m.policy_marks & :own) <= 0

@@ -20,7 +20,7 @@ SET m.state = COALESCE(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' 
   m.last_error = COALESCE(u.error, m.last_error), m.publish_count = m.publish_count + u.published,
   m.hops = COALESCE((m.hops + 1) * u.hop, m.hops),
   m.dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,
-  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32339 ELSE 0 END,
+  m.policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 1619 ELSE 0 END,
   m.`key` = CASE WHEN u.new_key IS NULL THEN m.`key`
     WHEN CHAR_LENGTH(u.new_key) > 0 THEN u.new_key END,
   m.queue = COALESCE(u.queue, m.queue)

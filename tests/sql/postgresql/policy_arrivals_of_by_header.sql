@@ -1,5 +1,5 @@
 SELECT m.id, m.policy_key, (extract(epoch FROM m.next_attempt_at) * 1000000)::bigint, (extract(epoch FROM LEAST(m.created_at, statement_timestamp())) * 1000000)::bigint,
-  CASE WHEN m.expires_at <= statement_timestamp() THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count + (m.policy_marks & 16), u.n
+  CASE WHEN m.expires_at <= statement_timestamp() THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count + (m.policy_marks & 16), m.policy_marks, u.n
 FROM json_to_recordset((:rows)::json) AS u(n bigint, k text) JOIN message m  ON m.queue = :queue AND m.policy_key = u.k
 WHERE m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp() AND (m.policy_marks & :before) >= :before
   AND (m.policy_marks & :own) <= 0

@@ -9,6 +9,6 @@ WITH r AS MATERIALIZED (
 UPDATE message m
 SET state = CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
   acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
-  policy_marks = m.policy_marks & 32339
+  policy_marks = m.policy_marks & 1619
 WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))
 RETURNING m.id

@@ -11,7 +11,7 @@ SET state = coalesce(u.state, CASE WHEN m.attempts_count > 0 THEN 'RETRYABLE' EL
     THEN coalesce(m.acquired_at + u.ended * interval '1 second', m.last_attempt_at) END,
   last_error = coalesce(u.error, m.last_error), publish_count = m.publish_count + u.published,
   hops = coalesce((m.hops + 1) * u.hop, m.hops),
-  policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 32339 ELSE 0 END,
+  policy_marks = CASE WHEN u.queue IS NULL THEN m.policy_marks & 1619 ELSE 0 END,
   queue = coalesce(u.queue, m.queue),
   key = CASE WHEN u.new_key IS NULL THEN m.key ELSE nullif(u.new_key, '') END,
   dedup_id = CASE WHEN u.queue IS NULL THEN m.dedup_id END,

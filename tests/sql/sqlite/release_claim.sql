@@ -1,7 +1,7 @@
 UPDATE message
 SET state = CASE WHEN attempts_count > 0 THEN 'RETRYABLE' ELSE 'PENDING' END,
   acquired_at = NULL, lease_token = NULL, lease_expires_at = NULL,
-  policy_marks = policy_marks & 32339, deliveries_count = deliveries_count - 1
+  policy_marks = policy_marks & 1619, deliveries_count = deliveries_count - 1
 WHERE id IN (SELECT m.id FROM json_each(:queues) q CROSS JOIN message m INDEXED BY message_leased
   WHERE m.queue = q.value AND m.state = 'PROCESSING' AND m.lease_token = :token)
 RETURNING id

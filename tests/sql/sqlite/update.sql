@@ -9,7 +9,7 @@ SET state = COALESCE(u.state,
   last_attempt_at = CASE WHEN u.queue IS NULL THEN COALESCE(acquired_at + u.ended, last_attempt_at) END,
   last_error = COALESCE(u.error, last_error), publish_count = publish_count + u.published,
   hops = COALESCE((hops + 1) * u.hop, hops),
-  policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & 32339 ELSE 0 END,
+  policy_marks = CASE WHEN u.queue IS NULL THEN policy_marks & 1619 ELSE 0 END,
   queue = COALESCE(u.queue, message.queue),
   "key" = CASE WHEN u.new_key IS NULL THEN message."key" ELSE NULLIF(u.new_key, '') END,
   dedup_id = CASE WHEN u.queue IS NULL THEN dedup_id END
