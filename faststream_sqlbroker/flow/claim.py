@@ -126,7 +126,10 @@ class Claimer:
         s = self._settings
         queues = self._ready.queues_in_turn()
         if self._shares is not None:
+            self._shares.gave_back(self._inflight.slots.missed)
             queues = self._shares.order(queues)
+        self._missed += self._inflight.slots.missed.total()
+        self._inflight.slots.missed.clear()
         lease = s.release_stuck_timeout if only is not None else self._one_lease(limit)
         with self._noting_the_unanswered() as token:
             wanted = PolicyClaimRequest(
@@ -157,7 +160,6 @@ class Claimer:
         """Count what became of slots, and tell the log if messages go back, or the clock did."""
         slots = self._inflight.slots
         self._inflight.metrics.slots_used(slots.counts)
-        self._missed += slots.counts["missed"]
         slots.counts.clear()
         for (scope, key), back in slots.steps:
             self._log(

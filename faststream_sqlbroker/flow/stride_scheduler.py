@@ -7,7 +7,7 @@ has nothing costs no claim. Turns are not saved up: a queue that comes back begi
 are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 
@@ -50,6 +50,12 @@ class StrideScheduler:
             last = max(last, place[row.queue])
         self._catch_up(queues[:last], queues[last:])
 
+    def gave_back(self, counts: Mapping[str, int]) -> None:
+        """So many messages of each queue were claimed and went back: their turns are not used."""
+        for queue, count in counts.items():
+            self._paid[queue] -= count / self._weights[queue]
+        self._begin_at_zero()
+
     def _catch_up(self, empty: Iterable[str], others: Iterable[str]) -> None:
         """Let the `empty` queues have no turns left that the `others` do not have; keep numbers
         small.
@@ -57,6 +63,9 @@ class StrideScheduler:
         least = min(self._paid[queue] for queue in others)
         for queue in empty:
             self._paid[queue] = max(self._paid[queue], least)
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
         least = min(self._paid.values())
         for queue in self._paid:
             self._paid[queue] -= least

@@ -61,6 +61,8 @@ class SlotUse:
         handed out again."""
         self.counts: Counter[str] = Counter()
         """Slots that were "started", "missed" or "unused" since the counts were last taken."""
+        self.missed: Counter[str] = Counter()
+        """The same of the missed ones, by the queues of their messages."""
         self._lags: deque[int] = deque([0], maxlen=STARTS)
         self._reads: deque[ReadTime] = deque(maxlen=READS)
         self._pending: dict[Place, list[Use]] = defaultdict(list)
@@ -138,6 +140,8 @@ class SlotUse:
         for place in slot.places:
             self._pending[place].append(Use(slot.deadline, real))
         self.counts[how] += 1
+        if how == "missed":
+            self.missed[row.queue] += 1
 
     @property
     def worst_lag(self) -> int:

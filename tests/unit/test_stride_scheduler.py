@@ -52,6 +52,19 @@ def test_a_flood_does_not_starve_the_low_queue() -> None:
         assert order[start : start + 6].count("low") == 1
 
 
+def test_what_went_back_has_used_no_turn() -> None:
+    """Z2: such as the messages that have missed the slot of a Throttle."""
+    source = Source({"high": 4, "low": 1}, high=1000, low=1000)
+    kept: Counter[str] = Counter()
+    for n in range(200):
+        got = Counter(source.claim(5))
+        if n % 4 == 0:
+            kept.update(got)
+        else:
+            source.shares.gave_back(got)
+    assert abs(kept["high"] - 4 * kept["low"]) <= 5, kept
+
+
 def test_large_claims_take_turns() -> None:
     source = Source({"high": 5, "low": 1}, high=10_000, low=10_000)
     for _ in range(60):
