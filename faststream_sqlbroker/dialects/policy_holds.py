@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, and_, delete, select
 
+from faststream_sqlbroker.core.policies.options import CLOCK_STEP
+from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import clock
 
 HOLDS = "holds:"
+KEPT = 365 * 86_400 * 1_000_000
+"""A note that a policy puts messages off is kept for a year after a process wrote it."""
 
 
 class Hold(NamedTuple):
@@ -23,6 +27,16 @@ class Hold(NamedTuple):
     info: dict[str, Any]
     now: datetime
     """When it was read, by the database's clock."""
+
+    @property
+    def seen(self) -> int:
+        """When a claim last noted it (microseconds since 1970)."""
+        return int(self.info.get("seen", 0))
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the database's clock was set back since."""
+        return self.seen > to_microseconds(self.now) + CLOCK_STEP
 
 
 def read_holds(connection: Connection, table: Table, queues: Sequence[str]) -> list[Hold]:

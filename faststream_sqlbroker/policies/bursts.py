@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.policies.debounce import Bursts, Debounce
 from faststream_sqlbroker.core.policies.flags import HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope
+from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope, burst_states
 from faststream_sqlbroker.policies.rows import Live, PolicyRows
 
 SHORTEST_BURST_RECHECK = MICROSECONDS // 20
@@ -44,7 +44,9 @@ class BurstHeads:
         due time.
         """
         keys = {key for _, key, _ in due if key is not None}
-        stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
+        stored = burst_states(
+            self._rows, self._connection, self._queue, self._policy, keys, self._now
+        )
         self._known = {key: self._policy.load(stored.get(key)) for key in keys}
         ids = {message for bursts in self._known.values() for message in bursts.known()}
         live = self._rows.live(self._connection, self._queue, ids)

@@ -6,7 +6,7 @@ last scan of this process. All of it runs under the queue's lock, in lists.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast
+from faststream_sqlbroker.core.policies.debounce import mend_clock
 from faststream_sqlbroker.core.policies.flags import (
     BURST,
     DELAYED,
@@ -176,7 +177,7 @@ class Intake:
             else:
                 by_key[a.key].append((max(a.due, a.created, self.opened), a.id))
         scope = burst_scope(self.queue)
-        known = self.rows.states(self.connection, scope, by_key)
+        known = burst_states(self.rows, self.connection, self.queue, policy, by_key, self.now)
         states: dict[str, tuple[Any, int]] = {}
         rivals = {i for key, of in by_key.items() for i in policy.rivals(known.get(key), of)}
         dead = rivals - self.rows.live(self.connection, self.queue, rivals).keys()
@@ -244,6 +245,25 @@ def _is_behind(arrival: Arrival) -> bool:
 def burst_scope(queue: str) -> str:
     """Where the bursts of a queue's keys are stored."""
     return f"debounce:{queue}"
+
+
+def burst_states(
+    rows: PolicyRows,
+    connection: Connection,
+    queue: str,
+    policy: Debounce | KeepLast,
+    keys: Iterable[str],
+    now: int,
+) -> dict[str, Any]:
+    """What is stored of the bursts of `keys`; under the queue's lock."""
+    scope = burst_scope(queue)
+    found = rows.states(connection, scope, keys)
+    mended = {key: mend_clock(info, now) for key, info in found.items()}
+    # Kept at once: a look that changes nothing else would find the same step, at a later time.
+    until = now + policy.window + FORGET_BURSTS
+    changed = {key: (mended[key], until) for key in found if mended[key] is not found[key]}
+    rows.keep(connection, scope, changed)
+    return mended
 
 
 def slot_scope(queue: str, number: int | None = None) -> str:

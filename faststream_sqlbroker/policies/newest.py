@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.policies.keep_last import Latest, Turn, next_turn
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.policies.bursts import SHORTEST_BURST_RECHECK, pause_behind
-from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope
+from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope, burst_states
 from faststream_sqlbroker.policies.rows import Live, PolicyRows
 
 
@@ -84,7 +84,9 @@ class NewestHeads:
         self._rows.keep(self._connection, burst_scope(self._queue), states)
 
     def _turns(self, keys: set[str]) -> dict[str | None, Turn]:
-        stored = self._rows.states(self._connection, burst_scope(self._queue), keys)
+        stored = burst_states(
+            self._rows, self._connection, self._queue, self._policy, keys, self._now
+        )
         self._known = {key: self._policy.load(stored.get(key)) for key in keys}
         ids = {message for latest in self._known.values() for message in latest.known()}
         self._live = self._rows.live(self._connection, self._queue, ids)

@@ -15,15 +15,20 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.holds import freed_at, holds_of, mark_of
+from faststream_sqlbroker.core.policies.options import CLOCK_STEP
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
-from faststream_sqlbroker.dialects.policy_holds import HOLDS, Hold, forget_hold, read_holds
+from faststream_sqlbroker.dialects.policy_holds import (
+    HOLDS,
+    KEPT,
+    Hold,
+    forget_hold,
+    read_holds,
+)
 from faststream_sqlbroker.policies.intake import Intake
 from faststream_sqlbroker.policies.rows import PolicyRows
 
-KEPT = 365 * 86_400 * 1_000_000
-"""A note that a policy puts messages off is kept for a year after a process wrote it."""
 RENEWED = 15.0
 """Seconds after which a claim notes it again."""
 LIVES = 60 * 1_000_000
@@ -52,20 +57,29 @@ def note_holds(intake: Intake, policies: Sequence[Policy]) -> None:
     if not holds or asked < noted.get(intake.queue, float("-inf")) + RENEWED:
         return
     noted[intake.queue] = asked
+    scope = HOLDS + intake.queue
+    known = intake.rows.states(intake.connection, scope, holds)
+    # A note that is later than now says that the clock was set back: it stays until that is mended.
+    ahead = {name for name in known if known[name].get("seen", 0) > intake.now + CLOCK_STEP}
     found = {
-        name: ({**info, "seen": intake.now}, intake.now + KEPT) for name, info in holds.items()
+        name: ({**info, "seen": intake.now}, intake.now + KEPT)
+        for name, info in holds.items()
+        if name not in ahead
     }
-    intake.rows.keep(intake.connection, HOLDS + intake.queue, found)
+    intake.rows.keep(intake.connection, scope, found)
 
 
-def removed(dialect: Dialect, queues: Sequence[str], connection: Connection) -> list[Hold]:
-    """What may have put messages of `queues` off, and no live subscriber has any more."""
+def holds_to_end(dialect: Dialect, queues: Sequence[str], connection: Connection) -> list[Hold]:
+    """What may have put messages of `queues` off, and no live subscriber has any more; and what did
+    so before the database's clock was set back (`Hold.ahead`).
+    """
     found = read_holds(connection, dialect.tables.policy_state, queues)
-    old = [hold for hold in found if hold.info.get("seen", 0) + LIVES < to_microseconds(hold.now)]
+    ahead = [hold for hold in found if hold.ahead]
+    old = [hold for hold in found if hold.seen + LIVES < to_microseconds(hold.now)]
     if not old:
-        return []
+        return ahead
     live = _live(dialect, connection)
-    return [hold for hold in old if hold.name not in holds_of(live.get(hold.queue, ()))]
+    return ahead + [hold for hold in old if hold.name not in holds_of(live.get(hold.queue, ()))]
 
 
 def _live(dialect: Dialect, connection: Connection) -> dict[str, list[Policy]]:

@@ -12,8 +12,9 @@ from faststream_sqlbroker.dialects import Dialect, mirror, once, policy_state
 from faststream_sqlbroker.dialects.policy_holds import Hold
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.policies.claims import PolicyClaims
+from faststream_sqlbroker.policies.clock_steps import ClockStep, mend_clock_step
 from faststream_sqlbroker.policies.read_time import ReadTime
-from faststream_sqlbroker.policies.removed import Freeing, free, removed
+from faststream_sqlbroker.policies.removed import Freeing, free, holds_to_end
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.policies.rows import Decided
 from faststream_sqlbroker.policies.swaps import SwapClaim, looking, swaps
@@ -145,11 +146,20 @@ class PolicyStore:
 
         return await self._transactions.run(work, self._places)
 
-    async def removed_policies(self, queues: Sequence[str]) -> list[Hold]:
-        """What may have put messages of `queues` off, and no live subscriber has any more."""
+    async def holds_to_end(self, queues: Sequence[str]) -> list[Hold]:
+        """What may have put messages of `queues` off, and no live subscriber has any more; and what
+        did so before the database's clock was set back.
+        """
         return await self._transactions.run(
-            partial(removed, self._dialect, queues), self._places, write=False
+            partial(holds_to_end, self._dialect, queues), self._places, write=False
         )
+
+    async def mend_clock_step(self, queue: str) -> ClockStep | None:
+        """Set back what policies of `queue` have put off before the database's clock was. None: try
+        again, as a claim of the queue runs.
+        """
+        mending = partial(mend_clock_step, self._dialect, self._transactions.clock, queue)
+        return await self._transactions.run(mending, self._places)
 
     async def free_removed(self, hold: Hold) -> int | None:
         """Free what waits for a policy that is gone; how many messages. None: try again, as a claim

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_json, key_text
 from faststream_sqlbroker.core.policies.options import (
+    CLOCK_STEP,
     MICROSECONDS,
     WITHOUT_KEY,
     microseconds,
@@ -21,6 +22,25 @@ from faststream_sqlbroker.exceptions import SetupError
 
 KEEP_LAST = "keep_last"
 """The kind of a state that `KeepLast` has written; those of Debounce have its edge."""
+
+
+_PAST = "last", "begun", "delivered_at"
+"""Times in the states of both policies that were not later than now when they were written, ..."""
+_OTHERS = "start", "end", "past_end"
+"""... and those that are as much too late if the clock was set back since."""
+
+
+def mend_clock(info: Any, now: int) -> Any:
+    """A state as it would be had the database's clock been right when it was written, if it shows
+    that the clock was set back since.
+    """
+    if not isinstance(info, dict):
+        return info
+    ahead = max(info.get(name, 0) for name in _PAST) - now
+    if ahead <= CLOCK_STEP:
+        return info
+    late = {name: info[name] - ahead for name in _PAST + _OTHERS if name in info}
+    return {**info, **late}
 
 
 def waiting_in(info: dict[str, Any]) -> list[int]:

@@ -10,7 +10,12 @@ from typing import Any, Literal
 from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.policies import options
 from faststream_sqlbroker.core.policies.header import Key, checked_key, key_json, key_text
-from faststream_sqlbroker.core.policies.options import MICROSECONDS, microseconds, seconds
+from faststream_sqlbroker.core.policies.options import (
+    CLOCK_STEP,
+    MICROSECONDS,
+    microseconds,
+    seconds,
+)
 from faststream_sqlbroker.core.policies.scopes import checked_scope, scope_text
 from faststream_sqlbroker.core.policies.slot_log import Limit, Need, SlotLog, Times
 from faststream_sqlbroker.core.times import Duration
@@ -40,9 +45,6 @@ MOST_REACH = 2 * MICROSECONDS
 """Where claims take long, slots are granted ahead by twice that time, and by no more than this."""
 MOST_PATIENCE = 60 * MICROSECONDS
 """However late this process was lately, a start is no more than so much later than its slot."""
-CLOCK_STEP = 60 * MICROSECONDS
-"""A log that is so much further ahead than any claim could have made it shows that the database's
-clock was set back."""
 
 Exceeded = Literal["wait", "backoff", "drop", "dead_letter"]
 

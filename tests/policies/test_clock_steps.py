@@ -1,0 +1,122 @@
+"""The database's clock goes ahead by hours and back: what policies put off does not wait for it to
+come there again."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from faststream_sqlbroker.core.policies import Debounce, Delay, KeepLast, Policy, Throttle
+from tests.policies.world import QUEUE, World, microseconds, outcome
+
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+HOUR = 60 * MINUTE
+STEP = 3 * HOUR
+POLICIES: list[list[Policy]] = [
+    [Delay("5m")],
+    [Delay("10h")],
+    [Debounce("5m")],
+    [Debounce("5m", edge="leading")],
+    [KeepLast("5m")],
+    [Throttle(1, "5m", when_exceeded="backoff")],
+    [Throttle(1, "5m", key=True, when_exceeded="backoff")],
+    [Debounce("5m"), Throttle(1, "5m", key=True, when_exceeded="backoff")],
+]
+
+
+WAITING = [[Throttle(1, "5m")], [Throttle(1, "5m", key=True)]]
+"""They give no message another due time: only their slots are ahead of the clock."""
+
+
+class Steps:
+    """A world whose clock can be set; those of the processes go on."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._set_by = 0
+        world.process_clock.monotonic = lambda: (world.now - self._set_by) / SECOND
+
+    def set_clock(self, by: int) -> None:
+        """All of a sudden."""
+        self._set_by += by
+        self.world.advance(by)
+
+    def mend(self) -> list[int]:
+        """What a heartbeat does now and then: by how much the clock was set back, as it seems."""
+        store = self.world.store.policies
+        found = []
+        for queue in {hold.queue for hold in self.world.run(store.holds_to_end([QUEUE]))}:
+            step = self.world.run(store.mend_clock_step(queue))
+            assert step is not None
+            found.append(step.back)
+        return found
+
+    def handle_for(self, length: int) -> set[int]:
+        """What two processes handle until then, one message after the other."""
+        done = set()
+        end = self.world.now + length
+        while self.world.now < end:
+            for process in (0, 1):
+                for row in self.world.claim(process, 20).rows:
+                    self.world.settle(row, outcome("ack", 0))
+                    done.add(row.id)
+            self.world.advance(5 * SECOND)
+        return done
+
+
+@pytest.fixture
+def world(database_url: str) -> Iterator[World]:
+    with World(database_url) as world:
+        yield world
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["alone", "with newer ones"])
+@pytest.mark.parametrize("policies", POLICIES, ids=lambda p: " + ".join(map(str, p)))
+def test_what_was_put_off_waits_as_long_as_it_would_have(
+    world: World, policies: list[Policy], newer: bool
+) -> None:
+    """Z4: and what a publish has delayed stays as it was written."""
+    world.begin(policies)
+    steps = Steps(world)
+    steps.set_clock(STEP)
+    waiting = {world.put("a") for _ in range(2)} | {world.put("b")}
+    own = world.put("c", delay=50 * HOUR)
+    own_due = world.live()[own]["next_attempt_at"]
+    handled = steps.handle_for(10 * SECOND)
+
+    steps.set_clock(-STEP)
+    if newer:
+        waiting |= {world.put("a"), world.put("b")}
+    # The claims of half a minute leave what proves the step.
+    handled |= steps.handle_for(30 * SECOND)
+    [back, *others] = steps.mend() or [STEP]
+    assert STEP - MINUTE < back <= STEP
+    assert others == []
+    assert steps.mend() == []
+    long = any(isinstance(policy, Delay) and policy.length > STEP for policy in policies)
+    if long:
+        assert handled == set()
+        dues = [microseconds(world.live()[i]["next_attempt_at"]) for i in waiting]
+        assert max(dues) <= world.now + 10 * HOUR
+        steps.set_clock(9 * HOUR + 50 * MINUTE)
+        assert steps.handle_for(30 * SECOND) == set()
+    handled |= steps.handle_for(35 * MINUTE)
+    assert set(world.live()) == {own}
+    assert world.live()[own]["next_attempt_at"] == own_due
+    ended = world.archived()
+    assert ended.keys() == waiting
+    assert {i for i, row in ended.items() if row["state"] == "COMPLETED"} == handled
+
+
+@pytest.mark.parametrize("policies", WAITING, ids=str)
+def test_slots_do_not_wait_for_the_clock(world: World, policies: list[Policy]) -> None:
+    """Z10: the log of slots is set back as it is read."""
+    world.begin(policies)
+    steps = Steps(world)
+    waiting = {world.put("a") for _ in range(3)} | {world.put("b")}
+    steps.set_clock(STEP)
+    assert len(steps.handle_for(10 * SECOND)) in {1, 2}
+    steps.set_clock(-STEP)
+    assert steps.mend() == []
+    steps.handle_for(30 * MINUTE)
+    assert world.archived().keys() == waiting
