@@ -261,7 +261,7 @@ def _waits(w: SqlFragments) -> dict[str, str]:
         texts[f"policy_waits_{name}"] = (
             f"SELECT m.id, {w.open}{key}{w.close}, {w.us('m.next_attempt_at')}, m.state,\n"
             f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.policy_marks, "
-            f"m.attempts_count, m.deliveries_count, {w.us('m.created_at')}\n"
+            "m.attempts_count, m.deliveries_count\n"
             f"FROM {{message}} m {w.ready_hint}\n"
             f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable}\n"
             f"  AND m.next_attempt_at {compared} {w.at(':now')}\n"

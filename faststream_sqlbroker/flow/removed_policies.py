@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 INTERVAL = 60.0
-"""Seconds between two looks. A policy counts as removed a minute after the last claim of a process
-that has it."""
+"""Seconds between two looks for a clock that was set back."""
+REMOVED_INTERVAL = 300.0
+"""Seconds between two looks for removed policies."""
+SOON = 60.0
+"""Seconds between those after a start: a policy counts as removed a minute after the last claim of
+a process that has it."""
+STARTING = 180.0
+"""Seconds after a start for which that is so."""
 SLEEPING = 3600.0
 """Seconds between two looks while all subscribers of the process look only when they are told."""
 
@@ -29,6 +35,8 @@ class RemovedPolicies:
         self._log = log
         self._clock = clock
         self._next = float("inf")
+        self._removed_at = float("inf")
+        self._often_until = float("-inf")
 
     @property
     def due_in(self) -> float:
@@ -38,7 +46,9 @@ class RemovedPolicies:
     def begin(self, *, sleeps: bool) -> None:
         """A subscriber has started: the deployment may be another."""
         now = self._clock.monotonic()
-        self._next = now if sleeps else min(self._next, now + INTERVAL)
+        self._often_until = float("-inf") if sleeps else now + STARTING
+        self._removed_at = now if sleeps else min(self._removed_at, now + SOON)
+        self._next = min(self._next, self._removed_at)
 
     async def look(self, queues: Collection[str], *, sleeps: bool) -> None:
         """Free what waits for policies that no live subscriber of `queues` has, or longer than it
@@ -47,11 +57,21 @@ class RemovedPolicies:
         Raises:
             StoreError: the database failed; call again.
         """
-        holds = await self._store.policies.holds_to_end(sorted(queues))
-        done = [await self._free(hold) for hold in holds if not hold.ahead]
-        done += [await self._mend(queue) for queue in {hold.queue for hold in holds if hold.ahead}]
-        pause = SLEEPING if sleeps and all(done) else INTERVAL
-        self._next = self._clock.monotonic() + pause
+        now = self._clock.monotonic()
+        self._next = now + INTERVAL
+        wanted = sorted(queues)
+        store = self._store.policies
+        holds = await store.holds(wanted, only_removed=False)
+        done = [await self._mend(queue) for queue in {hold.queue for hold in holds if hold.ahead}]
+        if now >= self._removed_at:
+            self._removed_at = now + SOON
+            gone = await store.holds(wanted, only_removed=True)
+            freed = [await self._free(hold) for hold in gone]
+            if all(freed) and now >= self._often_until:
+                self._removed_at = now + REMOVED_INTERVAL
+            done += freed
+        if sleeps and all(done):
+            self._next = self._removed_at = now + SLEEPING
 
     async def _free(self, hold: "Hold") -> bool:
         freed = await self._store.policies.free_removed(hold)
@@ -68,9 +88,9 @@ class RemovedPolicies:
         if step is not None and step.back:
             text = (
                 f"the database's clock was set back by about {step.back / MICROSECONDS:.0f} s: "
-                f"{step.moved} messages of queue {queue!r} that policies had put off before are "
-                "due so much earlier; delayed publishes, retries, and what was published before it "
-                "was set back, are due as written"
+                f"{step.freed} messages of queue {queue!r} that policies had put off do not wait "
+                "for it to come there again; delayed publishes, retries, and what was published "
+                "before, are due as written"
             )
             self._log(logging.WARNING, text)
         return step is not None

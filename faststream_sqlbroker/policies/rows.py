@@ -60,7 +60,6 @@ class Later(NamedTuple):
     id: int
     due: int
     marks: int
-    created: int
 
 
 class PolicyRows:
@@ -144,7 +143,7 @@ class PolicyRows:
             connection, "policy_waits_later", queue=queue, priority=priority, now=now, size=size
         )
         # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
-        return [Later(r[0], r[2], r[5], int(r[8])) for r in rows if isinstance(r[2], int)]
+        return [Later(r[0], r[2], r[5]) for r in rows if isinstance(r[2], int)]
 
     def headers(self, connection: Connection, queue: str, ids: Sequence[int]) -> dict[int, Any]:
         """The headers of `ids` as they are stored."""

@@ -1,7 +1,7 @@
 """Claims under scheduling policies, and the keys of `Once`."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from sqlalchemy import Connection
@@ -9,12 +9,11 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.dialects import Dialect, mirror, once, policy_state
-from faststream_sqlbroker.dialects.policy_holds import Hold
+from faststream_sqlbroker.dialects.policy_holds import Hold, read_holds
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.policies.claims import PolicyClaims
-from faststream_sqlbroker.policies.clock_steps import ClockStep, mend_clock_step
 from faststream_sqlbroker.policies.read_time import ReadTime
-from faststream_sqlbroker.policies.removed import Freeing, free, holds_to_end
+from faststream_sqlbroker.policies.removed import Freeing, free, mend_clock_step, removed
 from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.policies.rows import Decided
 from faststream_sqlbroker.policies.swaps import SwapClaim, looking, swaps
@@ -146,33 +145,39 @@ class PolicyStore:
 
         return await self._transactions.run(work, self._places)
 
-    async def holds_to_end(self, queues: Sequence[str]) -> list[Hold]:
-        """What may have put messages of `queues` off, and no live subscriber has any more; and what
-        did so before the database's clock was set back.
+    async def holds(self, queues: Sequence[str], *, only_removed: bool) -> list[Hold]:
+        """What may have put messages of `queues` off; `only_removed`: those that no live subscriber
+        has any more.
         """
-        return await self._transactions.run(
-            partial(holds_to_end, self._dialect, queues), self._places, write=False
-        )
 
-    async def mend_clock_step(self, queue: str) -> ClockStep | None:
-        """Set back what policies of `queue` have put off before the database's clock was. None: try
-        again, as a claim of the queue runs.
-        """
-        mending = partial(mend_clock_step, self._dialect, self._transactions.clock, queue)
-        return await self._transactions.run(mending, self._places)
+        def read(connection: Connection) -> list[Hold]:
+            found = read_holds(connection, self._dialect.tables.policy_state, queues)
+            return removed(self._dialect, found, connection) if only_removed else found
+
+        return await self._transactions.run(read, self._places, write=False)
 
     async def free_removed(self, hold: Hold) -> int | None:
         """Free what waits for a policy that is gone; how many messages. None: try again, as a claim
         of the queue runs.
         """
+        found = await self._in_steps(partial(free, self._dialect, self._transactions.clock, hold))
+        return None if found is None else found.freed
+
+    async def mend_clock_step(self, queue: str) -> Freeing | None:
+        """Set back what policies of `queue` have put off before the database's clock was. None: try
+        again, as a claim of the queue runs.
+        """
+        mending = partial(mend_clock_step, self._dialect, self._transactions.clock, queue)
+        return await self._in_steps(mending)
+
+    async def _in_steps(self, step: Callable[[Freeing, Connection], Freeing]) -> Freeing | None:
         search = Freeing()
         while True:
-            step = partial(free, self._dialect, self._transactions.clock, hold, search)
-            found = await self._transactions.run(step, self._places)
+            found = await self._transactions.run(partial(step, search), self._places)
             if found == search:
                 return None
             if found.done:
-                return found.freed
+                return found
             search = found
 
     async def give_back_keys(self, rows: Sequence[ClaimedMessage]) -> None:

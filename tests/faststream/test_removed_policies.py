@@ -29,6 +29,7 @@ async def test_what_waited_is_handled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a process that knows nothing of the policy; the log says it."""
+    monkeypatch.setattr(removed_policies, "SOON", 0.2)
     monkeypatch.setattr(removed_policies, "INTERVAL", 0.2)
     monkeypatch.setattr(removed, "LIVES", 0)
 

@@ -44,12 +44,20 @@ class Steps:
     def mend(self) -> list[int]:
         """What a heartbeat does now and then: by how much the clock was set back, as it seems."""
         store = self.world.store.policies
+        holds = self.world.run(store.holds([QUEUE], only_removed=False))
         found = []
-        for queue in {hold.queue for hold in self.world.run(store.holds_to_end([QUEUE]))}:
+        for queue in {hold.queue for hold in holds if hold.ahead}:
             step = self.world.run(store.mend_clock_step(queue))
             assert step is not None
             found.append(step.back)
         return found
+
+    def set_back(self) -> None:
+        """By a step that is seen half a minute later."""
+        self.set_clock(-STEP)
+        self.handle_for(30 * SECOND)
+        [back] = self.mend()
+        assert STEP - MINUTE < back <= STEP
 
     def handle_for(self, length: int) -> set[int]:
         """What two processes handle until then, one message after the other."""
@@ -60,7 +68,7 @@ class Steps:
                 for row in self.world.claim(process, 20).rows:
                     self.world.settle(row, outcome("ack", 0))
                     done.add(row.id)
-            self.world.advance(5 * SECOND)
+            self.world.advance(10 * SECOND)
         return done
 
 
@@ -120,3 +128,75 @@ def test_slots_do_not_wait_for_the_clock(world: World, policies: list[Policy]) -
     assert steps.mend() == []
     steps.handle_for(30 * MINUTE)
     assert world.archived().keys() == waiting
+
+
+def test_a_backlog_that_was_due_already_goes_on(world: World) -> None:
+    """Z4: its Delay is over, and it waits for slots."""
+    world.begin([Delay("5m"), Throttle(1, "1m")])
+    steps = Steps(world)
+    steps.set_clock(STEP)
+    waiting = {world.put("a") for _ in range(30)}
+    assert 10 < len(steps.handle_for(20 * MINUTE)) < 30
+    steps.set_back()
+    steps.handle_for(20 * MINUTE)
+    assert world.archived().keys() == waiting
+
+
+def test_nothing_that_was_put_off_since_is_early(world: World) -> None:
+    """Z4: also where a policy puts off for as long as the clock was set back."""
+    for policy in (Delay("3h"), Debounce("3h"), KeepLast("3h"), Throttle(1, "3h", key=True)):
+        world.begin([policy])
+        steps = Steps(world)
+        steps.set_clock(STEP)
+        world.put("x")
+        steps.handle_for(10 * SECOND)
+        steps.set_clock(-STEP)
+        first = {world.put("a")}
+        handled = steps.handle_for(10 * SECOND)
+        late = {world.put("a")} if handled & first else first
+        steps.handle_for(10 * SECOND)
+        steps.mend()
+        assert not steps.handle_for(MINUTE) & late
+        steps.world.advance(2 * HOUR + 50 * MINUTE)
+        assert not steps.handle_for(MINUTE) & late
+        assert late <= world.live().keys()
+
+
+def test_what_waited_behind_another_waits_no_longer_for_it(world: World) -> None:
+    """Z6: that one has run for long while the clock was ahead."""
+    world.begin([Debounce("1m")])
+    steps = Steps(world)
+    steps.set_clock(STEP)
+    world.put("a")
+    world.claim(0, 5)
+    world.advance(61 * SECOND)
+    [row] = world.claim(0, 5).rows
+    behind = world.put("a")
+    assert steps.handle_for(20 * MINUTE) == set()
+    steps.set_back()
+    world.settle(row, outcome("ack", 0))
+    assert steps.handle_for(5 * MINUTE) == {behind}
+
+
+def test_a_delayed_publish_that_joined_a_burst_comes(world: World) -> None:
+    """Z6: it was due only by the clock that was ahead."""
+    world.begin([Debounce("5m")])
+    steps = Steps(world)
+    message = world.put("a", delay=STEP + MINUTE)
+    steps.set_clock(STEP)
+    assert steps.handle_for(2 * MINUTE) == set()
+    steps.set_back()
+    assert steps.handle_for(10 * MINUTE) == {message}
+
+
+def test_a_burst_of_a_clock_that_was_ahead_discards_nothing(world: World) -> None:
+    """Z6: `edge="leading"`."""
+    world.begin([Debounce("5m", edge="leading")])
+    steps = Steps(world)
+    steps.set_clock(STEP)
+    first = world.put("a")
+    assert steps.handle_for(10 * SECOND) == {first}
+    steps.set_clock(-STEP)
+    steps.handle_for(40 * MINUTE)
+    second = world.put("a")
+    assert steps.handle_for(5 * MINUTE) == {second}

@@ -22,24 +22,26 @@ from faststream_sqlbroker.exceptions import SetupError
 
 KEEP_LAST = "keep_last"
 """The kind of a state that `KeepLast` has written; those of Debounce have its edge."""
-
-
 _PAST = "last", "begun", "delivered_at"
-"""Times in the states of both policies that were not later than now when they were written, ..."""
-_OTHERS = "start", "end", "past_end"
-"""... and those that are as much too late if the clock was set back since."""
+"""Times in the states of both policies that are never later than the moment of the write."""
+_TIMES = (*_PAST, "start", "end", "past_end")
+"""All times in them."""
 
 
 def mend_clock(info: Any, now: int) -> Any:
-    """A state as it would be had the database's clock been right when it was written, if it shows
-    that the clock was set back since.
+    """A state as if its last message had come now, if it shows that the database's clock was set
+    back since it was written.
     """
     if not isinstance(info, dict):
         return info
     ahead = max(info.get(name, 0) for name in _PAST) - now
     if ahead <= CLOCK_STEP:
         return info
-    late = {name: info[name] - ahead for name in _PAST + _OTHERS if name in info}
+    if info.get("kind") == "leading":
+        # It is not known how long ago the burst began. It must discard nothing that comes later.
+        over = {*_TIMES, "first", "past"}
+        return {name: value for name, value in info.items() if name not in over}
+    late = {name: info[name] - ahead for name in _TIMES if name in info}
     return {**info, **late}
 
 

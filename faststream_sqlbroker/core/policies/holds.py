@@ -27,7 +27,7 @@ def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
         if isinstance(policy, Delay):
             found[str(policy)] = {"length": policy.length}
         elif isinstance(policy, Debounce | KeepLast):
-            found[BURSTS] = {}
+            found[BURSTS] = {"length": policy.window}
         elif isinstance(policy, Throttle) and policy.when_exceeded != "wait":
             found[SLOTS] = {}
     return found

@@ -9,7 +9,6 @@ MICROSECONDS = 1_000_000
 CLOCK_STEP = 60 * MICROSECONDS
 """A stored time that is so much later than it could have been written shows that the database's
 clock was set back (microseconds)."""
-"""Microseconds in a second."""
 WITHOUT_KEY = ("deliver", "dead_letter")
 """What may happen to a message without the key that a policy needs."""
 

@@ -1,5 +1,5 @@
 SELECT m.id, CAST(CASE WHEN (m.policy_marks & 64) <> 0 THEN m.policy_key ELSE m."key" END AS BLOB), m.next_attempt_at, m.state,
-  CASE WHEN m.expires_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) THEN 1 ELSE 0 END, m.policy_marks, m.attempts_count, m.deliveries_count, m.created_at
+  CASE WHEN m.expires_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) THEN 1 ELSE 0 END, m.policy_marks, m.attempts_count, m.deliveries_count
 FROM message m INDEXED BY message_ready
 WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE')
   AND m.next_attempt_at <= :now
