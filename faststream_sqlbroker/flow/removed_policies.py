@@ -59,19 +59,18 @@ class RemovedPolicies:
         """
         now = self._clock.monotonic()
         self._next = now + INTERVAL
-        wanted = sorted(queues)
-        store = self._store.policies
-        holds = await store.holds(wanted, only_removed=False)
+        holds = await self._store.policies.holds(sorted(queues))
         done = [await self._mend(queue) for queue in {hold.queue for hold in holds if hold.ahead}]
         if now >= self._removed_at:
             self._removed_at = now + SOON
-            gone = await store.holds(wanted, only_removed=True)
-            freed = [await self._free(hold) for hold in gone]
+            freed = [await self._free(hold) for hold in await self._store.policies.removed(holds)]
             if all(freed) and now >= self._often_until:
                 self._removed_at = now + REMOVED_INTERVAL
             done += freed
         if sleeps and all(done):
             self._next = self._removed_at = now + SLEEPING
+        elif not holds:
+            self._next = self._removed_at  # nothing of its queues has been put off
 
     async def _free(self, hold: "Hold") -> bool:
         freed = await self._store.policies.free_removed(hold)

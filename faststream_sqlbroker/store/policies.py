@@ -145,16 +145,20 @@ class PolicyStore:
 
         return await self._transactions.run(work, self._places)
 
-    async def holds(self, queues: Sequence[str], *, only_removed: bool) -> list[Hold]:
-        """What may have put messages of `queues` off; `only_removed`: those that no live subscriber
-        has any more.
-        """
+    async def holds(self, queues: Sequence[str]) -> list[Hold]:
+        """What may have put messages of `queues` off."""
+        table = self._dialect.tables.policy_state
+        return await self._transactions.run(
+            lambda c: read_holds(c, table, queues), self._places, write=False
+        )
 
-        def read(connection: Connection) -> list[Hold]:
-            found = read_holds(connection, self._dialect.tables.policy_state, queues)
-            return removed(self._dialect, found, connection) if only_removed else found
-
-        return await self._transactions.run(read, self._places, write=False)
+    async def removed(self, holds: Sequence[Hold]) -> list[Hold]:
+        """Those of `holds` that no live subscriber has any more."""
+        if not holds:
+            return []
+        return await self._transactions.run(
+            partial(removed, self._dialect, holds), self._places, write=False
+        )
 
     async def free_removed(self, hold: Hold) -> int | None:
         """Free what waits for a policy that is gone; how many messages. None: try again, as a claim

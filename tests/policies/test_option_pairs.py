@@ -117,7 +117,7 @@ def tell(world: World, *policies: Policy, texts: bool = False) -> None:
 
 def free(world: World) -> list[int | None]:
     """What a start of a new deployment does after a while."""
-    found = world.run(world.store.policies.holds([QUEUE], only_removed=True))
+    found = world.run(world.store.policies.removed(world.run(world.store.policies.holds([QUEUE]))))
     return [world.run(world.store.policies.free_removed(hold)) for hold in found]
 
 
