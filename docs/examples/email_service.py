@@ -136,13 +136,12 @@ class EmailDemo:
                 f"nothing is proved: a publish took {self.writers.slowest:.1f} s"
             )
         console.print(*chart(sent, rules.minute), sep="\n")
-        slots, moved = proof.all_slots(grants, plan.rate)[0], proof.moves(mails, rules)
-        most_slots = proof.most_within(slots, rules.minute)
+        starts, moved = proof.all_starts(grants, rules.minute), proof.moves(mails, rules)
+        most_starts = proof.most_within(starts, rules.minute)
         most_moved = proof.most_within(moved, rules.minute)
         console.print(
-            f"at most {plan.most} slots a minute; the most in any: {most_slots} slots, "
-            f"{most_moved} e-mails let through (each after its slot, by its lag and the time of a "
-            f"write)"
+            f"at most {plan.most} starts a minute; the most in any: {most_starts} starts, "
+            f"{most_moved} e-mails moved on (each after its start, by the time of a write)"
         )
         return result
 

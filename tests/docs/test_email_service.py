@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from docs.examples.emails import proof
-from docs.examples.emails.proof import Result, Rules, all_slots, bursts_of, most_within
-from docs.examples.emails.records import Mail, Send, Slots
+from docs.examples.emails.proof import Result, Rules, all_starts, bursts_of, most_within
+from docs.examples.emails.records import Mail, Send, Starts
 from docs.examples.emails.service import Plan
 from docs.examples.emails.traffic import moments
 from tests import forked
@@ -67,8 +67,14 @@ class History:
             Send(6, OTHER, 14 * SECOND),
             Send(4, OTHER, 15 * SECOND),
         ]
-        self.grants: list[Slots] = [[[11 * SECOND, 1]], [[11 * SECOND, 1], [12 * SECOND - 9, 1]]]
-        self.grants.append([[12 * SECOND - 9, 1], [13 * SECOND, 1]])
+        self.grants: list[Starts] = []
+        self.grant(11, 11 * SECOND)
+        self.grant(12, 11 * SECOND, 12 * SECOND - 9)
+        self.grant(13, 12 * SECOND - 9, 13 * SECOND)
+
+    def grant(self, now: int, *starts: int) -> None:
+        """What the throttle knows after a claim at a second."""
+        self.grants.append(Starts(now * SECOND, [[at, 1] for at in starts]))
 
     def spoil(self, number: int, **changes: Any) -> None:
         """Change an e-mail."""
@@ -125,7 +131,7 @@ def send_another_than_the_last(h: History) -> None:
 def send_an_older_one_too(h: History) -> None:
     h.mails[5] = mail(5, 2, "bob")
     h.sends.append(Send(5, OTHER, 14 * SECOND))
-    h.grants.append([[14 * SECOND - 5, 1]])
+    h.grant(14, 14 * SECOND - 5)
 
 
 def send_one_for_two_bursts(h: History) -> None:
@@ -163,23 +169,24 @@ def archive_what_was_not_published(h: History) -> None:
 
 
 def grant_too_many_at_once(h: History) -> None:
-    h.grants.append([[13 * SECOND, 3]])
+    h.grants.append(Starts(13 * SECOND, [[13 * SECOND, 3]]))
 
 
 def grant_a_slot_of_the_next_minute_too_early(h: History) -> None:
-    h.grants[2][1][0] = 12 * SECOND
+    del h.grants[2]
+    h.grant(12, 11 * SECOND, 12 * SECOND - 9, 12 * SECOND)
 
 
 def let_one_through_before_its_slot(h: History) -> None:
-    h.spoil(3, moved_at=11 * SECOND - proof.CLOCK - 1)
+    h.spoil(3, moved_at=10 * SECOND - 1)
 
 
 def let_one_through_without_a_slot(h: History) -> None:
     del h.grants[2]
 
 
-def forget_slots(h: History) -> None:
-    h.grants += [[[14 * SECOND, 1], [15 * SECOND, 1]]]
+def take_a_start_back(h: History) -> None:
+    h.grant(13, 12 * SECOND)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,7 @@ def forget_slots(h: History) -> None:
         (grant_a_slot_of_the_next_minute_too_early, "over_rate"),
         (let_one_through_before_its_slot, "over_rate"),
         (let_one_through_without_a_slot, "over_rate"),
-        (forget_slots, None),
+        (take_a_start_back, "over_rate"),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -241,10 +248,14 @@ def test_the_newest_is_the_one_with_the_greatest_id() -> None:
     assert burst.newest.id == 8
 
 
-def test_slots_are_joined_from_records_that_overlap() -> None:
-    grants: list[Slots] = [[[1, 2]], [[1, 2], [5, 1]], [[1, 1], [5, 2]], [[5, 2], [9, 1]]]
-    assert all_slots(grants, 3) == ([1, 1, 5, 5, 9], 0)
-    assert all_slots([*grants, [[20, 3]]], 3)[1] == 1
+def test_starts_are_what_was_noted_last() -> None:
+    grants = [
+        Starts(1, [[1, 2]]),
+        Starts(5, [[1, 2], [8, 1], [9, 1]]),
+        Starts(7, [[6, 1]]),
+        Starts(12, [[12, 2]]),
+    ]
+    assert all_starts(grants, 5) == [1, 1, 6, 12, 12]
     assert most_within([1, 1, 5, 5, 9], 5) == 4
     assert most_within([], 5) == 0
 

@@ -9,10 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from docs.examples.emails.records import Mail, Send, Slots
+from docs.examples.emails.records import Mail, Send, Starts
 
-CLOCK = 1_000
-"""SQLite's clock has milliseconds."""
 MOST_TWICE = 78
 """E-mails that one killed process can have sent without the database knowing.
 
@@ -89,7 +87,7 @@ def check(
     published: set[int],
     mails: Sequence[Mail],
     sends: Sequence[Send],
-    grants: Sequence[Slots],
+    grants: Sequence[Starts],
     killed: int | None,
     rules: Rules,
 ) -> Result:
@@ -99,7 +97,7 @@ def check(
         published: Ids that the writers were given.
         mails: The archive.
         sends: The senders' notes.
-        grants: The throttle's last slots after each claim.
+        grants: What the throttle knew after each claim.
         killed: The process that was killed.
         rules: What was promised.
     """
@@ -203,44 +201,39 @@ def _burst_problems(burst: Burst, first_sent: dict[int, int]) -> Iterable[str]:
 
 
 def _check_rate(
-    result: Result, mails: Sequence[Mail], grants: Sequence[Slots], rules: Rules
+    result: Result, mails: Sequence[Mail], grants: Sequence[Starts], rules: Rules
 ) -> None:
-    """No minute, wherever it begins, has more slots than the rate; each e-mail came after a slot of
-    its own.
+    """In no minute, wherever it begins, more e-mails were let through than the rate, as the
+    throttle has noted; and it has noted each of them.
     """
-    slots, gaps = all_slots(grants, rules.rate)
+    starts = all_starts(grants, rules.minute)
     over = [
-        f"{rules.rate + 1} slots within {late - early} us"
-        for early, late in zip(slots, slots[rules.rate :], strict=False)
+        f"{rules.rate + 1} starts within {late - early} us"
+        for early, late in zip(starts, starts[rules.rate :], strict=False)
         if late - early <= rules.minute
     ]
     moved = moves(mails, rules)
     for n, moved_at in enumerate(moved):
-        if n >= len(slots) or slots[n] > moved_at + CLOCK:
-            over.append(f"{n + 1} e-mails were let through by {moved_at}, with fewer slots")
+        if n >= len(starts) or starts[n] > moved_at + rules.minute:
+            over.append(f"{n + 1} e-mails were let through by {moved_at}, with fewer starts")
     result.over_rate = len(over)
     result.violations += over
-    if gaps:
-        result.violations.append(
-            f"{gaps} times more slots were granted at once than the record holds"
-        )
 
 
-def all_slots(grants: Sequence[Slots], kept: int) -> tuple[list[int], int]:
-    """Every slot, in order, of records that hold the last `kept` each; and how often one may be
-    missing.
+def all_starts(grants: Sequence[Starts], minute: int) -> list[int]:
+    """When e-mails were let through at the latest, in order.
+
+    A claim notes for each e-mail the latest moment at which it starts. The next claim of the same
+    process notes when that was, or nothing if it did not start. What is not noted any more, though
+    less than a minute is over, was replaced so.
     """
-    granted: Counter[int] = Counter()
-    gaps = 0
-    before: Slots = []
-    for slots in grants:
-        if before and sum(n for _, n in slots) >= kept and slots[0][0] > before[-1][0]:
-            gaps += 1
-        for at, many in slots:
-            # What is left of a moment whose first slots are forgotten.
-            granted[at] = max(granted[at], many)
-        before = slots
-    return sorted(granted.elements()), gaps
+    found: list[int] = []
+    known: Counter[int] = Counter()
+    for grant in grants:
+        noted = Counter(dict(grant.slots))
+        found += [at for at in (known - noted).elements() if at < grant.now - minute]
+        known = noted
+    return sorted([*found, *known.elements()])
 
 
 def moves(mails: Sequence[Mail], rules: Rules) -> list[int]:

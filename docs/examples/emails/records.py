@@ -84,8 +84,14 @@ class Send:
     sent_at: int
 
 
-Slots = list[list[int]]
-"""The throttle's last slots, as it stores them: [time, how many]."""
+@dataclass(frozen=True)
+class Starts:
+    """What the throttle knows after a claim, as it stores it."""
+
+    now: int
+    """When the claim was."""
+    slots: list[list[int]]
+    """[time, how many]: when e-mails were let through at the latest."""
 
 
 async def create_records(engine: AsyncEngine, throttled: str) -> None:
@@ -149,17 +155,19 @@ async def read_sends(engine: AsyncEngine) -> list[Send]:
         return [Send(*row) for row in (await connection.execute(query)).all()]
 
 
-async def read_grants(engine: AsyncEngine) -> Sequence[Slots]:
-    """The throttle's last slots after each claim, in the order of the claims."""
+async def read_grants(engine: AsyncEngine) -> Sequence[Starts]:
+    """What the throttle knew after each claim, in the order of the claims."""
     async with engine.connect() as connection:
         query = select(grants.c.info).order_by(grants.c.id)
-        return [
-            _slots(json.loads(info)["slots"])
-            for info in (await connection.execute(query)).scalars()
-        ]
+        infos = [json.loads(info) for info in (await connection.execute(query)).scalars()]
+    return [
+        Starts(max(at for *_, at in info["by"]), _slots(info["slots"]))
+        for info in infos
+        if info["slots"]
+    ]
 
 
-def _slots(groups: Sequence[int]) -> Slots:
+def _slots(groups: Sequence[int]) -> list[list[int]]:
     """Of pairs of the time since the slots before, and how many slots there are at that time."""
     return [list(pair) for pair in zip(accumulate(groups[::2]), groups[1::2], strict=True)]
 
