@@ -74,7 +74,7 @@ class History:
 
     def grant(self, now: int, *starts: int) -> None:
         """What the throttle knows after a claim at a second."""
-        self.grants.append(Starts(now * SECOND, [[at, 1] for at in starts]))
+        self.grants.append(Starts(now * SECOND, [(at, 1) for at in starts]))
 
     def spoil(self, number: int, **changes: Any) -> None:
         """Change an e-mail."""
@@ -169,7 +169,7 @@ def archive_what_was_not_published(h: History) -> None:
 
 
 def grant_too_many_at_once(h: History) -> None:
-    h.grants.append(Starts(13 * SECOND, [[13 * SECOND, 3]]))
+    h.grants.append(Starts(13 * SECOND, [(13 * SECOND, 3)]))
 
 
 def grant_a_slot_of_the_next_minute_too_early(h: History) -> None:
@@ -250,10 +250,10 @@ def test_the_newest_is_the_one_with_the_greatest_id() -> None:
 
 def test_starts_are_what_was_noted_last() -> None:
     grants = [
-        Starts(1, [[1, 2]]),
-        Starts(5, [[1, 2], [8, 1], [9, 1]]),
-        Starts(7, [[6, 1]]),
-        Starts(12, [[12, 2]]),
+        Starts(1, [(1, 2)]),
+        Starts(5, [(1, 2), (8, 1), (9, 1)]),
+        Starts(7, [(6, 1)]),
+        Starts(12, [(12, 2)]),
     ]
     assert all_starts(grants, 5) == [1, 1, 6, 12, 12]
     assert most_within([1, 1, 5, 5, 9], 5) == 4

@@ -90,7 +90,7 @@ class Starts:
 
     now: int
     """When the claim was."""
-    slots: list[list[int]]
+    slots: Sequence[tuple[int, int]]
     """[time, how many]: when e-mails were let through at the latest."""
 
 
@@ -167,9 +167,9 @@ async def read_grants(engine: AsyncEngine) -> Sequence[Starts]:
     ]
 
 
-def _slots(groups: Sequence[int]) -> list[list[int]]:
+def _slots(groups: Sequence[int]) -> list[tuple[int, int]]:
     """Of pairs of the time since the slots before, and how many slots there are at that time."""
-    return [list(pair) for pair in zip(accumulate(groups[::2]), groups[1::2], strict=True)]
+    return list(zip(accumulate(groups[::2]), groups[1::2], strict=True))
 
 
 def _microseconds(at: datetime) -> int:
