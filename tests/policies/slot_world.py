@@ -190,7 +190,7 @@ class SimulatedProcess:
             self.memory.use.told(told)
             self.memory.note_swap(self.monotonic - asked)
             rows: list[Any] = [
-                SimpleNamespace(id=n, slot=None, slot_started=None, slot_told=False)
+                SimpleNamespace(id=n, queue="q", slot=None, slot_started=None, slot_told=False)
                 for n in range(granted)
             ]
             slots.tell(rows)
