@@ -212,10 +212,9 @@ def _check_rate(
         for early, late in zip(starts, starts[rules.rate :], strict=False)
         if late - early <= rules.minute
     ]
-    moved = moves(mails, rules)
-    for n, moved_at in enumerate(moved):
-        if n >= len(starts) or starts[n] > moved_at + rules.minute:
-            over.append(f"{n + 1} e-mails were let through by {moved_at}, with fewer starts")
+    # Of a killed process the latest moments stay: e-mails may have started long before.
+    if len(moved := moves(mails, rules)) > len(starts):
+        over.append(f"{len(moved)} e-mails were let through, with {len(starts)} starts")
     result.over_rate = len(over)
     result.violations += over
 
