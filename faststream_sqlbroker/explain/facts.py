@@ -113,9 +113,9 @@ class PolicyFacts:
             shared = policy.scope
             scope = slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
             key = shared or ""
-            known = known_slots(self._rows.states(self._connection, scope, [key]).get(key))
-            if known is not None and known.next > now:
-                found.append((policy, known))
+            slots = known_slots(self._rows.states(self._connection, scope, [key]).get(key))
+            if slots is not None and slots.next > now:
+                found.append((policy, slots))
         return sorted(found, key=lambda each: -each[1].next)
 
     def key_slots(self, key: str | None) -> list[tuple[Throttle, KnownSlots]]:

@@ -158,8 +158,10 @@ class SlotUse:
         return len(uses)
 
     def told(self, counts: Mapping[Place, int]) -> None:
-        """The first so many of each place are told, or it is not known whether they were: never
-        tell them again, as the log may have others that are equal by now.
+        """Forget the first uses of each place, `counts` of them.
+
+        A claim has told them, or may have: its answer is not known. Telling them twice could remove
+        other starts from the log, which are at the same time by chance.
         """
         for place, count in counts.items():
             if left := self._pending[place][count:]:

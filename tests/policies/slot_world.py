@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
+from docs.examples.emails.proof import most_within
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.policies.read_time import ReadTime
@@ -87,13 +88,7 @@ class World:
 
     def most(self, per: int) -> int:
         """The most starts within `per`, its end excluded."""
-        ordered = sorted(self.starts)
-        first = best = 0
-        for last, at in enumerate(ordered):
-            while ordered[first] <= at - per:
-                first += 1
-            best = max(best, last - first + 1)
-        return best
+        return most_within(sorted(self.starts), per)
 
     def _kill(self) -> None:
         number = self.random.randrange(len(self._processes))

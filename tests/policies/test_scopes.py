@@ -95,8 +95,9 @@ def test_slots_are_those_of_one_throttle(shop: Shop, seed: int) -> None:
 
 
 def model(rules: list[Throttle], granted: list[int], now: int, most: int) -> list[int]:
-    """The slots that all of `rules` grant, by all that were ever granted: their starts, of which
-    nothing is told, may have been later.
+    """The slots that all of `rules` grant after those `granted`.
+
+    Each start counts as late as it may have been: no process reports one here.
     """
     starts = sorted(slot + LEAST_PATIENCE for slot in granted)
     found: list[int] = []

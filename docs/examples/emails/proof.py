@@ -226,13 +226,13 @@ def all_starts(grants: Sequence[Starts], minute: int) -> list[int]:
     process notes when that was, or nothing if it did not start. What is not noted any more, though
     less than a minute is over, was replaced so.
     """
-    found: list[int] = []
-    known: Counter[int] = Counter()
+    starts: list[int] = []
+    before: Counter[int] = Counter()
     for grant in grants:
-        noted = Counter(dict(grant.slots))
-        found += [at for at in (known - noted).elements() if at < grant.now - minute]
-        known = noted
-    return sorted([*found, *known.elements()])
+        now = Counter(dict(grant.slots))
+        starts += [at for at in (before - now).elements() if at < grant.now - minute]
+        before = now
+    return sorted([*starts, *before.elements()])
 
 
 def moves(mails: Sequence[Mail], rules: Rules) -> list[int]:

@@ -82,10 +82,10 @@ class Times:
 
     def copy(self) -> "Times":
         """One to change."""
-        found = Times()
-        found._times = self._times.copy()
-        found._counts = self._counts.copy()
-        return found
+        copied = Times()
+        copied._times = self._times.copy()
+        copied._counts = self._counts.copy()
+        return copied
 
     def move(self, by: int) -> None:
         """Let all of them be `by` microseconds later."""
