@@ -5,17 +5,16 @@ A generator function is refused, because calling it runs none of its lines.
 
 import inspect
 from collections.abc import Awaitable, Callable
-from functools import cache, partial, wraps
-from math import inf
+from functools import partial, wraps
 from typing import Any, get_args, get_origin, get_type_hints
 
-from anyio import CapacityLimiter, to_thread
 from fast_depends.utils import is_coroutine_callable
 
 from faststream_sqlbroker.adapter.pipeline import HandlerCallWrapper
 from faststream_sqlbroker.control_exceptions import Postpone
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.publish_on_ack import current_delivery
+from faststream_sqlbroker.flow.threads import own_in_thread
 
 MAX_AWAITS = 10
 """A decorator's coroutine may give another one. An object that gives itself, such as a pipeline of
@@ -23,24 +22,17 @@ Redis, would hold the event loop for ever without a limit."""
 _IN_THREAD = "__sqlbroker_in_thread__"
 
 
-async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `function` in a thread that no other user of anyio's threads waits for."""
-    return await to_thread.run_sync(partial(function, *args, **kwargs), limiter=_limiter())
+def _in_time(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """`handler`, unless its thread has come too late for the slot of a Throttle."""
 
+    @wraps(handler)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        here = current_delivery.get()
+        if here is not None and not here.may_start():
+            raise Postpone(0)  # the outcome is known: the message goes back
+        return handler(*args, **kwargs)
 
-def _call_in_time(handler: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call `handler` unless its thread has come too late for the slot of a Throttle."""
-    here = current_delivery.get()
-    if here is not None and not here.may_start():
-        raise Postpone(0)  # the outcome is known: the message goes back
-    return handler(*args, **kwargs)
-
-
-@cache
-def _limiter() -> CapacityLimiter:
-    # `max_workers` is the limit. A second one would let a handler under test, whose publish runs
-    # another delivery of its subscriber, wait for itself.
-    return CapacityLimiter(inf)
+    return call
 
 
 def runs_in_thread(handler: Callable[..., Any]) -> bool:
@@ -71,7 +63,7 @@ def adapt(handler: Callable[..., Any], *, returns_are_checked: bool) -> Callable
     returns = _return_type(handler)
     if in_loop and returns_are_checked and returns in (None, type(None)):
         return handler
-    start = handler if in_loop else partial(in_thread, partial(_call_in_time, handler))
+    start = handler if in_loop else partial(own_in_thread, _in_time(handler))
 
     @wraps(handler)
     async def call(*args: Any, **kwargs: Any) -> Any:

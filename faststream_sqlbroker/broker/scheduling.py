@@ -1,6 +1,5 @@
 """`schedule` and `publish_on_schedule` of the broker and its routers."""
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
@@ -16,7 +15,9 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 from faststream_sqlbroker.flow.cron import Cron
+from faststream_sqlbroker.flow.own_context import closable
 from faststream_sqlbroker.flow.schedules import Planned
+from faststream_sqlbroker.flow.threads import own_in_thread
 from faststream_sqlbroker.publisher.rows import make_row, new_correlation_id
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 
@@ -228,7 +229,9 @@ def _body_of(function: Any) -> MakeBody:
 
     async def call(fire_at: datetime) -> Any:
         arguments = (fire_at,) if takes else ()
-        found = function(*arguments) if is_async else await asyncio.to_thread(function, *arguments)
+        found = function(*arguments) if is_async else await own_in_thread(function, *arguments)
+        if inspect.iscoroutine(found):
+            return await closable(found)
         return await found if inspect.isawaitable(found) else found
 
     return call

@@ -49,7 +49,6 @@ class FirstAcks:
         self._running: dict[int, ClaimedMessage] = {}
         self._ended: list[ClaimedMessage] = []
         self._stopped = False
-        self._late: set[asyncio.Task[None]] = set()
 
     async def remove(self, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
         """Commit the removal of `rows`; those that may start.
@@ -95,22 +94,10 @@ class FirstAcks:
         self._ended += [row for row in rows if self._running.pop(row.id, None) is not None]
         if not self._ended:
             return
-        # Nothing calls `tick` any more.
-        if self._stopped:
-            task = asyncio.create_task(self._write_late())
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
-        elif self._timer is None:
+        if self._timer is None and not self._stopped:
             self._timer = self._clock.call_later(
                 self._interval, self._inflight.signals.starts_ended
             )
-
-    async def _write_late(self) -> None:
-        """For a handler in a thread, which may outlive the stop."""
-        try:
-            await self.write()
-        except StoreError as error:
-            self._log(logging.ERROR, self._unwritten(error))
 
     def _unwritten(self, why: object) -> str:
         ids = [row.id for row in self._ended]

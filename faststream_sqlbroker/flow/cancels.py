@@ -70,7 +70,7 @@ class Cancels:
         if not self._cancellable:
             return
         loop = asyncio.get_running_loop()
-        for here in self._inflight.places:
+        for here in self._inflight.places.values():
             # Not from here: the handler itself may have asked, and a task that cancels itself
             # would notice at some later await, outside of its handler.
             loop.call_soon(here.cancel, row)

@@ -29,6 +29,7 @@ from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, persist
 from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
+from faststream_sqlbroker.flow.own_context import give_up
 from faststream_sqlbroker.flow.progress import ProgressNotes
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.release import StuckReleaser
@@ -36,6 +37,7 @@ from faststream_sqlbroker.flow.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT
 from faststream_sqlbroker.flow.signals import Signals
+from faststream_sqlbroker.flow.threads import own_of
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
 
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 CANCEL_GRACE = 1.0
-"""Seconds a cancelled handler gets to end; one that runs in a thread cannot be cancelled."""
+"""Seconds a cancelled handler gets to end."""
 FINAL_FLUSH_TIMEOUT = 10.0
 """Most seconds for the last flush; what is not written by then comes back when its lease runs out.
 """
@@ -53,7 +55,8 @@ class Consumer:
     """Fetch, work, flush, renew and release for one subscriber.
 
     `start` and `stop` may be repeated. `stop` hands back what was not started, lets running
-    handlers end for the graceful timeout, cancels the rest, and writes every outcome.
+    handlers end for the graceful timeout, cancels the rest, and writes every outcome. Handlers that
+    go on all the same are abandoned: their messages stay leased.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Consumer:
         log: Log,
         ack_first: bool = False,
         cancellable: bool = True,
+        handlers: Sequence[str] = (),
         encode: Callable[[Any], Awaitable[tuple[bytes, str | None]]] | None = None,
         heartbeat: Heartbeat | None = None,
         rights: Rights | None = None,
@@ -80,7 +84,8 @@ class Consumer:
         `encode` makes the bodies that handlers move their messages with. `heartbeat` tells the
         fleet of it, and which queues are paused; `paused` starts it without claiming. `rights`
         tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
-        a thread: cancelling would only stop waiting for it. `recorder` is told of each claim, of
+        a thread: cancelling would only stop waiting for it. `handlers` are their names. `recorder`
+        is told of each claim, of
         each write of outcomes and of what is rare. The subscribers of a broker share its `lookout`
         and `housekeeping`. `debug` tells of single messages.
         """
@@ -92,6 +97,7 @@ class Consumer:
         self._log = log
         self._ack_first = ack_first
         self._cancellable = cancellable
+        self._handlers = handlers
         self._encode = encode
         self._heartbeat = heartbeat
         self._lookout = Lookout(store, wakeups.clock) if lookout is None else lookout
@@ -418,13 +424,16 @@ class Consumer:
         self._wakeups.unregister(self._hint)
         self._lookout.leave(self._fetcher)
         self._end_input()
-        await asyncio.gather(
+        _, abandoned = await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
         # In a closed event loop it has ended, and to cancel it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
         await asyncio.gather(self._end_writes(), self._leave())
+        if abandoned:
+            # Not before: what it has done so far would be written as its outcome.
+            await self._end_abandoned(abandoned)
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.
@@ -444,27 +453,30 @@ class Consumer:
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
 
-    async def _end_workers(self, graceful_timeout: float | None) -> None:
+    async def _end_workers(self, graceful_timeout: float | None) -> "set[asyncio.Task[None]]":
+        """Wait, then cancel; the workers that go on all the same."""
         # Those of a closed event loop have ended with it.
         workers = [worker for worker in self._workers if not worker.get_loop().is_closed()]
         self._workers = []
         if not workers:
-            return
+            return set()
         _, running = await asyncio.wait(workers, timeout=graceful_timeout)
-        if not running:
-            return
-        stuck = await self._cancel(running, graceful_timeout) if self._cancellable else running
-        if stuck:
-            self._log(
-                logging.WARNING,
-                f"{len(stuck)} handlers cannot be cancelled; the leases of their messages will "
-                "run out",
-            )
+        # What a thread works on must not be given back.
+        if cancellable := {worker for worker in running if self._thread_of(worker) is None}:
+            await self._cancel(cancellable, graceful_timeout)
+        abandoned = {worker for worker in running if not worker.done()}
+        for worker in abandoned:
+            self._tell_abandoned(worker)
+        return abandoned
+
+    def _thread_of(self, worker: "asyncio.Task[None]") -> str | None:
+        """The name of its handler, if that runs in a thread."""
+        here = self.inflight.places.get(worker)
+        return None if here is None else own_of(here.task)
 
     async def _cancel(
         self, running: "set[asyncio.Task[None]]", graceful_timeout: float | None
-    ) -> "set[asyncio.Task[None]]":
-        """Cancel; the tasks that go on all the same."""
+    ) -> None:
         self._log(
             logging.WARNING,
             f"{len(running)} handlers still ran after graceful_timeout={graceful_timeout} "
@@ -472,11 +484,42 @@ class Consumer:
         )
         for task in running:
             self.cancel_worker(task)
+        await asyncio.wait(running, timeout=self._cancel_limit)
+
+    @property
+    def _cancel_limit(self) -> float:
         # A transaction that was cut off is asked about; what the answer means is then written by
         # the last flush.
-        asking = SHIELDED_TIMEOUT if self._settings.transactional else 0.0
-        _, stuck = await asyncio.wait(running, timeout=CANCEL_GRACE + asking)
-        return stuck
+        return CANCEL_GRACE + (SHIELDED_TIMEOUT if self._settings.transactional else 0.0)
+
+    def _tell_abandoned(self, worker: "asyncio.Task[None]") -> None:
+        function = self._thread_of(worker)
+        why = "it swallows its cancellation"
+        if function is not None:
+            why = "it runs in a thread, which nothing can cancel"
+        here = self.inflight.places.get(worker)
+        if here is None or not (rows := here.handled):
+            self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {why}")
+            return
+        name = function or " or ".join(self._handlers)
+        took = self._wakeups.clock.monotonic() - here.began
+        queues = ", ".join(sorted({repr(row.queue) for row in rows}))
+        later = "listed by admin.unknown()" if self._ack_first else "back when their leases run out"
+        self._log(
+            logging.ERROR,
+            f"the handler {name!r} is abandoned after {took:.1f} s: {why}; its messages "
+            f"{[row.id for row in rows]} of queue {queues} are {later}",
+            message_id=rows[0].id,
+        )
+
+    async def _end_abandoned(self, workers: "set[asyncio.Task[None]]") -> None:
+        """For what they work on, it is as if the process had died."""
+        for worker in workers:
+            here = self.inflight.places.get(worker)
+            self._cancelled_workers.add(worker)
+            for task in {worker, worker if here is None else here.task or worker}:
+                give_up(task)
+        await asyncio.wait(workers, timeout=self._cancel_limit)
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from typing_extensions import override
 
@@ -68,8 +68,8 @@ class Inflight(Outcomes):
         self.times = HandlerTimes(self.clock)
         self.prefetch = PrefetchBytes()
         self.slots = SlotUse(self.clock)
-        self.places: WeakSet[CurrentDelivery] = WeakSet()
-        """Where its workers work."""
+        self.places: WeakValueDictionary[Any, CurrentDelivery] = WeakValueDictionary()
+        """Where its workers work, by their tasks."""
         self.low_water = 0
         """The fetch loop is asked for more when no more than so many rows wait."""
         self.wants_room = False

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.exceptions import PublishError
+from faststream_sqlbroker.flow.own_context import begin
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
@@ -23,8 +24,8 @@ class CurrentDelivery:
     """Where one worker works: its store, its task, and the delivery it handles now."""
 
     __slots__ = (
-        *("__weakref__", "_must_end", "_worker", "asked", "cancelling", "delivery", "store"),
-        *("take_slots", "task"),
+        *("__weakref__", "_must_end", "asked", "began", "cancelling", "delivery", "store"),
+        *("take_slots", "task", "worker"),
     )
 
     def __init__(
@@ -36,20 +37,28 @@ class CurrentDelivery:
         """
         self.store = store
         self._must_end = must_end
-        self._worker = asyncio.current_task()
-        self.task = self._worker
+        self.worker = asyncio.current_task()
+        self.task = self.worker
         """In which the handler runs."""
         self.cancelling = int if self.task is None else self.task.cancelling
         self.delivery: Sequence[ClaimedMessage] | ClaimedMessage = ()
         self.take_slots: Callable[[Sequence[ClaimedMessage]], bool] | None = None
         """Whether the handler of messages may start now, by the slots of a Throttle; else they go
         back."""
+        self.began = 0.0
+        """When its handler began (monotonic seconds)."""
         self.asked = False
         """Whether its handler was cancelled for an operator, and has not ended yet."""
 
     def must_end(self) -> bool:
         """Whether the broker, or the end of the event loop, has cancelled the worker."""
-        return self._must_end(self._worker)
+        return self._must_end(self.worker)
+
+    @property
+    def handled(self) -> list[ClaimedMessage]:
+        """What a handler runs on now."""
+        rows = (self.delivery,) if isinstance(self.delivery, ClaimedMessage) else self.delivery
+        return [row for row in rows if row.no_chain is not ENDED]
 
     def may_start(self) -> bool:
         """Whether the handler, whose thread begins now, may start."""
@@ -62,7 +71,8 @@ class CurrentDelivery:
         async def run() -> None:
             # An eager task begins before its creator knows it.
             self._enter(asyncio.current_task())
-            await handler
+            if (suspended := begin(handler)) is not None:
+                await suspended
 
         task = asyncio.create_task(run(), name="sqlbroker-handler")
         self._enter(task)

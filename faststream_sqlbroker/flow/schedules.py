@@ -19,7 +19,9 @@ from faststream_sqlbroker.core.status import Missed, ScheduleState
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.flow.cron import Cron
 from faststream_sqlbroker.flow.loop import CANCEL_LIMIT, Log, Loop, backoff, cancelled
+from faststream_sqlbroker.flow.own_context import give_up
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
+from faststream_sqlbroker.flow.threads import own_of
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class Firing:
         self._log = log
         self._clock = wakeups.clock
         self._crons: dict[tuple[str, str], Cron] = {}
+        self.calls: dict[str, tuple[asyncio.Task[Any], float]] = {}
+        """The functions that run now, and since when (monotonic seconds)."""
 
     def cron(self, definition: tuple[str, str]) -> Cron:
         """The expression and zone as the database has them.
@@ -155,7 +159,12 @@ class Firing:
         try:
             zone = self.cron((state.expression, state.tz)).zone
             # A task of its own: a function may cancel the one that it runs in.
-            return await asyncio.create_task(planned.make(at.astimezone(zone)))
+            call = asyncio.create_task(planned.make(at.astimezone(zone)))
+            self.calls[planned.name] = (call, self._clock.monotonic())
+            try:
+                return await call
+            finally:
+                del self.calls[planned.name]
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and cancelled():
                 raise
@@ -300,21 +309,44 @@ class Scheduler:
 
     async def stop(self, timeout: float | None) -> None:
         """Begin nothing more; what runs ends within `timeout` seconds (None: whenever), or is left
-        to others.
+        to others. A function that cannot be cancelled is abandoned.
         """
+        now = asyncio.get_running_loop().time
+        deadline = None if timeout is None else now() + timeout
         loop, self._loop = self._loop, None
         if loop is not None:
             await loop.stop(timeout)
-        if running := list(self._tasks.values()):
-            try:
-                await asyncio.wait(running, timeout=timeout)
-            finally:
-                for task in running:
-                    task.cancel()
-            await asyncio.wait(running, timeout=CANCEL_LIMIT)
+        await self._end_functions(None if deadline is None else max(0.0, deadline - now()))
         for name in self._failures:
             self._outages.left((self, name))
         self._failures.clear()
+
+    async def _end_functions(self, timeout: float | None) -> None:
+        if not (running := dict(self._tasks)):
+            return
+        try:
+            await asyncio.wait(running.values(), timeout=timeout)
+        finally:
+            calls = dict(self._firing.calls)
+            for name, task in running.items():
+                if name in calls and own_of(calls[name][0]) is not None:
+                    self._tell_abandoned(name, calls[name][1], "runs in a thread")
+                task.cancel()
+        await asyncio.wait(running.values(), timeout=CANCEL_LIMIT)
+        stuck = {name: task for name, task in running.items() if not task.done()}
+        for name in stuck.keys() & calls.keys():
+            self._tell_abandoned(name, calls[name][1], "swallows its cancellation")
+            give_up(calls[name][0])
+        if stuck:
+            await asyncio.wait(stuck.values(), timeout=GIVE_BACK_TIMEOUT)
+
+    def _tell_abandoned(self, name: str, began: float, why: str) -> None:
+        took = self._clock.monotonic() - began
+        self._log(
+            logging.ERROR,
+            f"the function of schedule {name!r} is abandoned after {took:.1f} s: it {why}; another "
+            "process calls it again",
+        )
 
     def wake(self) -> None:
         """Another process may have redefined a schedule: look at once."""

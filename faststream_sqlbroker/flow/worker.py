@@ -166,7 +166,7 @@ class Worker:
         if self._policies is not None:
             here.take_slots = partial(self._policies.take_slots, must=self._removes_first)
         current_delivery.set(here)
-        self._inflight.places.add(here)
+        self._inflight.places[here.worker] = here
         return here
 
     async def _deliver_from(self, first: ClaimedMessage, here: CurrentDelivery) -> float:
@@ -216,6 +216,7 @@ class Worker:
             self._may_start(row)  # which settles it
             return began
         here.delivery = row
+        here.began = began
         # Set before the handler suspends: a claim that runs then sees that this worker is taken.
         inflight.running += 1
         try:

@@ -274,7 +274,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             handle=handle,
             log=self._log_of_loops,
             ack_first=ack_first,
-            cancellable=not self._synchronous_handlers(),
+            cancellable=not any(map(runs_in_thread, self._handlers)),
+            handlers=[_name_of(handler) for handler in self._handlers] or ["forward_to"],
             encode=outer.producer.encode,
             heartbeat=outer.heartbeat,
             lookout=outer.lookout,
@@ -309,19 +310,17 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     def _handlers(self) -> "list[Callable[..., Any]]":
         return [call.handler._original_call for call in self.calls]  # noqa: SLF001 - FastStream's
 
-    def _synchronous_handlers(self) -> list[str]:
-        """Names of the handlers that run in a thread, where nothing can cancel them."""
-        return [getattr(h, "__name__", repr(h)) for h in self._handlers if runs_in_thread(h)]
-
     def _settings(self) -> SubscriberSettings:
         settings = self.config.settings
         if settings.forward_to is None:
             # The default of a broker or router is known only now.
             policy_fits(settings, self.ack_policy)
-        if settings.handler_timeout is not None and (names := self._synchronous_handlers()):
+        if settings.handler_timeout is not None and (
+            blocking := [h for h in self._handlers if runs_in_thread(h)]
+        ):
             msg = (
-                f"handler_timeout cannot end the synchronous handler {names[0]!r}, which runs in "
-                "a thread: make it async, or leave the timeout out"
+                f"handler_timeout cannot end the synchronous handler {_name_of(blocking[0])!r}, "
+                "which runs in a thread: make it async, or leave the timeout out"
             )
             raise SetupError(msg)
         store: Any = self._outer_config.store  # type: ignore[attr-defined]
@@ -511,6 +510,10 @@ _DELETES = (
     "the subscriber a dead_letter_queue, or SqlBrokerSchemaConfig an archive table "
     "(retain_in_archive_on_reject=False says that they are not wanted)"
 )
+
+
+def _name_of(handler: Any) -> str:
+    return getattr(handler, "__name__", None) or repr(handler)
 
 
 def _check_unheard(settings: SubscriberSettings, store: Any) -> None:

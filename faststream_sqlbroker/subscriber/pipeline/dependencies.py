@@ -7,7 +7,7 @@ from typing import Any
 from fast_depends.core import CallModel
 from fast_depends.utils import is_coroutine_callable, solve_generator_async
 
-from faststream_sqlbroker.handler_calls import in_thread
+from faststream_sqlbroker.flow.threads import in_thread
 from faststream_sqlbroker.subscriber.pipeline.models import RESERVED, Arguments, Values
 from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
 
