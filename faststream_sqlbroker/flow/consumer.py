@@ -424,16 +424,13 @@ class Consumer:
         self._wakeups.unregister(self._hint)
         self._lookout.leave(self._fetcher)
         self._end_input()
-        _, abandoned = await asyncio.gather(
+        await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
         # In a closed event loop it has ended, and to cancel it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
         await asyncio.gather(self._end_writes(), self._leave())
-        if abandoned:
-            # Not before: what it has done so far would be written as its outcome.
-            await self._end_abandoned(abandoned)
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.
@@ -453,21 +450,20 @@ class Consumer:
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
 
-    async def _end_workers(self, graceful_timeout: float | None) -> "set[asyncio.Task[None]]":
-        """Wait, then cancel; the workers that go on all the same."""
+    async def _end_workers(self, graceful_timeout: float | None) -> None:
         # Those of a closed event loop have ended with it.
         workers = [worker for worker in self._workers if not worker.get_loop().is_closed()]
         self._workers = []
         if not workers:
-            return set()
+            return
         _, running = await asyncio.wait(workers, timeout=graceful_timeout)
         # What a thread works on must not be given back.
         if cancellable := {worker for worker in running if self._thread_of(worker) is None}:
             await self._cancel(cancellable, graceful_timeout)
-        abandoned = {worker for worker in running if not worker.done()}
-        for worker in abandoned:
-            self._tell_abandoned(worker)
-        return abandoned
+        if abandoned := {worker for worker in running if not worker.done()}:
+            for worker in abandoned:
+                self._abandon(worker)
+            await asyncio.wait(abandoned, timeout=self._cancel_limit)
 
     def _thread_of(self, worker: "asyncio.Task[None]") -> str | None:
         """The name of its handler, if that runs in a thread."""
@@ -492,34 +488,31 @@ class Consumer:
         # the last flush.
         return CANCEL_GRACE + (SHIELDED_TIMEOUT if self._settings.transactional else 0.0)
 
-    def _tell_abandoned(self, worker: "asyncio.Task[None]") -> None:
+    def _abandon(self, worker: "asyncio.Task[None]") -> None:
+        """End `worker`. For what its handler works on, it is as if the process had died."""
         function = self._thread_of(worker)
         why = "it swallows its cancellation"
         if function is not None:
             why = "it runs in a thread, which nothing can cancel"
         here = self.inflight.places.get(worker)
-        if here is None or not (rows := here.handled):
+        if here is not None and (rows := here.handled):
+            self.inflight.drop(rows)
+            name = function or " or ".join(self._handlers)
+            took = self._wakeups.clock.monotonic() - here.began
+            queues = ", ".join(sorted({repr(row.queue) for row in rows}))
+            later = "listed by admin.unknown()" if self._ack_first else "back when their leases end"
+            self._log(
+                logging.ERROR,
+                f"the handler {name!r} is abandoned after {took:.1f} s: {why}; its messages "
+                f"{[row.id for row in rows]} of queue {queues} are {later}",
+                message_id=rows[0].id,
+            )
+        else:
             self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {why}")
-            return
-        name = function or " or ".join(self._handlers)
-        took = self._wakeups.clock.monotonic() - here.began
-        queues = ", ".join(sorted({repr(row.queue) for row in rows}))
-        later = "listed by admin.unknown()" if self._ack_first else "back when their leases run out"
-        self._log(
-            logging.ERROR,
-            f"the handler {name!r} is abandoned after {took:.1f} s: {why}; its messages "
-            f"{[row.id for row in rows]} of queue {queues} are {later}",
-            message_id=rows[0].id,
-        )
-
-    async def _end_abandoned(self, workers: "set[asyncio.Task[None]]") -> None:
-        """For what they work on, it is as if the process had died."""
-        for worker in workers:
-            here = self.inflight.places.get(worker)
-            self._cancelled_workers.add(worker)
-            for task in {worker, worker if here is None else here.task or worker}:
-                give_up(task)
-        await asyncio.wait(workers, timeout=self._cancel_limit)
+        self._cancelled_workers.add(worker)
+        give_up(worker)
+        if here is not None and here.task is not None and here.task is not worker:
+            give_up(here.task)
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)

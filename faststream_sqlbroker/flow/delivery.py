@@ -13,7 +13,7 @@ from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.cancels import settle_cancelled
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, cancelled
-from faststream_sqlbroker.flow.own_context import begin, is_given_up
+from faststream_sqlbroker.flow.own_context import begin
 from faststream_sqlbroker.flow.parts import take_again
 from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST, ENDED, CurrentDelivery
@@ -120,8 +120,7 @@ class Deliveries:
                 await self._policies.ended(rows)
         except BaseException as error:
             self.cut_off(rows, error)
-            again = [] if self._policies is None else self._policies.spend(rows)
-            if self._policies is not None and again and not is_given_up(current_delivery.task):
+            if self._policies is not None and (again := self._policies.spend(rows)):
                 await self._policies.give_keys_back(again)
             raise
         finally:
@@ -149,8 +148,6 @@ class Deliveries:
 
         It makes the acks of `rows` void: asyncio, too, counts such a task as cancelled.
         """
-        if is_given_up(here.task):
-            raise asyncio.CancelledError
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:

@@ -45,7 +45,7 @@ class Suspended:
                     run(coroutine.close)
                     raise
                 except BaseException as error:  # noqa: BLE001 - it is the coroutine's
-                    if _given_up and is_given_up(asyncio.current_task()):
+                    if asyncio.current_task() in _given_up:
                         break
                     future = run(coroutine.throw, error)
                 else:
@@ -82,11 +82,6 @@ def give_up(task: "asyncio.Task[Any]") -> None:
     """Cancel `task`, but close what it awaits as `Suspended`: GeneratorExit is raised there."""
     _given_up.add(task)
     task.cancel()
-
-
-def is_given_up(task: "asyncio.Task[Any] | None") -> bool:
-    """Whether nothing that `task` does counts any more."""
-    return task is not None and task in _given_up
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:

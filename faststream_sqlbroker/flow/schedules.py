@@ -311,12 +311,12 @@ class Scheduler:
         """Begin nothing more; what runs ends within `timeout` seconds (None: whenever), or is left
         to others. A function that cannot be cancelled is abandoned.
         """
-        now = asyncio.get_running_loop().time
-        deadline = None if timeout is None else now() + timeout
         loop, self._loop = self._loop, None
         if loop is not None:
-            await loop.stop(timeout)
-        await self._end_functions(None if deadline is None else max(0.0, deadline - now()))
+            # Both at once: a database that does not answer takes none of the functions' time.
+            await asyncio.gather(loop.stop(timeout), self._end_functions(timeout))
+            timeout = 0.0  # what the last tick has begun
+        await self._end_functions(timeout)
         for name in self._failures:
             self._outages.left((self, name))
         self._failures.clear()

@@ -237,31 +237,24 @@ async def test_an_end_that_cannot_be_written_at_a_stop_is_logged(rig: Rig) -> No
     assert not rig.logged("outcomes could not be written")
 
 
-async def test_a_thread_that_outlives_the_stop_is_not_listed_for_good(rig: Rig) -> None:
-    """A synchronous handler cannot be cancelled; when it ends, its note goes."""
-    go = asyncio.Event()
+async def test_an_abandoned_handler_stays_listed(rig: Rig) -> None:
+    """As after a crash: a stop writes nothing of what it could not wait for."""
 
     async def handle(row: ClaimedMessage) -> None:
         rig.handled.append(row)
-        while not go.is_set():
+        while True:
             with contextlib.suppress(asyncio.CancelledError):
-                await go.wait()
-        row.settle_as(Ack())
+                await asyncio.Event().wait()
 
-    await rig.put()
+    [message_id] = await rig.put()
     consumer = rig.consumer(handle, ack_first=True, **QUICK)
     await consumer.start()
     await eventually(lambda: rig.handled)
-    consumer._cancellable = False
-    await consumer.stop(0.1)
+    with patch("faststream_sqlbroker.flow.consumer.CANCEL_GRACE", 0.5):
+        await consumer.stop(0.01)
+    assert f"[{message_id}] of queue 'q' are listed" in rig.logged("is abandoned")[0]
     await overdue(rig)
-    assert len(await listed(rig)) == 1
-    go.set()
-
-    async def none() -> bool:
-        return await marks(rig) == 0
-
-    await eventually(none)
+    assert await listed(rig) == [message_id]
 
 
 @pytest.mark.parametrize("farewell", [0, 0.3], ids=["at once", "slowly"])

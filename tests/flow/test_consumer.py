@@ -1,6 +1,7 @@
 """A message's way through the loops."""
 
 import asyncio
+import contextlib
 from typing import Any
 from unittest.mock import patch
 
@@ -105,33 +106,41 @@ async def test_the_graceful_timeout_cancels_and_gives_back(rig: Rig) -> None:
     assert rig.logged("graceful_timeout")
 
 
-async def test_a_handler_that_cannot_be_cancelled_keeps_its_lease(rig: Rig) -> None:
-    """Its outcome is not written once the stop has given up on it; the lease runs out."""
+@pytest.mark.parametrize(
+    "options", [{}, {"task_per_message": True}, {"batch": True}, {"transactional": True}], ids=str
+)
+async def test_a_handler_that_swallows_its_cancellation_keeps_its_lease(
+    rig: Rig, options: dict[str, Any]
+) -> None:
+    """A stop closes it, even if it waits again in a `finally`, and writes nothing of it."""
     started = asyncio.Event()
-    go_on = asyncio.Event()
+    closed = asyncio.Event()
 
-    async def handle(row: ClaimedMessage) -> None:
+    async def handle(given: Any) -> None:
         started.set()
-        while not go_on.is_set():
-            try:
-                await asyncio.shield(go_on.wait())
-            except asyncio.CancelledError:
-                continue
-        row.settle_as(Ack())
+        try:
+            while True:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+        finally:
+            closed.set()
+            (given[0] if options.get("batch") else given).settle_as(Ack())
+            await asyncio.sleep(600)
 
     await rig.put()
-    consumer = rig.consumer(handle)
+    consumer = rig.consumer(handle, **options)
     await consumer.start()
     await started.wait()
     [worker] = consumer._workers
-    with patch("faststream_sqlbroker.flow.consumer.CANCEL_GRACE", 0.01):
+    limits = {"CANCEL_GRACE": 0.5, "SHIELDED_TIMEOUT": 0.5}
+    with patch.multiple("faststream_sqlbroker.flow.consumer", **limits):
         await consumer.stop(0.01)
-    assert (await rig.one())["state"] == "PROCESSING"
-    assert rig.logged("cannot be cancelled")
-    go_on.set()
-    await asyncio.wait_for(worker, 60)
-    assert len(consumer.inflight.queued) == 1, "it has ended, and is not written any more"
-    assert (await rig.one())["state"] == "PROCESSING"
+    row = await rig.one()
+    assert (row["state"], row["deliveries_count"]) == ("PROCESSING", 1)
+    [told] = rig.logged("is abandoned")
+    assert f"it swallows its cancellation; its messages [{row['id']}] of queue 'q'" in told
+    assert closed.is_set()
+    assert worker.done()
 
 
 async def test_handler_timeout_cancels_and_nacks(rig: Rig) -> None:
