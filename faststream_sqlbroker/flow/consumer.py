@@ -31,6 +31,7 @@ from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.own_context import give_up
 from faststream_sqlbroker.flow.progress import ProgressNotes
+from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
@@ -85,9 +86,8 @@ class Consumer:
         fleet of it, and which queues are paused; `paused` starts it without claiming. `rights`
         tells while its outcomes cannot be written. `cancellable` is false for handlers that run in
         a thread: cancelling would only stop waiting for it. `handlers` are their names. `recorder`
-        is told of each claim, of
-        each write of outcomes and of what is rare. The subscribers of a broker share its `lookout`
-        and `housekeeping`. `debug` tells of single messages.
+        is told of each claim, of each write of outcomes and of what is rare. The subscribers of a
+        broker share its `lookout` and `housekeeping`. `debug` tells of single messages.
         """
         self._store = store
         self._wakeups = wakeups
@@ -490,29 +490,32 @@ class Consumer:
 
     def _abandon(self, worker: "asyncio.Task[None]") -> None:
         """End `worker`. For what its handler works on, it is as if the process had died."""
-        function = self._thread_of(worker)
+        here = self.inflight.places.get(worker)
+        self._tell_abandoned(here, self._thread_of(worker))
+        self._cancelled_workers.add(worker)
+        give_up(worker)
+        if here is not None:
+            self.inflight.drop(here.handled)
+            if here.task is not None and here.task is not worker:
+                give_up(here.task)
+
+    def _tell_abandoned(self, here: CurrentDelivery | None, function: str | None) -> None:
         why = "it swallows its cancellation"
         if function is not None:
             why = "it runs in a thread, which nothing can cancel"
-        here = self.inflight.places.get(worker)
-        if here is not None and (rows := here.handled):
-            self.inflight.drop(rows)
-            name = function or " or ".join(self._handlers)
-            took = self._wakeups.clock.monotonic() - here.began
-            queues = ", ".join(sorted({repr(row.queue) for row in rows}))
-            later = "listed by admin.unknown()" if self._ack_first else "back when their leases end"
-            self._log(
-                logging.ERROR,
-                f"the handler {name!r} is abandoned after {took:.1f} s: {why}; its messages "
-                f"{[row.id for row in rows]} of queue {queues} are {later}",
-                message_id=rows[0].id,
-            )
-        else:
+        if here is None or not (rows := here.handled):
             self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {why}")
-        self._cancelled_workers.add(worker)
-        give_up(worker)
-        if here is not None and here.task is not None and here.task is not worker:
-            give_up(here.task)
+            return
+        name = function or " or ".join(self._handlers)
+        took = self._wakeups.clock.monotonic() - here.began
+        queues = ", ".join(sorted({repr(row.queue) for row in rows}))
+        later = "listed by admin.unknown()" if self._ack_first else "back when their leases end"
+        self._log(
+            logging.ERROR,
+            f"the handler {name!r} is abandoned after {took:.1f} s: {why}; its messages "
+            f"{[row.id for row in rows]} of queue {queues} are {later}",
+            message_id=rows[0].id,
+        )
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)

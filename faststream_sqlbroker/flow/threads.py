@@ -68,7 +68,7 @@ _Calls = SimpleQueue[_Call]
 _idle: deque[_Calls] = deque()
 """What the threads without a call wait for, the last one at the end."""
 _own: "dict[asyncio.Task[Any] | None, str]" = {}
-"""Names of the functions that tasks wait for which are there for nothing else."""
+"""The function, by name, that a task waits for in `own_in_thread`."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # the threads stay with the parent
@@ -119,7 +119,7 @@ async def own_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: A
     try:
         return await in_thread(function, *args, **kwargs)
     finally:
-        del _own[task]
+        _own.pop(task, None)
 
 
 def own_of(task: "asyncio.Task[Any] | None") -> str | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Annotated, Any, Literal, Optional, Union
@@ -16,8 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SqlBroker, SqlBrokerRoute, SqlBrokerRouter, TestSqlBroker
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.fastapi import SqlBrokerRouter as FastAPIRouter
+from faststream_sqlbroker.flow.threads import in_thread
 from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
-from tests.faststream.conftest import QUICK, Look, Make
+from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.helpers import eventually
 
 ONCE: Any = {**QUICK, "retry_strategy": None}
@@ -374,3 +376,70 @@ async def test_under_test_a_synchronous_handler_may_publish_to_itself(unused: Sq
     async with TestSqlBroker(unused) as br:
         await br.publish(2, "q")
     assert got == [2, 1, 0]
+
+
+async def test_an_abandoned_thread_changes_nothing_later(
+    broker: SqlBroker, look: Look, heard: Heard
+) -> None:
+    """Its message stays leased, also when it ends in the end; then it is delivered again."""
+    broker.config.broker_config.graceful_timeout = 0.05
+    go_on, ended = threading.Event(), threading.Event()
+    calls: list[threading.Thread] = []
+
+    @broker.subscriber("q", **QUICK)
+    def handle(body: str) -> str:
+        calls.append(threading.current_thread())
+        if len(calls) == 1:
+            assert go_on.wait(240)
+            ended.set()
+        return "answer"
+
+    await broker.publish("x", "q", reply_to="answers")
+    await broker.start()
+    await eventually(lambda: calls)
+    await broker.stop()
+    held = await look.rows()
+    assert [(row["state"], row["deliveries_count"]) for row in held] == [("PROCESSING", 1)]
+    [told] = heard.texts("is abandoned", logging.ERROR)
+    assert told.startswith("the handler 'handle' is abandoned after")
+    assert f"it runs in a thread, which nothing can cancel; its messages [{held[0]['id']}]" in told
+    assert calls[0].daemon
+    await broker.start()
+    go_on.set()
+    assert await asyncio.to_thread(ended.wait, 240)
+    assert [row["lease_token"] for row in await look.rows()] == [held[0]["lease_token"]]
+    await look.end_leases()
+    await eventually(lambda: len(calls) == 2)
+
+    async def answered() -> bool:
+        return [row["queue"] for row in await look.rows()] == ["answers"]
+
+    await eventually(answered)
+    [row] = await look.rows(archive=True)
+    assert (row["state"], row["deliveries_count"]) == ("COMPLETED", 2)
+
+
+async def answer(number: int) -> int:
+    return number
+
+
+def of_anyio() -> tuple[int, int]:
+    """What anyio offers in threads."""
+    anyio.from_thread.check_cancelled()
+    return anyio.from_thread.run(answer, 1), anyio.run(answer, 2)
+
+
+def test_a_thread_is_as_one_of_anyio() -> None:
+    """As FastStream's command line runs applications: by `anyio.run`."""
+    assert anyio.run(in_thread, of_anyio) == (1, 2)
+
+
+async def test_a_stop_iteration_ends_the_wait() -> None:
+    """No future can have it as its exception."""
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await in_thread(next, iter(()))
+
+
+async def test_a_free_thread_takes_the_next_call() -> None:
+    first = await in_thread(threading.current_thread)
+    assert await in_thread(threading.current_thread) is first
