@@ -14,7 +14,8 @@ class Unknown(Operations):
         `AckPolicy.ACK_FIRST` removes a message before its handler starts. The message is listed
         here in three cases: its process sent no heartbeat for `release_stuck_timeout` afterwards;
         the answer to the COMMIT of the removal was lost although it was committed; or its handler
-        was cancelled at the end of `graceful_timeout`. The message itself is in the archive.
+        was cancelled or abandoned at the end of `graceful_timeout`. The message itself is in the
+        archive.
 
         Args:
             queue: List only messages of this queue.
