@@ -46,7 +46,10 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 CANCEL_GRACE = 1.0
-"""Seconds a cancelled handler gets to end."""
+"""Seconds a cancelled handler gets to end, so that its messages are given back."""
+CLEAN_UP = 8.0
+"""Seconds that one which is abandoned then may still clean up before it is closed; a transaction is
+not kept open for that."""
 FINAL_FLUSH_TIMEOUT = 10.0
 """Most seconds for the last flush; what is not written by then comes back when its lease runs out.
 """
@@ -493,11 +496,14 @@ class Consumer:
         here = self.inflight.places.get(worker)
         self._tell_abandoned(here, self._thread_of(worker))
         self._cancelled_workers.add(worker)
-        give_up(worker)
-        if here is not None:
-            self.inflight.drop(here.handled)
-            if here.task is not None and here.task is not worker:
-                give_up(here.task)
+        if here is None:
+            give_up(worker)
+            return
+        self.inflight.drop(here.handled)
+        in_thread = self._thread_of(worker) is not None
+        pause = 0.0 if in_thread or self._settings.transactional else CLEAN_UP
+        for task in {worker, here.task or worker}:
+            asyncio.get_running_loop().call_later(pause, give_up, task)
 
     def _tell_abandoned(self, here: CurrentDelivery | None, function: str | None) -> None:
         why = "it swallows its cancellation"

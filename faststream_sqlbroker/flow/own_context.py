@@ -79,7 +79,9 @@ async def closable(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def give_up(task: "asyncio.Task[Any]") -> None:
-    """Cancel `task`, but close what it awaits as `Suspended`: GeneratorExit is raised there."""
+    """Cancel `task` if it still runs, but close what it awaits as `Suspended`: GeneratorExit is
+    raised there.
+    """
     _given_up.add(task)
     task.cancel()
 

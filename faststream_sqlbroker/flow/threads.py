@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +17,11 @@ from threading import Thread
 from typing import Any
 
 from anyio import CancelScope
-from anyio._core._eventloop import claim_worker_thread, get_async_backend, threadlocals
 
+try:
+    from anyio._core._eventloop import claim_worker_thread, get_async_backend, threadlocals
+except ImportError:  # they are private; without them `anyio.from_thread` fails in these threads
+    claim_worker_thread = None  # type: ignore[assignment]
 try:
     import sniffio
 except ModuleNotFoundError:  # anyio uses it if it is there
@@ -40,16 +43,20 @@ class _Call:
     def run(self) -> None:
         if self.ended.cancelled():
             return
-        # For `anyio.from_thread`.
-        threadlocals.current_cancel_scope = self.scope
         try:
-            with claim_worker_thread(self.backend, self.ended.get_loop()):
+            with self._for_anyio():
                 self.result = self.function()
         except StopIteration as stopped:  # no future takes it
             self.error = RuntimeError("a function in a thread raised StopIteration")
             self.error.__cause__ = stopped
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             self.error = error
+
+    def _for_anyio(self) -> AbstractContextManager[None]:
+        if claim_worker_thread is None:
+            return nullcontext()
+        threadlocals.current_cancel_scope = self.scope
+        return claim_worker_thread(self.backend, self.ended.get_loop())
 
     def report(self) -> None:
         with suppress(RuntimeError):  # the event loop is closed
@@ -90,7 +97,8 @@ async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
     except IndexError:
         calls = SimpleQueue()
         Thread(target=_work, args=(calls,), name="sqlbroker-thread", daemon=True).start()
-    calls.put(_Call(call, ended, get_async_backend(), CancelScope(shield=True)))
+    backend = None if claim_worker_thread is None else get_async_backend()
+    calls.put(_Call(call, ended, backend, CancelScope(shield=True)))
     return await ended
 
 
