@@ -38,7 +38,6 @@ from faststream_sqlbroker.flow.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT
 from faststream_sqlbroker.flow.signals import Signals
-from faststream_sqlbroker.flow.threads import own_of
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
 
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
 CANCEL_GRACE = 1.0
 """Seconds a cancelled handler gets to end, so that its messages are given back."""
-CLEAN_UP = 8.0
+CLEAN_UP = 5.0
 """Seconds that one which is abandoned then may still clean up before it is closed; a transaction is
 not kept open for that."""
 FINAL_FLUSH_TIMEOUT = 10.0
@@ -427,13 +426,13 @@ class Consumer:
         self._wakeups.unregister(self._hint)
         self._lookout.leave(self._fetcher)
         self._end_input()
-        await asyncio.gather(
+        _, abandoned = await asyncio.gather(
             self._end_claims(graceful_timeout), self._end_workers(graceful_timeout)
         )
         # In a closed event loop it has ended, and to cancel it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
-        await asyncio.gather(self._end_writes(), self._leave())
+        await asyncio.gather(self._end_writes(), self._leave(), self._end_abandoned(abandoned))
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.
@@ -453,25 +452,49 @@ class Consumer:
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
 
-    async def _end_workers(self, graceful_timeout: float | None) -> None:
+    async def _end_workers(self, graceful_timeout: float | None) -> "set[asyncio.Task[None]]":
+        """End what can be ended; the others, which are abandoned."""
         # Those of a closed event loop have ended with it.
         workers = [worker for worker in self._workers if not worker.get_loop().is_closed()]
         self._workers = []
         if not workers:
-            return
+            return set()
         _, running = await asyncio.wait(workers, timeout=graceful_timeout)
-        # What a thread works on must not be given back.
-        if cancellable := {worker for worker in running if self._thread_of(worker) is None}:
-            await self._cancel(cancellable, graceful_timeout)
-        if abandoned := {worker for worker in running if not worker.done()}:
-            for worker in abandoned:
-                self._abandon(worker)
-            await asyncio.wait(abandoned, timeout=self._cancel_limit)
+        cancelled: set[asyncio.Task[None]] = set()
+        for _ in range(2):  # some have left their thread while others were cancelled
+            # What a thread works on must not be given back.
+            left = {one for one in running - cancelled if not one.done()}
+            if cancellable := {one for one in left if self._thread_of(one) is None}:
+                await self._cancel(cancellable, graceful_timeout)
+                cancelled |= cancellable
+        abandoned = {worker for worker in running if not worker.done()}
+        for worker in abandoned:
+            self._abandon(worker)
+        return abandoned
+
+    async def _end_abandoned(self, workers: "set[asyncio.Task[None]]") -> None:
+        """Let handlers clean up, and close those that go on for longer."""
+        at_once = {worker for worker in workers if self._thread_of(worker) is not None}
+        if self._settings.transactional:
+            at_once = workers
+        for worker in at_once:
+            self._close(worker)
+        if others := workers - at_once:
+            _, running = await asyncio.wait(others, timeout=CLEAN_UP)
+            for worker in running:
+                self._close(worker)
+        if workers:
+            await asyncio.wait(workers, timeout=CANCEL_GRACE)
+
+    def _close(self, worker: "asyncio.Task[None]") -> None:
+        here = self.inflight.places.get(worker)
+        for task in {worker, worker if here is None or here.task is None else here.task}:
+            give_up(task)
 
     def _thread_of(self, worker: "asyncio.Task[None]") -> str | None:
-        """The name of its handler, if that runs in a thread."""
+        """The name of the function that it waits for, if that runs in a thread."""
         here = self.inflight.places.get(worker)
-        return None if here is None else own_of(here.task)
+        return here.threads[-1] if here is not None and here.threads else None
 
     async def _cancel(
         self, running: "set[asyncio.Task[None]]", graceful_timeout: float | None
@@ -492,18 +515,12 @@ class Consumer:
         return CANCEL_GRACE + (SHIELDED_TIMEOUT if self._settings.transactional else 0.0)
 
     def _abandon(self, worker: "asyncio.Task[None]") -> None:
-        """End `worker`. For what its handler works on, it is as if the process had died."""
+        """For what the handler of `worker` works on, it is as if the process had died."""
         here = self.inflight.places.get(worker)
         self._tell_abandoned(here, self._thread_of(worker))
         self._cancelled_workers.add(worker)
-        if here is None:
-            give_up(worker)
-            return
-        self.inflight.drop(here.handled)
-        in_thread = self._thread_of(worker) is not None
-        pause = 0.0 if in_thread or self._settings.transactional else CLEAN_UP
-        for task in {worker, here.task or worker}:
-            asyncio.get_running_loop().call_later(pause, give_up, task)
+        if here is not None:
+            self.inflight.drop(here.handled)
 
     def _tell_abandoned(self, here: CurrentDelivery | None, function: str | None) -> None:
         why = "it swallows its cancellation"

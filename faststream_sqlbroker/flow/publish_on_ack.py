@@ -25,7 +25,7 @@ class CurrentDelivery:
 
     __slots__ = (
         *("__weakref__", "_must_end", "asked", "began", "cancelling", "delivery", "store"),
-        *("take_slots", "task", "worker"),
+        *("take_slots", "task", "threads", "worker"),
     )
 
     def __init__(
@@ -47,6 +47,8 @@ class CurrentDelivery:
         back."""
         self.began = 0.0
         """When its handler began (monotonic seconds)."""
+        self.threads: list[str] = []
+        """The functions of its handler that run in threads now, by name."""
         self.asked = False
         """Whether its handler was cancelled for an operator, and has not ended yet."""
 
@@ -63,6 +65,8 @@ class CurrentDelivery:
     def may_start(self) -> bool:
         """Whether the handler, whose thread begins now, may start."""
         rows = [self.delivery] if isinstance(self.delivery, ClaimedMessage) else self.delivery
+        if any(row.lease_lost for row in rows):
+            return False
         return self.take_slots is None or self.take_slots(rows)
 
     async def run_in_task(self, handler: Coroutine[Any, Any, None]) -> None:

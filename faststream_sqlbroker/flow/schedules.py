@@ -158,18 +158,24 @@ class Firing:
         """The messages of a time; None if they cannot be made, and `state` was put off."""
         try:
             zone = self.cron((state.expression, state.tz)).zone
-            # A task of its own: a function may cancel the one that it runs in.
-            call = asyncio.create_task(planned.make(at.astimezone(zone)))
-            self.calls[planned.name] = (call, self._clock.monotonic())
-            try:
-                return await call
-            finally:
-                del self.calls[planned.name]
+            return await self._call(planned, at.astimezone(zone))
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and cancelled():
                 raise
             await self._failed(planned, state, token, error)
             return None
+
+    async def _call(self, planned: Planned, at: datetime) -> Sequence[NewMessage]:
+        # A task of its own: a function may cancel the one that it runs in.
+        call = asyncio.create_task(planned.make(at))
+        self.calls[planned.name] = (call, self._clock.monotonic())
+        try:
+            made: Sequence[NewMessage] = await call
+        finally:
+            del self.calls[planned.name]
+        if cancelled():  # which the function has swallowed
+            raise asyncio.CancelledError
+        return made
 
     async def _write(
         self,
@@ -314,16 +320,21 @@ class Scheduler:
         loop, self._loop = self._loop, None
         if loop is not None:
             # Both at once: a database that does not answer takes none of the functions' time.
-            await asyncio.gather(loop.stop(timeout), self._end_functions(timeout))
-            timeout = 0.0  # what the last tick has begun
-        await self._end_functions(timeout)
+            _, ended = await asyncio.gather(loop.stop(timeout), self._end_functions(timeout))
+            await self._end_functions(0.0, ended)  # what the last tick has begun
+        else:
+            await self._end_functions(timeout)
         for name in self._failures:
             self._outages.left((self, name))
         self._failures.clear()
 
-    async def _end_functions(self, timeout: float | None) -> None:
-        if not (running := dict(self._tasks)):
-            return
+    async def _end_functions(
+        self, timeout: float | None, ended: Iterable[str] = ()
+    ) -> "Iterable[str]":
+        """Those that run, but for `ended`; which ones."""
+        running = {name: task for name, task in self._tasks.items() if name not in set(ended)}
+        if not running:
+            return ()
         try:
             await asyncio.wait(running.values(), timeout=timeout)
         finally:
@@ -334,11 +345,13 @@ class Scheduler:
                 task.cancel()
         await asyncio.wait(running.values(), timeout=CANCEL_LIMIT)
         stuck = {name: task for name, task in running.items() if not task.done()}
+        calls = self._firing.calls
         for name in stuck.keys() & calls.keys():
             self._tell_abandoned(name, calls[name][1], "swallows its cancellation")
             give_up(calls[name][0])
         if stuck:
             await asyncio.wait(stuck.values(), timeout=GIVE_BACK_TIMEOUT)
+        return running.keys()
 
     def _tell_abandoned(self, name: str, began: float, why: str) -> None:
         took = self._clock.monotonic() - began

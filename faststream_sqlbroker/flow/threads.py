@@ -18,6 +18,8 @@ from typing import Any
 
 from anyio import CancelScope
 
+from faststream_sqlbroker.flow.publish_on_ack import current_delivery
+
 try:
     from anyio._core._eventloop import claim_worker_thread, get_async_backend, threadlocals
 except ImportError:  # they are private; without them `anyio.from_thread` fails in these threads
@@ -75,7 +77,7 @@ _Calls = SimpleQueue[_Call]
 _idle: deque[_Calls] = deque()
 """What the threads without a call wait for, the last one at the end."""
 _own: "dict[asyncio.Task[Any] | None, str]" = {}
-"""The function, by name, that a task waits for in `own_in_thread`."""
+"""The function of a schedule, by name, that a task waits for in `own_in_thread`."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_idle.clear)  # the threads stay with the parent
@@ -121,9 +123,20 @@ def _work(calls: _Calls) -> None:
 
 
 async def own_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """`in_thread` for a handler, or what else the running task is there for."""
+    """`in_thread` for a handler, a dependency of it, or the function of a schedule: who ends them
+    finds what they wait for.
+
+    Of a handler it is noted where its worker works, as a middleware may run it in another task.
+    """
+    name = getattr(function, "__name__", None) or repr(function)
+    if (here := current_delivery.get()) is not None:
+        here.threads.append(name)
+        try:
+            return await in_thread(function, *args, **kwargs)
+        finally:
+            here.threads.remove(name)
     task = asyncio.current_task()
-    _own[task] = getattr(function, "__name__", None) or repr(function)
+    _own[task] = name
     try:
         return await in_thread(function, *args, **kwargs)
     finally:
@@ -131,7 +144,7 @@ async def own_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: A
 
 
 def own_of(task: "asyncio.Task[Any] | None") -> str | None:
-    """The name of the function that `task` waits for in `own_in_thread`; cancelling the task would
-    only end the wait.
+    """The name of the function of a schedule that `task` waits for in `own_in_thread`; cancelling
+    the task would only end the wait.
     """
     return _own.get(task)

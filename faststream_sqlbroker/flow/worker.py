@@ -157,8 +157,12 @@ class Worker:
         """Deliver what waits first, and what belongs to its delivery; something must wait."""
         here = self._place()
         row = self._inflight.waiting.get_nowait()
-        if row is not None:
-            await self._step(row, here)
+        try:
+            if row is not None:
+                await self._step(row, here)
+        finally:
+            # Tasks keep their contexts, and so this place.
+            self._inflight.places.pop(here.worker, None)
 
     def _place(self) -> CurrentDelivery:
         """Where this task works."""

@@ -103,7 +103,7 @@ class SteppedConsumer(Consumer):
         await self._pump.run_due()
 
     @override
-    async def _end_workers(self, graceful_timeout: float | None) -> None:
+    async def _end_workers(self, graceful_timeout: float | None) -> "set[asyncio.Task[None]]":
         self._pump.remove(self)
         running = self._pump.deliveries_of(self) - {asyncio.current_task()}
         if running:
@@ -112,6 +112,7 @@ class SteppedConsumer(Consumer):
                 self.cancel_worker(task)
             if late:
                 await asyncio.wait(late)
+        return set()
 
     async def stopped(self) -> None:
         """Wait for a stop that a handler has asked for."""

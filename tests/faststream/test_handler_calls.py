@@ -11,7 +11,7 @@ import anyio
 import pytest
 from annotated_types import Gt
 from fastapi import FastAPI
-from faststream import AckPolicy, Depends
+from faststream import AckPolicy, BaseMiddleware, Depends
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerRoute, SqlBrokerRouter, TestSqlBroker
@@ -417,6 +417,49 @@ async def test_an_abandoned_thread_changes_nothing_later(
     await eventually(answered)
     [row] = await look.rows(archive=True)
     assert (row["state"], row["deliveries_count"]) == ("COMPLETED", 2)
+
+
+class InOtherTasks(BaseMiddleware):
+    """Calls what is inside in a task of its own, as `asyncio.wait_for` did before Python 3.12."""
+
+    async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+        """Call it."""
+        return await asyncio.create_task(call_next(msg))
+
+
+@pytest.mark.parametrize("where", ["handler", "handler in another task", "dependency"])
+async def test_what_a_thread_works_on_is_not_given_back(
+    broker: SqlBroker, look: Look, heard: Heard, where: str
+) -> None:
+    """F10: another process would begin it while the thread goes on."""
+    broker.config.broker_config.graceful_timeout = 0.05
+    started, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        assert go_on.wait(240)
+
+    if where == "dependency":
+
+        @broker.subscriber("q", **QUICK)
+        async def handle(body: str, waited: Annotated[None, Depends(wait)]) -> None:
+            """It is not called."""
+
+    else:
+        if where == "handler in another task":
+            broker.add_middleware(InOtherTasks)
+        broker.subscriber("q", **QUICK)(lambda body: wait())
+
+    await broker.publish("x", "q")
+    await broker.start()
+    await eventually(started.is_set)
+    await broker.stop()
+    try:
+        [row] = await look.rows()
+        assert (row["state"], row["deliveries_count"]) == ("PROCESSING", 1)
+        assert len(heard.texts("is abandoned", logging.ERROR)) == 1
+    finally:
+        go_on.set()
 
 
 async def answer(number: int) -> int:

@@ -132,15 +132,46 @@ async def test_a_handler_that_swallows_its_cancellation_keeps_its_lease(
     await consumer.start()
     await started.wait()
     [worker] = consumer._workers
-    limits = {"CANCEL_GRACE": 0.5, "SHIELDED_TIMEOUT": 0.5}
+    limits = {"CANCEL_GRACE": 0.5, "SHIELDED_TIMEOUT": 0.5, "CLEAN_UP": 0.0}
     with patch.multiple("faststream_sqlbroker.flow.consumer", **limits):
         await consumer.stop(0.01)
     row = await rig.one()
     assert (row["state"], row["deliveries_count"]) == ("PROCESSING", 1)
     [told] = rig.logged("is abandoned")
     assert f"it swallows its cancellation; its messages [{row['id']}] of queue 'q'" in told
-    assert closed.is_set()
     assert worker.done()
+    assert closed.is_set()
+
+
+async def test_an_abandoned_handler_may_clean_up(rig: Rig) -> None:
+    """What it does is not cut off at once; what its message ends in is not written."""
+    started = asyncio.Event()
+    go_on = asyncio.Event()
+    cleaned = asyncio.Event()
+
+    async def handle(row: ClaimedMessage) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await go_on.wait()
+            row.settle_as(Ack())
+            cleaned.set()
+
+    await rig.put()
+    consumer = rig.consumer(handle)
+    await consumer.start()
+    await started.wait()
+    [worker] = consumer._workers
+    limits = {"CANCEL_GRACE": 0.2, "CLEAN_UP": 600.0}
+    with patch.multiple("faststream_sqlbroker.flow.consumer", **limits):
+        stopping = asyncio.create_task(consumer.stop(0.01))
+        await eventually(lambda: rig.logged("is abandoned"))
+        go_on.set()
+        await stopping
+    assert cleaned.is_set()
+    assert worker.done()
+    assert (await rig.one())["state"] == "PROCESSING"
 
 
 async def test_handler_timeout_cancels_and_nacks(rig: Rig) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from fast_depends.core import CallModel
 from fast_depends.utils import is_coroutine_callable, solve_generator_async
 
-from faststream_sqlbroker.flow.threads import in_thread
+from faststream_sqlbroker.flow.threads import own_in_thread
 from faststream_sqlbroker.subscriber.pipeline.models import RESERVED, Arguments, Values
 from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
 
@@ -80,7 +80,7 @@ class _Dependency:
             value = await solve_generator_async(call=call, stack=stack, **given)  # type: ignore[arg-type]
         else:
             run = self._run
-            value = await (in_thread(call, **given) if run is None else run(**given))
+            value = await (own_in_thread(call, **given) if run is None else run(**given))
             if arguments.respond is not None:
                 value = arguments.respond(value)
         if self._use_cache:
