@@ -23,7 +23,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.store import Store
 from tests.faults import plan, reading, worker
-from tests.faults.checker import BATCH, ORDERED, check
+from tests.faults.checker import BATCH, check
 from tests.faults.history import History, Stall, read
 from tests.faults.logins import Login
 from tests.forked import Forked
@@ -68,15 +68,19 @@ class Cell:
         *,
         workers: int = 2,
         queues: tuple[str, ...] = QUEUES,
+        load: float = 0.0,
+        timed: bool = False,
         **options: Any,
     ) -> None:
         """`url` is where the workers connect (perhaps a proxy); `straight` may be set to lead past
-        it."""
+        it. `load`: seconds that a soak lasts; `timed`: whether it counts how long queues take."""
         self.url = self.straight = url
         self.queues = queues
         self.random = random.Random(seed)
         self.seed = seed
         self.count = workers
+        self.load = load
+        self.timed = timed
         self.folder = folder / f"events-{seed}"
         self.folder.mkdir(parents=True)
         # SQLite's writers wait for each other, so that a renewal may come late on a busy machine.
@@ -206,8 +210,10 @@ class Cell:
             roll_back = self.random.random() < 0.1
             await self.publish_to(queue, min(several, last - self.number), roll_back=roll_back)
 
-    async def publish_to(self, queue: str, count: int = 1, *, roll_back: bool = False) -> list[int]:
-        """Messages for one queue, in one transaction; their numbers."""
+    async def publish_to(
+        self, queue: str, count: int = 1, *, roll_back: bool = False, **more: Any
+    ) -> list[int]:
+        """Messages for one queue, in one transaction, `more` being fields; their numbers."""
         numbers = list(range(self.number + 1, self.number + count + 1))
         self.number += count
         rows = [
@@ -215,7 +221,8 @@ class Cell:
                 queue,
                 json.dumps(n).encode(),
                 HEADERS,
-                key=plan.key_of(n) if queue == ORDERED else None,
+                key=plan.key_in(queue, n),
+                **more,
             )
             for n in numbers
         ]
@@ -273,7 +280,7 @@ class Cell:
     async def _live(self) -> set[int]:
         async with self.engine.connect() as connection:
             left = await connection.execute(
-                text("SELECT payload FROM message WHERE queue <> 'out'")
+                text("SELECT payload FROM message WHERE queue NOT IN ('out', 'ticks')")
             )
             return {int(bytes(payload)) for payload in left.scalars()}
 

@@ -5,11 +5,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.faults.history import FIRST, LAST, Delivery, History
-from tests.faults.plan import key_of
+from tests.faults import feature_rules
+from tests.faults.history import AT_MOST_ONCE, FIRST, LAST, Delivery, History
+from tests.faults.plan import TRANSACTIONAL, key_of
 
-AT_MOST_ONCE = "once"
-TRANSACTIONAL = frozenset({"tx", "catching", "ending"})
 ORDERED = "ordered"
 BATCH = "batch"
 ENDED_INSIDE = "transaction_ended"
@@ -338,6 +337,10 @@ RULES: dict[str, Callable[[History], list[str]]] = {
     "6 answers of batches": batches_are_answered_whole,
     "7 order": order_is_kept,
     "8 limits": limits_hold,
+    "9 policies": feature_rules.policies_hold,
+    "1 moves and cancels": feature_rules.moves_and_cancels_are_final,
+    "1 schedules": feature_rules.schedules_are_exactly_once,
+    "no queue left behind": feature_rules.no_queue_is_left_behind,
     "health told": health_is_told,
 }
 

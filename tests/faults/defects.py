@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
+from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.rows import Claimed
 from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS
 from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
@@ -15,6 +16,7 @@ from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.policies.slot_use import SlotUse
 from faststream_sqlbroker.store.checkout import Checkouts
 
 
@@ -223,6 +225,24 @@ def no_idle_limit(store: Any) -> None:
     store.dialect.begin = lambda connection, _limit=None: begin(connection)
 
 
+def no_slot_is_met(_store: Any) -> None:
+    """Messages of a Throttle are put off, again and again."""
+
+    def start(_use: SlotUse, _row: Any, *, must: bool = False) -> bool:
+        return must
+
+    SlotUse.start = start  # type: ignore[method-assign]
+
+
+def forgotten_slots(_store: Any) -> None:
+    """Slots of a Throttle are not written into its log."""
+
+    def add(_log: SlotLog, _slot: int, _deadline: int, _count: int = 1) -> None:
+        """Nothing."""
+
+    SlotLog.add = add  # type: ignore[method-assign]
+
+
 DEFECTS: dict[str, Callable[[Any], None]] = {
     "no fence": no_fence,
     "no renewal": no_renewal,
@@ -238,6 +258,8 @@ DEFECTS: dict[str, Callable[[Any], None]] = {
     "nothing is set apart": nothing_is_set_apart,
     "read-only sessions stay": read_only_sessions_stay,
     "no idle limit": no_idle_limit,
+    "no slot is met": no_slot_is_met,
+    "forgotten slots": forgotten_slots,
 }
 
 

@@ -53,10 +53,10 @@ class Handlers:
         self._manners = manners
         self._random = random.Random(seed)
 
-    def start(self, number: int, message: SqlBrokerMessage) -> None:
+    def start(self, number: int, message: SqlBrokerMessage, **more: Any) -> None:
         """Note a start."""
         fields = {"number": number, "queue": message.queue, "attempts": message.attempts_count}
-        self._recorder.note("start", **_ids(message), **fields)
+        self._recorder.note("start", **_ids(message), **fields, **more)
 
     def end(self, message: SqlBrokerMessage, outcome: str, answer: int | None = None) -> None:
         """Note an end; `answer` is the size of what the ack brings."""
@@ -76,7 +76,7 @@ class Handlers:
     async def once(self, number: int, message: SqlBrokerMessage) -> None:
         """Work without a second chance."""
         self.start(number, message)
-        await self._work([number], message.queue)
+        await self.work([number], message.queue)
         self._end_or_fail(number, message)
 
     async def batch(self, numbers: list[int], message: SqlBrokerBatchMessage) -> Any:
@@ -85,7 +85,7 @@ class Handlers:
         pairs = list(zip(numbers, messages, strict=True))
         for pair in pairs:
             self.start(*pair)
-        await self._work(numbers, "batch")
+        await self.work(numbers, "batch")
         if any(plan.spoils(number, one.attempts_count) for number, one in pairs):
             for one in messages:
                 self.end(one, "nack")
@@ -106,11 +106,12 @@ class Handlers:
         together = [number for number, _ in acked]
         return _response(json.dumps(together).encode(), together, joint=True)
 
-    async def _work(
+    async def work(
         self, numbers: Sequence[int], queue: str, connection: SqlConnection | None = None
     ) -> None:
+        """Take some time, now and then longer than a lease."""
         # A transaction in SQLite would keep the leases from being renewed.
-        renewed = not (self._manners.one_writer and queue == "tx")
+        renewed = not (self._manners.one_writer and queue in plan.TRANSACTIONAL)
         slow = renewed and any(map(plan.slow, numbers))
         quick = self._random.choice(FOR_A_BATCH if queue == "batch" else QUICK)
         if not slow:
@@ -131,7 +132,7 @@ class Handlers:
     async def _answer(
         self, number: int, message: SqlBrokerMessage, connection: SqlConnection | None = None
     ) -> SqlBrokerResponse:
-        await self._work([number], message.queue, connection)
+        await self.work([number], message.queue, connection)
         if plan.fails(number, message.attempts_count):
             self._end_or_fail(number, message)
         if connection is not None:

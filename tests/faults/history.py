@@ -15,6 +15,8 @@ from typing import Any
 ENDS = ("ack", "nack", "refused", "tried", "caught", "rolled back", "committed")
 """How handlers end: with an ack that the database will refuse (`refused`) or may refuse (`tried`),
 after errors of a deadlock (`caught`), after a raw ROLLBACK or COMMIT of their own."""
+AT_MOST_ONCE = "once"
+"""The queue of the subscriber with ACK_FIRST."""
 FIRST = "effect 1"
 LAST = "effect 2"
 """The effects of a transactional handler, before and after what it does in between."""
@@ -54,6 +56,8 @@ class Delivery:
     """Whether its process has said that its settle stayed unknown."""
     lost_at: float = float("inf")
     """When its process has said that its lease was lost."""
+    looked: int | None = None
+    """When the broker last looked whether its slot of a Throttle was over: microseconds."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,12 @@ class History:
     answers: list[Answer] = field(default_factory=list)
     listed: set[int] = field(default_factory=set)
     """Numbers of the messages whose outcome is listed as unknown."""
+    ticks: list[dict[str, Any]] = field(default_factory=list)
+    """What a schedule has published, by the archive."""
+    cancelled: set[int] = field(default_factory=set)
+    """Numbers of the messages that an operator has ended."""
+    loaded_at: float | None = None
+    """When a soak began of which it counts how long its queues took."""
     effects: list[tuple[int, str]] = field(default_factory=list)
     """What transactional handlers have committed: number, and FIRST or LAST."""
     stuck: list[str] = field(default_factory=list)
@@ -166,6 +176,7 @@ def deliveries(events: Iterable[dict[str, Any]]) -> list[Delivery]:
             (s["pid"], s["id"], s["deliveries"]) in lost,
             (s["pid"], s["id"]) in unknown,
             lost.get((s["pid"], s["id"], s["deliveries"]), float("inf")),
+            s.get("looked"),
         )
         for s in starts
     ]

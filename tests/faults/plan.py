@@ -8,9 +8,28 @@ SAME = "same"
 """The dedup_id of answers of which only one may be stored."""
 
 
+TRANSACTIONAL = frozenset({"tx", "dead", "catching", "ending"})
+"""Queues whose handlers work in a transaction."""
+RATE = 10
+"""Messages that a throttled queue starts in `PER` seconds at most."""
+PER = 1
+ONE_KEY = 20
+"""So many numbers have the same key where a key is to start once."""
+
+
 def key_of(number: int) -> str | None:
     """The key of a message of the ordered queue; some have none."""
     return None if number % 4 == 3 else f"key {number % 4}"
+
+
+def key_in(queue: str, number: int) -> str | None:
+    """The key of a message of `queue`."""
+    match queue:
+        case "ordered" | "debounced":
+            return key_of(number)
+        case "once a key":
+            return f"key {number // ONE_KEY}"
+    return None
 
 
 def slow(number: int) -> bool:

@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.store import Store
-from tests.faults.history import Answer, History, Stall, deliveries, read
+from tests.faults.history import AT_MOST_ONCE, Answer, History, Stall, deliveries, read
 from tests.helpers import eventually
 
 
@@ -25,8 +25,11 @@ async def read_all(h: History, folder: Path, store: Store, *, patience: float) -
     for event in events:
         if event["event"] == "health" and event["at"] < h.stopping:
             h.health.setdefault(event["pid"], []).append((event["at"], event["healthy"]))
-    h.live = await _rows(store, "message WHERE queue <> 'out'")
-    h.archived = await _rows(store, "message_archive", ", reason")
+    h.live = await _rows(store, "message WHERE queue NOT IN ('out', 'ticks')")
+    h.archived = await _rows(
+        store, "message_archive WHERE queue <> 'ticks'", ", reason, related_id"
+    )
+    h.ticks = await _rows(store, "message_archive WHERE queue = 'ticks'")
     h.answers = await _answers(store)
     h.effects = [tuple(row) for row in await _select(store, "SELECT number, which FROM effects")]
     await _read_unknown(h, store, patience)
@@ -58,7 +61,11 @@ async def _read_unknown(h: History, store: Store, patience: float) -> None:
             store, "SELECT 1 FROM message_policy_state WHERE scope LIKE 'ack_first:%'"
         )
         listed.clear()
-        listed.update(unknown.message_id for unknown in await store.starts.unknown(None, 10_000))
+        listed.update(
+            unknown.message_id
+            for unknown in await store.starts.unknown(None, 10_000)
+            if unknown.queue == AT_MOST_ONCE
+        )
         return len(notes) == len(listed)
 
     await eventually(over, timeout=patience, step=0.1)

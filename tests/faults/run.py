@@ -34,7 +34,7 @@ async def run_cell(
         options: Of the cell (workers, queues) and of its workers.
     """
     fault = FAULTS[name]
-    chosen = {**fault.options, **options}
+    chosen = {"load": fault.load, **fault.options, **options}
     chosen.setdefault("queues", fault.queues)
     chosen.setdefault("refusing", seed % REFUSING_EVERY == 0)
     url = place.url if place.login is None else place.login.url(place.url)

@@ -8,6 +8,7 @@ import pytest
 from tests.faults import history
 from tests.faults.checker import RULES, check, excused
 from tests.faults.history import Answer, Delivery, Frozen, History, Stall
+from tests.faults.plan import RATE
 
 FIRST = Delivery(1, "plain", 1, 0, pid=7, at=1.0, ended="ack", ended_at=1.5, answer=60)
 ANSWER = Answer((1,), 60)
@@ -16,12 +17,14 @@ BOTH = [(1, history.FIRST), (1, history.LAST)]
 
 def row(**fields: Any) -> dict[str, Any]:
     return {
+        "id": 1,
         "number": 1,
         "queue": "plain",
         "state": "COMPLETED",
         "attempts_count": 1,
         "deliveries_count": 1,
         "reason": None,
+        "related_id": None,
         **fields,
     }
 
@@ -110,6 +113,8 @@ TX = row(queue="tx")
 KEYED = replace(FIRST, queue="ordered")
 BATCHED = replace(FIRST, queue="batch")
 IN_BATCH = row(queue="batch")
+THROTTLED = replace(FIRST, queue="throttled")
+DEBOUNCED = row(queue="debounced", number=1, state="DISCARDED", reason="superseded")
 FROZEN = Frozen(0.5, 4.0, frozenset({8}))
 CASES: dict[str, tuple[str, History]] = {
     "gone": ("1 nothing lost", good(archived=[], answers=[])),
@@ -310,6 +315,38 @@ CASES: dict[str, tuple[str, History]] = {
             deliveries=[replace(BATCHED, ended="nack")],
             archived=[row(queue="batch", state="FAILED", reason="max_attempts")],
             answers=[Answer((1,), 9, joint=True)],
+        ),
+    ),
+    "a slot that nobody looked at": ("9 policies", good(deliveries=[THROTTLED])),
+    "too many starts": (
+        "9 policies",
+        good(deliveries=[replace(THROTTLED, number=n, looked=n) for n in range(RATE + 1)]),
+    ),
+    "a key that started twice": (
+        "9 policies",
+        good(deliveries=[replace(FIRST, queue="once a key", number=n) for n in (1, 2)]),
+    ),
+    "the last of a burst is gone": (
+        "9 policies",
+        good(archived=[DEBOUNCED, {**DEBOUNCED, "id": 2, "number": 4, "related_id": 1}]),
+    ),
+    "superseded by what was not delivered": (
+        "9 policies",
+        good(
+            archived=[{**DEBOUNCED, "related_id": 3}, {**DEBOUNCED, "id": 2, "state": "COMPLETED"}]
+        ),
+    ),
+    "dead, and not in the queue of the dead": (
+        "1 moves and cancels",
+        good(archived=[row(queue="dying", state="FAILED", reason="max_attempts")]),
+    ),
+    "cancelled, and completed": ("1 moves and cancels", good(cancelled={1})),
+    "a tick twice": ("1 schedules", good(ticks=[row(number=2), row(number=2)])),
+    "no tick": ("1 schedules", good(ticks=[row(number=2), row(number=6)])),
+    "a queue left behind": (
+        "no queue left behind",
+        good(
+            loaded_at=0.0, deliveries=[FIRST, replace(FIRST, number=2, queue="throttled", at=2.1)]
         ),
     ),
     "beyond the attempts": ("8 limits", good(deliveries=[replace(FIRST, attempts=3)])),

@@ -9,6 +9,7 @@ from tests.conftest import Servers
 from tests.faults import cell
 from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS
+from tests.faults.faults.soak import SOAK
 from tests.faults.run import run_cell
 
 pytestmark = pytest.mark.timeout(1200)
@@ -62,6 +63,13 @@ PLANTED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         {"queues": ("once",)},
     ),
     "claims without order": ("nothing", "postgresql", "7 order", {"queues": ("ordered",)}),
+    "no slot is met": (SOAK, "sqlite", "1 nothing lost", {"load": 3.0}),
+    "forgotten slots": (
+        SOAK,
+        "postgresql",
+        "9 policies",
+        {"load": 3.0, "queues": ("throttled",)},
+    ),
     "commit before effects": ("nothing", "postgresql", "5 transactions", {"queues": ("tx",)}),
 }
 """The fault that shows a defect, the database, the rule that must be broken, and options of the

@@ -24,6 +24,8 @@ CELLS = [
     if kind in fault.short
 ]
 
+LOAD = 30.0
+"""Seconds of a soak, on each database."""
 KILLED = "kill -9 in a handler"
 """Runs with FastStream's own pipeline, too."""
 
@@ -52,5 +54,5 @@ async def _keeps_its_promises(name: str, kind: str, servers: Servers, folder: Pa
             if os.environ.get("CI") and not excused:
                 pytest.fail(str(error))
             pytest.skip(str(error))
-        broken = await run_cell(name, place, folder, seed=1, rounds=1)
+        broken = await run_cell(name, place, folder, seed=1, rounds=1, load=LOAD)
     assert {rule: found for rule, found in broken.items() if found} == {}

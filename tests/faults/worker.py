@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
 from tests.faults import defects
+from tests.faults.features import FEATURES, subscribe_all
 from tests.faults.handlers import Manners, TransactionHandlers
 from tests.faults.history import Recorder
 
@@ -165,7 +166,9 @@ def subscribe(
         "catching": (handlers.catching, {**retry, "transactional": True}),
         "ending": (handlers.ending, {**retry, "transactional": True}),
     }
-    for queue in sorted(queues):
+    if FEATURES[0] in queues:
+        subscribe_all(broker, handlers, {**options, **retry})
+    for queue in sorted(queues - set(FEATURES)):
         handler, more = subscribers[queue]
         answering = handler if queue == "once" else broker.publisher("out")(handler)
         broker.subscriber(queue, **{**options, **more})(answering)

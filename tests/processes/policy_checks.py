@@ -113,7 +113,7 @@ def debounced(
         delivered = tuple(row["id"] for row in rows if row["state"] == "COMPLETED")
         if delivered not in expected:
             wrong.append(f"{key}: delivered {delivered}, the bursts' are {expected}")
-        wrong += _superseded(rows, leading=leading)
+        wrong += superseded(rows, leading=leading)
         runs = [s.id for s in left.starts if s.key == key]
         if sorted(runs) != runs:
             wrong.append(f"{key}: started as {runs}")
@@ -145,7 +145,7 @@ def _bursts(
     return {chosen}
 
 
-def _superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
+def superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
     """The last message of a chain of superseded ones has been delivered."""
     by_id = {row["id"]: row for row in rows}
     wrong = []

@@ -107,6 +107,18 @@ async def test_every_cell_has_its_first_seed_before_any_has_its_second(
     )
 
 
+async def test_a_soak_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+
+    async def one(_matrix: Matrix, seed: int, _found: Result) -> None:
+        ran.append(seed)
+
+    monkeypatch.setattr(Matrix, "_one", one)
+    given = argparse.Namespace(runs=3, rounds=1, jobs=1, only="soak", resume=False, minutes=1.0)
+    await Matrix(given, Book("new"), {}).run()
+    assert ran == [1] * 4
+
+
 async def test_after_its_minutes_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Matrix, "_one", None)
     given = argparse.Namespace(runs=3, rounds=1, jobs=2, only="", resume=False, minutes=0.0)
@@ -117,8 +129,9 @@ async def test_an_error_of_a_run_is_recorded_and_the_next_run_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def run_cell(
-        _name: str, _place: object, _folder: Path, seed: int, _rounds: int
+        _name: str, _place: object, _folder: Path, seed: int, _rounds: int, *, timed: bool
     ) -> object:
+        assert timed
         if seed == 1:
             raise RuntimeError("no end")
         return {rule: (["message 1 is gone"] if seed == 2 else []) for rule in RULES}

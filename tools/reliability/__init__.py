@@ -45,13 +45,18 @@ ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "explanation" / "reliability.md"
 RESULTS = DOCUMENT.with_suffix(".json")
 LONGEST = 600.0
-"""Seconds that a run gets; all its waiting has deadlines that add up to less."""
+"""Seconds that a run gets beside its fault's load; all its waiting has deadlines that add up to
+less."""
 CODE = (
     "faststream_sqlbroker/**/*.py",
     "tests/faults/**/*.py",
     "tests/__init__.py",
     "tests/forked.py",
     "tests/helpers.py",
+    "tests/processes/__init__.py",
+    "tests/processes/patience.py",
+    "tests/processes/policy_checks.py",
+    "tests/processes/policy_worker.py",
     "tests/proxy.py",
     "tools/__init__.py",
     "tools/packages.py",
@@ -218,8 +223,15 @@ class Matrix:
         longest = sorted(
             self.results, key=lambda result: -lengths.get((result.fault, result.kind), float("inf"))
         )
-        runs = ((seed, result) for seed in range(1, self._arguments.runs + 1) for result in longest)
-        waiting = iter([(seed, result) for seed, result in runs if seed not in result.seeds])
+        most = self._arguments.runs
+        runs = ((seed, result) for seed in range(1, most + 1) for result in longest)
+        waiting = iter(
+            [
+                (seed, result)
+                for seed, result in runs
+                if seed not in result.seeds and seed <= seeds_of(result, most)
+            ]
+        )
 
         async def one_by_one() -> None:
             for seed, result in waiting:
@@ -247,8 +259,8 @@ class Matrix:
         try:
             # Servers and databases take seconds to make, in which the other cells must go on.
             async with in_a_thread(self._prepared(result)) as (folder, place, database):
-                async with asyncio.timeout(LONGEST):
-                    found = await run_cell(result.fault, place, folder, seed, rounds)
+                async with asyncio.timeout(LONGEST + FAULTS[result.fault].load):
+                    found = await run_cell(result.fault, place, folder, seed, rounds, timed=True)
                 if any(found.values()) and self._arguments.keep is not None:
                     name = re.sub(r"\W+", "-", f"{result.fault} {result.kind} {seed}")
                     shutil.copytree(folder, self._arguments.keep / name, dirs_exist_ok=True)
@@ -294,6 +306,11 @@ class Matrix:
         engine = self._admin[kind]
         assert isinstance(engine, Engine)  # noqa: S101 - cells without a server are not run
         return engine
+
+
+def seeds_of(result: Result, most: int) -> int:
+    """How many seeds of a cell are run: one of a soak, which is long."""
+    return 1 if FAULTS[result.fault].load else most
 
 
 def _add(result: Result, seed: int, found: dict[str, list[str]]) -> None:
@@ -432,7 +449,9 @@ def main() -> int:
         asyncio.run(matrix.run())
     book.render()
     missing = sum(
-        arguments.runs - len(result.seeds) for result in matrix.results if not result.skipped
+        seeds_of(result, arguments.runs) - len(result.seeds)
+        for result in matrix.results
+        if not result.skipped
     )
     if missing > 0:
         print(f"{missing} runs are missing; --resume goes on")

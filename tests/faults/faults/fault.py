@@ -40,6 +40,8 @@ class Fault:
     queues: tuple[str, ...] = QUEUES
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the workers."""
+    load: float = 0.0
+    """Seconds that it publishes and disturbs, and that `just test-faults` has time for once."""
 
     @property
     def disturbing(self) -> bool:

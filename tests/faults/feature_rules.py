@@ -1,0 +1,73 @@
+"""Rules for what only a soak has: policies, an operator, a schedule, the time that queues take."""
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+from tests.faults.features import DEAD, DEBOUNCED, DYING, EVERY, ONCE_A_KEY, THROTTLED
+from tests.faults.history import History
+from tests.faults.plan import PER, RATE, key_in
+from tests.processes.policy_checks import ROUNDING, SECOND, over_rate, superseded
+
+MOST_TIMES = 2
+"""How much longer than a plain queue any other may take."""
+
+
+def policies_hold(h: History) -> list[str]:
+    """9: never more starts than a Throttle's, one of a key that is to start once, the last of a
+    burst."""
+    looks = [d.looked for d in h.deliveries if d.queue == THROTTLED and d.looked is not None]
+    unseen = [d.number for d in h.deliveries if d.queue == THROTTLED and d.looked is None]
+    found = [f"message {n} was started without a look at its slot" for n in unseen]
+    found += over_rate(looks, RATE, PER * SECOND - ROUNDING)
+    starts = Counter(key_in(d.queue, d.number) for d in h.deliveries if d.queue == ONCE_A_KEY)
+    found += [f"{key!r} was started {times} times" for key, times in starts.items() if times > 1]
+    bursts = defaultdict(list)
+    for row in sorted(h.archived, key=lambda row: row["id"]):
+        if row["queue"] == DEBOUNCED:
+            bursts[key_in(DEBOUNCED, row["number"])].append(row)
+    for key, rows in bursts.items():
+        if rows[-1]["state"] != "COMPLETED":
+            found.append(f"the last message of {key!r} is {rows[-1]['state']}")
+        found += superseded(rows, leading=False)
+    return found
+
+
+def moves_and_cancels_are_final(h: History) -> list[str]:
+    """1: what always fails is in the queue of dead letters, what an operator has ended is
+    DISCARDED."""
+    rows = {row["number"]: row for row in h.archived}
+    found = [
+        f"message {row['number']} of {DYING!r} is {row['state']}, and not in {DEAD!r}"
+        for row in h.archived
+        if row["queue"] == DYING and row["reason"] != "cancelled"
+    ]
+    return found + [
+        f"message {n} was cancelled, and is {rows[n]['state']}"
+        for n in h.cancelled & rows.keys()
+        if rows[n]["state"] != "DISCARDED"
+    ]
+
+
+def schedules_are_exactly_once(h: History) -> list[str]:
+    """1: no tick is missing and none is there twice."""
+    ticks = Counter(row["number"] for row in h.ticks)
+    found = [f"tick {tick} is there {times} times" for tick, times in ticks.items() if times > 1]
+    return found + [
+        f"no tick between {before} and {after}"
+        for before, after in pairwise(sorted(ticks))
+        if after - before > EVERY
+    ]
+
+
+def no_queue_is_left_behind(h: History) -> list[str]:
+    """Of a soak that counts it: no queue takes more than `MOST_TIMES` the time of a plain one."""
+    if h.loaded_at is None:
+        return []
+    last: dict[str, float] = defaultdict(float)
+    for d in h.deliveries:
+        last[d.queue] = max(last[d.queue], d.at - h.loaded_at)
+    return [
+        f"{queue!r} took {seconds:.0f} s, a plain queue {last['plain']:.0f} s"
+        for queue, seconds in last.items()
+        if seconds > MOST_TIMES * last["plain"]
+    ]
