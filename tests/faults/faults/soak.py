@@ -64,7 +64,7 @@ async def _disturb(cell: Cell, end: float) -> None:
                 victim.terminate()
             case _:
                 victim.send_signal(signal.SIGSTOP)
-                await asyncio.sleep(cell.lease * 1.6)
+                await asyncio.sleep(1.6 * cell.history.lease)
                 victim.send_signal(signal.SIGCONT)
                 continue
         await asyncio.to_thread(victim.wait, STOPPING)
