@@ -73,7 +73,7 @@ class Cell:
         **options: Any,
     ) -> None:
         """`url` is where the workers connect (perhaps a proxy); `straight` may be set to lead past
-        it. `load`: seconds that a soak lasts; `timed`: whether it counts how long queues take."""
+        it. `load`: seconds that a soak lasts; `timed`: whether it counts how long queues drain."""
         self.url = self.straight = url
         self.queues = queues
         self.random = random.Random(seed)

@@ -337,10 +337,10 @@ RULES: dict[str, Callable[[History], list[str]]] = {
     "6 answers of batches": batches_are_answered_whole,
     "7 order": order_is_kept,
     "8 limits": limits_hold,
-    "9 policies": feature_rules.policies_hold,
-    "1 moves and cancels": feature_rules.moves_and_cancels_are_final,
-    "1 schedules": feature_rules.schedules_are_exactly_once,
-    "no queue left behind": feature_rules.no_queue_is_left_behind,
+    "policies": feature_rules.policies_hold,
+    "moves and cancels": feature_rules.moves_and_cancels_are_final,
+    "schedules": feature_rules.schedules_are_exactly_once,
+    "nothing left behind": feature_rules.no_queue_is_left_behind,
     "health told": health_is_told,
 }
 

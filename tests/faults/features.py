@@ -1,4 +1,4 @@
-"""The subscribers of a soak, beside those of every cell: policies, moves and a schedule."""
+"""The subscribers of a soak that other cells have not: policies, moves and a schedule."""
 
 import asyncio
 from datetime import datetime

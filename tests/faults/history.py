@@ -118,8 +118,8 @@ class History:
     """What a schedule has published, by the archive."""
     cancelled: set[int] = field(default_factory=set)
     """Numbers of the messages that an operator has ended."""
-    loaded_at: float | None = None
-    """When a soak began of which it counts how long its queues took."""
+    calm_at: float | None = None
+    """When a soak ended of which it counts how long its queues take to drain."""
     effects: list[tuple[int, str]] = field(default_factory=list)
     """What transactional handlers have committed: number, and FIRST or LAST."""
     stuck: list[str] = field(default_factory=list)

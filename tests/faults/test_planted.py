@@ -67,7 +67,7 @@ PLANTED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "forgotten slots": (
         SOAK,
         "postgresql",
-        "9 policies",
+        "policies",
         {"load": 3.0, "queues": ("throttled",)},
     ),
     "commit before effects": ("nothing", "postgresql", "5 transactions", {"queues": ("tx",)}),

@@ -45,7 +45,7 @@ ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = ROOT / "docs" / "explanation" / "reliability.md"
 RESULTS = DOCUMENT.with_suffix(".json")
 LONGEST = 600.0
-"""Seconds that a run gets beside its fault's load; all its waiting has deadlines that add up to
+"""Seconds that a run gets, and its fault's load; all its waiting has deadlines that add up to
 less."""
 CODE = (
     "faststream_sqlbroker/**/*.py",

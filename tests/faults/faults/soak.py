@@ -5,6 +5,7 @@ import signal
 import time
 
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
@@ -31,12 +32,12 @@ CANCELLED = ("plain", "tx", "forwarded", "throttled")
 async def soak(cell: Cell, _proxy: Proxy | None) -> None:
     """Publish and disturb for `cell.load` seconds; then it is calm."""
     end = time.monotonic() + cell.load
-    if cell.timed:
-        cell.history.loaded_at = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_publish(cell, end))
         tasks.create_task(_disturb(cell, end))
         tasks.create_task(_operate(cell, end))
+    if cell.timed:
+        cell.history.calm_at = time.monotonic()
 
 
 async def _publish(cell: Cell, end: float) -> None:
@@ -84,7 +85,7 @@ async def _operate(cell: Cell, end: float) -> None:
                 await _cancel(cell, broker, cell.random.choice(page.messages).id)
             if cell.random.random() < 0.1:
                 await broker.admin.pause("plain", until=1, by="soak")
-        except StoreError:
+        except (StoreError, DBAPIError):
             continue  # a worker that has been stopped holds a lock
 
 
