@@ -23,13 +23,15 @@ from faststream_sqlbroker.flow.ready import Ready
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.stride_scheduler import StrideScheduler
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.store import Store
 
 TELL_MISSED = 60.0
 """Seconds between two lines of the log about slots that were missed."""
+SOON = 0.001
+"""Seconds to the next claim if its time has come while this one ran."""
 RELEASE_PAUSE = 5.0
 """Seconds between two tries to give back a claim whose answer was lost."""
 
@@ -154,7 +156,14 @@ class Claimer:
         if self._shares is not None and only is None:
             self._shares.claimed(queues, claim.rows, more=True)  # which a policy may hold
         rows = Claimed(claim.rows, claim.suspects)
-        return ClaimResult(rows, claim.again, claim.gated, claim.more)
+        return ClaimResult(rows, self._from_now(claim), claim.gated, claim.more)
+
+    def _from_now(self, claim: Claim) -> float | None:
+        """In how many seconds to claim again: a slow claim must not put the next one off."""
+        if not claim.again or claim.read is None:
+            return claim.again
+        # Not 0, which says that there is more to read.
+        return max(SOON, claim.again - (self._clock.monotonic() - claim.read.answered))
 
     def _tell_slots(self) -> None:
         """Count what became of slots, and tell the log if messages go back, or the clock did."""

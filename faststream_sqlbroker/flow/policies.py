@@ -103,6 +103,7 @@ class PolicyStarts:
         if (wait := seconds_to_slot(row, self._clock)) <= 0:
             return
         self._inflight.metrics.policy_wait("slot", wait)
+        self._inflight.times.begins(self._clock.monotonic() + wait)
         with self._busy():
             try:
                 await self._clock.sleep(wait)

@@ -32,12 +32,16 @@ class HandlerTimes:
         self.recent: deque[float] = deque(maxlen=REMEMBERED)
         """Seconds, the oldest run first."""
         self.ended_at = float("-inf")
-        """When the last run ended (monotonic seconds)."""
+        """When the last run ended, or begins that a worker waits for (monotonic seconds)."""
 
     def ended(self, began: float, now: float) -> None:
         """A run that `began` has ended `now`."""
         self.recent.append(now - began)
         self.ended_at = now
+
+    def begins(self, at: float) -> None:
+        """A worker waits until `at` to begin a run: until then that none ends says nothing."""
+        self.ended_at = max(self.ended_at, at)
 
     def starts_ahead(self, workers: int, free: int, horizon: float = HORIZON) -> int:
         """How many runs the `workers`, of which so many are `free`, will begin within `horizon`

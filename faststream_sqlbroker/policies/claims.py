@@ -78,7 +78,7 @@ class PolicyClaims:
             waits.append(0.0)
         found = Claim([], None, gated=bool(due) and len(locked) == len(due))
         if read is not None:
-            found.read_at = read.asked
+            found.read = read
             ready = [(queue, _due(pairs, queue)) for queue in wanted.queues if queue in locked]
             at = connection, wanted, memory
             waits += self._claim_queues(at, [each for each in ready if each[1]], read, found)

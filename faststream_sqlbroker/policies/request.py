@@ -14,6 +14,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.ordered import Cursors
 from faststream_sqlbroker.policies.intake import IntakePosition
+from faststream_sqlbroker.policies.read_time import ReadTime
 from faststream_sqlbroker.policies.slot_use import SlotUse
 
 REMEMBERED = 8
@@ -84,15 +85,16 @@ class Claim:
 
     rows: list[ClaimedMessage]
     again: float | None
-    """In how many seconds to claim again: 0 if another claim runs right now; None: not known."""
+    """In how many seconds after the read to claim again: 0 if another claim runs right now; None:
+    not known."""
     gated: bool
     """Whether nothing more can start before, whatever comes."""
     more: bool = False
     """Whether there is more to look at, at once."""
     suspects: Mapping[int, Suspect] = field(default_factory=dict)
     """By id, messages that could start and were left for a claim of their own."""
-    read_at: float | None = None
-    """When the database's clock was read (monotonic seconds); None: nothing was due."""
+    read: ReadTime | None = None
+    """When the database's clock was read; None: nothing was due."""
 
 
 @dataclass
@@ -103,6 +105,8 @@ class ScanPosition:
     cursors: Cursors = field(default_factory=Cursors)
     took: list[float] = field(default_factory=list)
     """Seconds from reading the clock until the answer to COMMIT, of the last claims."""
+    whole_took: list[float] = field(default_factory=list)
+    """Seconds from their beginning until then, which have the wait for the lock, too."""
     swaps_took: list[float] = field(default_factory=list)
     """The same of claims by compare and swap."""
     use: SlotUse = field(default_factory=lambda: SlotUse(Clock()))
@@ -113,12 +117,18 @@ class ScanPosition:
     def copy(self) -> "ScanPosition":
         """One to change while it is not known whether the claim will be committed."""
         return ScanPosition(
-            self.intake.copy(), self.cursors.copy(), self.took[:], self.swaps_took[:], self.use
+            self.intake.copy(),
+            self.cursors.copy(),
+            self.took[:],
+            self.whole_took[:],
+            self.swaps_took[:],
+            self.use,
         )
 
-    def note(self, took: float) -> None:
-        """A claim was answered so many seconds after it had read the clock."""
+    def note(self, took: float, whole_took: float) -> None:
+        """A claim was answered so many seconds after it had read the clock, and had begun."""
         self.took = [*self.took[1 - REMEMBERED :], took]
+        self.whole_took = [*self.whole_took[1 - REMEMBERED :], whole_took]
 
     def note_swap(self, took: float) -> None:
         """The same of a claim by compare and swap."""

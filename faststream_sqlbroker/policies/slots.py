@@ -45,12 +45,14 @@ class QueueSlots:
         told: dict[Place, int],
         took: Sequence[float],
         statements: int = 2,
+        whole_took: Sequence[float] = (),
     ) -> None:
         """Read what is known of the queue's own slots.
 
         No other claim changes `states` before this one is written; then `told` says what of
-        `memory.use` is stored. So many seconds the last such claims `took`;
-        with none, as long as so many `statements`, the first of which read the clock.
+        `memory.use` is stored. So many seconds the last such claims `took`, from the reading of the
+        clock and, if that is not the same, as a whole; with none, as long as so many `statements`,
+        the first of which read the clock.
         """
         self._states = states
         self._wanted = wanted
@@ -60,7 +62,8 @@ class QueueSlots:
         numbered = [p for p in wanted.policies if isinstance(p, Throttle)]
         self.spent = bool(numbered)
         """Whether a lease spends a slot."""
-        self._reach, self.lead, rest = _reach_and_lead(took or [statements * read.took])
+        supposed = took or [statements * read.took]
+        self._reach, self.lead, rest = _reach_and_lead(supposed, whole_took or supposed)
         late = rest if took else max(rest, UNKNOWN)
         late = max(late, round(wanted.gathers * MICROSECONDS))
         self._gates = [
@@ -171,7 +174,15 @@ class Slots(QueueSlots):
         """As `QueueSlots`; `intake` is that of the same claim."""
         states = StatesOn(intake.rows, intake.connection)
         super().__init__(
-            states, intake.queue, read, wanted, memory, memory.told, memory.took, STATEMENTS
+            states,
+            intake.queue,
+            read,
+            wanted,
+            memory,
+            memory.told,
+            memory.took,
+            STATEMENTS,
+            memory.whole_took,
         )
         self.own: OwnSlots | None = None
         """Those of a throttle that refuses what is above its rate."""
@@ -218,12 +229,15 @@ class Slots(QueueSlots):
         return max(at, own_at), place
 
 
-def _reach_and_lead(took: Sequence[float]) -> tuple[int, int, int]:
+def _reach_and_lead(took: Sequence[float], whole_took: Sequence[float]) -> tuple[int, int, int]:
     """How far ahead slots are granted because claims take long, and how far ahead the first one is,
     as slots that come before the answer to COMMIT would be missed; and by how much that may be too
     little (microseconds).
+
+    The first slot that the next claim can grant comes when this one and all of that have ended.
     """
     usual = min(round(median(took) * MICROSECONDS), MOST_REACH)
     # That one claim took long is no reason to wait.
     long = round(sorted(took)[-2:][0] * MICROSECONDS)
-    return min(2 * usual, MOST_REACH), usual, max(0, long - usual)
+    reach = round(2 * median(whole_took) * MICROSECONDS)
+    return min(reach, MOST_REACH), usual, max(0, long - usual)

@@ -174,9 +174,7 @@ class SwapClaim:
     def result(self) -> Claim:
         """All of it."""
         again = min(self._waits, default=None)
-        return Claim(
-            self._rows, again, self._gated, suspects=self._suspects, read_at=self._read.asked
-        )
+        return Claim(self._rows, again, self._gated, suspects=self._suspects, read=self._read)
 
     def _decide(self, queue: SeenQueue) -> Swap | None:
         """What to lease of a queue; None: nothing may start."""

@@ -49,6 +49,7 @@ class PolicyStore:
             return swapped
 
         moved = memory
+        began = self._transactions.clock.monotonic()
 
         def claim(connection: Connection) -> Claim:
             nonlocal moved
@@ -62,8 +63,9 @@ class PolicyStore:
             moved.use.told(moved.told)
             raise
         moved.use.told(moved.told)
-        if found.read_at is not None:
-            moved.note(self._transactions.clock.monotonic() - found.read_at)
+        if found.read is not None:
+            now = self._transactions.clock.monotonic()
+            moved.note(now - found.read.asked, now - began)
         return found, moved
 
     async def _swapped(

@@ -3,6 +3,7 @@
 import asyncio
 from datetime import timedelta
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from sqlalchemy.util import await_only
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Throttle
-from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Slot
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.policies import PolicyStarts
+from faststream_sqlbroker.flow.prefetch import HORIZON, HandlerTimes
 from tests.flow.conftest import Rig, count_as_quick
 from tests.flow.test_policies import archived, slot_of
 from tests.flow.test_policy_limits import Process
@@ -97,3 +100,46 @@ async def test_the_rate_holds_whatever_a_commit_takes(rig: Rig) -> None:
         assert asked + since - 0.01 < row.slot.earliest <= row.slot.latest
         deadline = (row.slot.deadline - row.slot.at) / 1e6  # type: ignore[operator]
         assert row.slot.latest < answered + since + deadline + 0.01
+
+
+async def test_a_slow_claim_does_not_put_the_next_one_off(rig: Rig) -> None:
+    """The time to claim again is the database's: what the claim itself takes is part of it."""
+    time = rig.shifted()
+    throttle = Throttle(1, per="1h")
+    consumer = rig.consumer(policies=[throttle], max_workers=2, max_fetch_interval=9_000.0)
+    await rig.put(2)
+    commits = 0
+
+    @event.listens_for(rig.store._engine.sync_engine, "commit")
+    def late(_connection: Any) -> None:
+        nonlocal commits
+        commits += 1
+        time.shift += 1_000.0
+
+    wait = await consumer._fetcher.tick()
+    assert consumer.inflight.waiting.qsize() == 1
+    assert commits > 0
+    assert 1_000.0 < wait < 3_700.0 - 1_000.0 * commits
+
+
+async def test_workers_that_wait_for_slots_do_not_count_as_stuck(rig: Rig) -> None:
+    """They begin at their slots, and more is claimed before that."""
+    clock = rig.wakeups.clock
+    times = HandlerTimes(clock)
+    now = clock.monotonic()
+    times.ended(now - 100.0 - HORIZON, now - 100.0)
+    assert times.starts_ahead(400, 0) == 0
+    times.begins(now + 1_000.0)
+    times.begins(now)
+    assert times.starts_ahead(400, 0) > 300
+
+    consumer = rig.consumer(policies=[Throttle(1, per="1h")])
+    nothing: Any = None
+    starts = PolicyStarts(rig.store, consumer.inflight, nothing, [], rig.log, bool, None)
+    slot = Slot(now + 1_000.0, now + 2_000.0)
+    row: Any = SimpleNamespace(slot=slot, slot_started=None, lease_lost=True)
+    waiting = asyncio.create_task(starts.wait_for_slot(row))
+    await eventually(lambda: consumer.inflight.times.ended_at >= now + 999.0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()

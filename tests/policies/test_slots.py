@@ -103,6 +103,13 @@ def slots_are_granted_for_the_time_of_the_answer(world: World) -> None:
     assert slots(world) == pytest.approx([0.8 + n / 10 for n in range(10)], abs=0.001)
     world.memories[1].took = world.memories[1].swaps_took = [0.04]
     assert world.claim(1, 20).rows == [], "the slots of two processes overlap"
+    world.begin([Throttle(10, per="1s", burst=1)])
+    for _ in range(30):
+        world.put("a")
+    memory = world.memories[0]
+    # The next claim has to wait for the lock before it grants its first slot.
+    memory.took, memory.whole_took, memory.swaps_took = [0.4], [0.8], [0.8]
+    assert 1.65 < slots(world)[-1] <= 1.8
 
 
 def what_waits_for_a_worker_gets_the_slot_of_when_it_has_one(world: World) -> None:
