@@ -5,8 +5,9 @@ Each cell (fault × database) runs `runs` times with seeds of its own, `rounds` 
 every cell with seed 1, then with seed 2, so that a matrix that is cut short has all cells. After
 each run docs/explanation/reliability.json and the table rendered from it,
 docs/explanation/reliability.md, are written. What is run replaces the cell's older result; with
-`--resume` it continues it, if product and machine are still the same. Ends with 1 if any promise
-was broken, or a run did not come to its end.
+`--resume` it continues it, if product and machine are still the same. Then it is measured, alone,
+what a Throttle keeps of its rate (`--only "throttle rate jitter sqlite"`). Ends with 1 if any
+promise was broken, a target missed, or a run did not come to its end.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from tests.faults.defects import DEFECTS
 from tests.faults.faults import FAULTS
 from tests.faults.run import MESSAGES, run_cell
 from tools.private import CannotStartError
+from tools.reliability import rates
 from tools.servers import VARIABLES, NoServerError, server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -209,7 +211,7 @@ class Matrix:
         self._book = book
         self._admin = admin
         self._servers = OwnServers()
-        self._until = time.monotonic() + 60 * arguments.minutes
+        self.until = time.monotonic() + 60 * arguments.minutes
         wanted = [
             cell
             for cell in ORDER
@@ -235,7 +237,7 @@ class Matrix:
 
         async def one_by_one() -> None:
             for seed, result in waiting:
-                if time.monotonic() > self._until:
+                if time.monotonic() > self.until:
                     return
                 if not result.skipped:
                     await self._one(seed, result)
@@ -394,6 +396,7 @@ def render(results: list[Result], code: str) -> str:
         "|---|---|---|" + "---:|" * len(rules) + "---|",
     ]
     lines += [_row(result, code, rules) for result in results]
+    lines += rates.render(code)
     examples = [
         f"* {r.fault} / {r.kind}, {example}"
         for r in results
@@ -447,6 +450,7 @@ def main() -> int:
         admin = {kind: _engine(stack, kind) for kind in NAMES}
         matrix = Matrix(arguments, book, admin)
         asyncio.run(matrix.run())
+        missed = rates.run(admin, arguments.only, book.code, matrix.until, version_of)
     book.render()
     missing = sum(
         seeds_of(result, arguments.runs) - len(result.seeds)
@@ -455,7 +459,7 @@ def main() -> int:
     )
     if missing > 0:
         print(f"{missing} runs are missing; --resume goes on")
-    return int(any(sum(r.broken.values()) or r.unfinished for r in matrix.results))
+    return int(missed or any(sum(r.broken.values()) or r.unfinished for r in matrix.results))
 
 
 def _engine(stack: ExitStack, kind: str) -> Engine | str | None:

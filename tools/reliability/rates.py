@@ -1,0 +1,125 @@
+"""What a Throttle keeps of its rate: each disturbance on each database, three runs, one at a time;
+and the part of the document about it.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from tests.faults.databases import fresh_database
+from tests.faults.rates import LEAST, LEAST_WITH_LAG, PER, RATE, Kept, measure, middle
+
+RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "throttle_rates.json"
+RUNS = 3
+REPEATS = 2
+"""How often a case's runs are repeated whose machine was too busy."""
+Admin = Mapping[str, Engine | str | None]
+"""An administrator's engine for each kind of database, or why there is none."""
+
+
+def run(
+    admin: Admin, only: str, code: str, until: float, version: Callable[[str, Any], str]
+) -> bool:
+    """Measure the cases whose name contains one of `only`, until a moment (monotonic); whether a
+    target was missed, or a case did not come to its end.
+    """
+    failed = False
+    for how in LEAST:
+        for kind, engine in admin.items():
+            wanted = any(part in f"throttle rate {how} {kind}" for part in only.split(","))
+            if not wanted or isinstance(engine, str) or time.monotonic() > until:
+                continue
+            runs, problem = _runs(how, kind, engine)
+            day = datetime.now(timezone.utc).date()
+            found = {
+                "disturbance": how,
+                "kind": kind,
+                "runs": [vars(each) for each in runs],
+                "problem": problem,
+                "ran_on": f"{day}, {version(kind, engine)}, load {os.getloadavg()[0]:.0f}",
+                "code": code,
+            }
+            kept = [each for each in _read() if (each["disturbance"], each["kind"]) != (how, kind)]
+            lines = sorted(json.dumps(each) for each in [*kept, found])
+            RESULTS.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+            print(_row(found, code), flush=True)
+            failed = failed or bool(_problems(found))
+    return failed
+
+
+def _runs(how: str, kind: str, engine: Engine | None) -> tuple[list[Kept], str]:
+    """What was measured, and why that is not all."""
+    runs: list[Kept] = []
+    for _ in range(RUNS + REPEATS):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            events = Path(folder, "events")
+            events.mkdir()
+            try:
+                with fresh_database(kind, lambda _: engine, Path(folder)) as url:  # type: ignore[arg-type, return-value]
+                    one = asyncio.run(measure(url, events, how))
+            except Exception as error:  # noqa: BLE001 - it ends this case, not the others; the command fails by it
+                return runs, repr(error)[:500]
+        runs += [one] if one.measured else []
+        if len(runs) == RUNS:
+            return runs, ""
+    return runs, "the machine was too busy for the plain queue"
+
+
+def _read() -> list[dict[str, Any]]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+
+
+def _kept(case: Mapping[str, Any]) -> Kept:
+    return middle([Kept(**each) for each in case["runs"]])
+
+
+def _problems(case: Mapping[str, Any]) -> list[str]:
+    unfinished = [f"not finished: {case['problem']}"] if case["problem"] else []
+    missed = _kept(case).missed(case["disturbance"]) if case["runs"] else []
+    return unfinished + [f"missed: {each}" for each in missed]
+
+
+def render(code: str, cases: Iterable[Mapping[str, Any]] | None = None) -> list[str]:
+    """Lines of the document; `cases` are those of the file unless they are given. Those of other
+    code than `code` are marked.
+    """
+    rows = [_row(case, code) for case in (_read() if cases is None else cases)]
+    targets = ", ".join(f"{how} {least}" for how, least in LEAST.items())
+    return [
+        "",
+        "## What a Throttle keeps of its rate",
+        "",
+        f"`Throttle({RATE}, per={PER:g})` in one process with four workers, next to a plain queue;",
+        f"medians of {RUNS} runs. Blocked: the event loop stands still for 0.3 s at a time.",
+        "Jitter: each statement takes 20 to 150 ms longer. Stopped: the process does not run for",
+        "half of each second. The lag is what `explain` tells; less than a twentieth of the",
+        "period counts as none; the load is that of the machine. Targets: of N",
+        f"{targets};",
+        f"of N / (per + lag) {LEAST_WITH_LAG}; never more than {RATE} starts in a period.",
+        "",
+        "| disturbance | database | of N | with lag | lag | most | plain | targets | run on |",
+        "|---|---|---:|---:|---:|---:|---:|---|---|",
+        *rows,
+    ]
+
+
+def _row(case: Mapping[str, Any], code: str) -> str:
+    figures = "– | – | – | – | –"
+    if case["runs"]:
+        kept = _kept(case)
+        figures = (
+            f"{kept.share:.3f} | {kept.share_with_lag:.3f} | {kept.lag:.2f} s | {kept.most} | "
+            f"{kept.plain:.0f} a second"
+        )
+    targets = "; ".join(f"**{each}**" for each in _problems(case)) or "reached"
+    other = "" if case["code"] == code else ", **other code**"
+    name = f"| {case['disturbance']} | {case['kind']} |"
+    return f"{name} {figures} | {targets} | {case['ran_on']}{other} |"
