@@ -344,6 +344,8 @@ class Fetcher:
         if found is Found.UNREAD:
             return self.pace.after_unread(took)
         if found is Found.HELD and result.again is not None:
+            # Its time is an estimate: a worker may be free before.
+            self._inflight.want_room()
             return self.pace.until(result.again)
         self.ready.claimed_fewer()
         if result.met:

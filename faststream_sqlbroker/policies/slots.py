@@ -77,6 +77,8 @@ class QueueSlots:
             self._logs_of = SlotLogs(memory.use, memory.intake.rates, self._now, told, late)
         self._logs = [gate.read(states, self._logs_of) for gate in self._gates]
         self._granted: list[int] | None = None
+        self._looked_from = self._now + self.lead
+        """From when the last of them were looked for: before, no worker is likely to be free."""
         self.seconds_behind = 0.0
         """How long what waits for a worker waits behind what does so already."""
 
@@ -108,6 +110,7 @@ class QueueSlots:
                 break
             size = len(granted)
         self._granted = granted
+        self._looked_from = at
         return len(granted)
 
     def next_look(self, taken: int) -> int | None:
@@ -119,7 +122,7 @@ class QueueSlots:
         for policy, log in zip(self._throttles, logs, strict=True):
             for slot in self._granted:
                 policy.report(log, slot + self._logs_of.patience, slot)
-        next_slot = first_slot(self._throttles, logs, self._now + self.lead)
+        next_slot = first_slot(self._throttles, logs, self._looked_from)
         # So early that the claim has ended when the slot comes.
         return next_slot - self.lead - (self._reach + AHEAD) // 2
 

@@ -143,3 +143,16 @@ async def test_workers_that_wait_for_slots_do_not_count_as_stuck(rig: Rig) -> No
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
+
+
+async def test_busy_workers_put_the_next_claim_off(rig: Rig) -> None:
+    """A throttle has slots to spare, and no worker for them: a claim at once would find the same."""
+    throttle = Throttle(1_000, per="1s")
+    consumer = rig.consumer(policies=[throttle], max_workers=400, max_fetch_interval=9_000.0)
+    await rig.put(5)
+    now = rig.wakeups.clock.monotonic()
+    consumer.inflight.times.ended(now - 60.0, now)
+    consumer.inflight.running = 400
+    assert await consumer._fetcher.tick() > 20.0
+    assert consumer.inflight.waiting.qsize() == 0
+    assert consumer.inflight.wants_room
