@@ -210,11 +210,7 @@ class Inflight(Outcomes):
         before = self.clock.monotonic() - longest
 
         def is_stale(row: ClaimedMessage) -> bool:
-            # What waits for its slot, rather than for a worker, could start nowhere else.
-            waited_from = row.claimed_monotonic
-            if row.slot is not None:
-                waited_from = max(waited_from, row.slot.earliest)
-            return waited_from < before
+            return _waits_since(row) < before
 
         stale = [row for row in items if row is not None and is_stale(row)]
         if stale:
@@ -227,11 +223,9 @@ class Inflight(Outcomes):
         """Seconds until a row has waited for `longest`; None if none waits."""
         items = self.waiting.items
         first = items[0] if items else None
-        return (
-            None
-            if first is None
-            else max(0.0, first.claimed_monotonic + longest - self.clock.monotonic())
-        )
+        if first is None:
+            return None
+        return max(0.0, _waits_since(first) + longest - self.clock.monotonic())
 
     def keep_waiting(self, queues: Container[str]) -> None:
         """Give back what waits for a worker and is of none of `queues`."""
@@ -292,3 +286,11 @@ class Inflight(Outcomes):
                 max_lease is None or now - row.claimed_monotonic < max_lease or now < row.held_until
             )
         ]
+
+
+def _waits_since(row: ClaimedMessage) -> float:
+    """From when `row` waits for a worker (monotonic seconds): before its slot, it could start
+    nowhere else.
+    """
+    earliest = row.claimed_monotonic if row.slot is None else row.slot.earliest
+    return max(row.claimed_monotonic, earliest)

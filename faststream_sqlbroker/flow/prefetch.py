@@ -32,7 +32,9 @@ class HandlerTimes:
         self.recent: deque[float] = deque(maxlen=REMEMBERED)
         """Seconds, the oldest run first."""
         self.ended_at = float("-inf")
-        """When the last run ended, or begins that a worker waits for (monotonic seconds)."""
+        """When the last run ended (monotonic seconds)."""
+        self.begins_at = float("-inf")
+        """When the last run begins, or began, that a worker has waited for."""
 
     def ended(self, began: float, now: float) -> None:
         """A run that `began` has ended `now`."""
@@ -41,7 +43,7 @@ class HandlerTimes:
 
     def begins(self, at: float) -> None:
         """A worker waits until `at` to begin a run: until then that none ends says nothing."""
-        self.ended_at = max(self.ended_at, at)
+        self.begins_at = max(self.begins_at, at)
 
     def starts_ahead(self, workers: int, free: int, horizon: float = HORIZON) -> int:
         """How many runs the `workers`, of which so many are `free`, will begin within `horizon`
@@ -50,7 +52,8 @@ class HandlerTimes:
         By the 90th percentile of the remembered times. With none, or while no run has ended for
         `horizon` though all workers are busy, it is what free workers begin at once.
         """
-        stuck = free <= 0 and self._clock.monotonic() - self.ended_at > horizon
+        moved_at = max(self.ended_at, self.begins_at)
+        stuck = free <= 0 and self._clock.monotonic() - moved_at > horizon
         if not self.recent or stuck:
             return max(0, free)
         return max(0, free, int(horizon * workers / max(self.usual, 1e-6)))

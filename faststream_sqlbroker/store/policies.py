@@ -45,11 +45,11 @@ class PolicyStore:
         self, wanted: PolicyClaimRequest, memory: ScanPosition
     ) -> tuple[Claim, ScanPosition]:
         """Lease the messages that the policies let start; and the position for the next claim."""
+        began = self._transactions.clock.monotonic()
         if (swapped := await self._swapped(wanted, memory)) is not None:
             return swapped
 
         moved = memory
-        began = self._transactions.clock.monotonic()
 
         def claim(connection: Connection) -> Claim:
             nonlocal moved

@@ -330,13 +330,17 @@ class Cell:
             one.send_signal(signal.SIGCONT)
             one.terminate()
         for one in self.workers:
-            try:
-                code = await asyncio.to_thread(one.wait, STOPPING)
-            except (subprocess.TimeoutExpired, TimeoutError):
-                one.kill()
-                code = await asyncio.to_thread(one.wait)
-            if code == -signal.SIGKILL:
-                self.history.killed.add(one.pid)
+            await self.ended(one)
+
+    async def ended(self, worker: Worker) -> None:
+        """Wait until `worker` has ended; one that takes too long is killed."""
+        try:
+            code = await asyncio.to_thread(worker.wait, STOPPING)
+        except (subprocess.TimeoutExpired, TimeoutError):
+            worker.kill()
+            code = await asyncio.to_thread(worker.wait)
+        if code == -signal.SIGKILL:
+            self.history.killed.add(worker.pid)
 
     def _all_are_well(self) -> bool:
         last = {e["pid"]: e["healthy"] for e in read(self.folder) if e["event"] == "health"}

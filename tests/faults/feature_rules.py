@@ -10,6 +10,7 @@ from tests.processes.policy_checks import ROUNDING, SECOND, over_rate, supersede
 
 MOST_TIMES = 2
 """How much longer than a plain queue any other may take to drain."""
+MAY_BE_DISCARDED = {(DEBOUNCED, "superseded"), (ONCE_A_KEY, "duplicate")}
 SLOW = 4.0
 """Seconds of a slow handler: a plain queue may always take so long, and a lease."""
 
@@ -23,6 +24,15 @@ def policies_hold(h: History) -> list[str]:
     found += over_rate(looks, RATE, PER * SECOND - ROUNDING)
     starts = Counter(key_in(d.queue, d.number) for d in h.deliveries if d.queue == ONCE_A_KEY)
     found += [f"{key!r} was started {times} times" for key, times in starts.items() if times > 1]
+    ended = defaultdict(list)
+    for row in h.archived:
+        if row["queue"] == ONCE_A_KEY:
+            ended[key_in(ONCE_A_KEY, row["number"])].append(row["state"])
+    found += [
+        f"{key!r} ended as {states}"
+        for key, states in ended.items()
+        if len(states) - states.count("DISCARDED") != 1
+    ]
     bursts = defaultdict(list)
     for row in sorted(h.archived, key=lambda row: row["id"]):
         if row["queue"] == DEBOUNCED:
@@ -35,13 +45,20 @@ def policies_hold(h: History) -> list[str]:
 
 
 def moves_and_cancels_are_final(h: History) -> list[str]:
-    """What always fails is in the queue of dead letters, what an operator has ended is
-    DISCARDED."""
+    """What always fails is in the queue of dead letters, what an operator has ended is DISCARDED,
+    and nothing else is without a reason."""
     rows = {row["number"]: row for row in h.archived}
     found = [
         f"message {row['number']} of {DYING!r} is {row['state']}, and not in {DEAD!r}"
         for row in h.archived
         if row["queue"] == DYING and row["reason"] != "cancelled"
+    ]
+    found += [
+        f"message {row['number']} of {row['queue']!r} is DISCARDED: {row['reason']}"
+        for row in h.archived
+        if row["state"] == "DISCARDED"
+        and (row["queue"], row["reason"]) not in MAY_BE_DISCARDED
+        and not (row["reason"] == "cancelled" and row["number"] in h.asked)
     ]
     return found + [
         f"message {n} was cancelled, and is {rows[n]['state']}"

@@ -118,6 +118,8 @@ class History:
     """What a schedule has published, by the archive."""
     cancelled: set[int] = field(default_factory=set)
     """Numbers of the messages that an operator has ended."""
+    asked: set[int] = field(default_factory=set)
+    """Numbers of those that an operator has asked for, which includes them."""
     calm_at: float | None = None
     """When a soak ended of which it counts how long its queues take to drain."""
     effects: list[tuple[int, str]] = field(default_factory=list)

@@ -12,7 +12,8 @@ TRANSACTIONAL = frozenset({"tx", "dead", "catching", "ending"})
 """Queues whose handlers work in a transaction."""
 RATE = 10
 """Messages that a throttled queue starts in `PER` seconds at most."""
-PER = 1
+PER = 4
+"""Seconds: long enough that a slow machine could start too many."""
 ONE_KEY = 20
 """So many numbers have the same key where a key is to start once."""
 

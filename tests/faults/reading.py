@@ -29,7 +29,8 @@ async def read_all(h: History, folder: Path, store: Store, *, patience: float) -
     h.archived = await _rows(
         store, "message_archive WHERE queue <> 'ticks'", ", reason, related_id"
     )
-    h.ticks = await _rows(store, "message_archive WHERE queue = 'ticks'")
+    for table in ("message", "message_archive"):
+        h.ticks += await _rows(store, f"{table} WHERE queue = 'ticks'")
     h.answers = await _answers(store)
     h.effects = [tuple(row) for row in await _select(store, "SELECT number, which FROM effects")]
     await _read_unknown(h, store, patience)

@@ -340,6 +340,14 @@ CASES: dict[str, tuple[str, History]] = {
         "moves and cancels",
         good(archived=[row(queue="dying", state="FAILED", reason="max_attempts")]),
     ),
+    "discarded for nothing": (
+        "moves and cancels",
+        good(archived=[row(state="DISCARDED", reason="cancelled")], answers=[]),
+    ),
+    "each of a key a duplicate": (
+        "policies",
+        good(archived=[row(queue="once a key", state="DISCARDED", reason="duplicate")]),
+    ),
     "cancelled, and completed": ("moves and cancels", good(cancelled={1})),
     "a tick twice": ("schedules", good(ticks=[row(number=2), row(number=2)])),
     "no tick": ("schedules", good(ticks=[row(number=2), row(number=6)])),

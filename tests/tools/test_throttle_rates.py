@@ -1,4 +1,4 @@
-"""What a measured Throttle came to: the rate, the most starts in a period, targets, the table."""
+"""What a measured Throttle came to: the rate, its worst time, targets, the table."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,15 +9,15 @@ from tests.faults.rates import (
     LEAST,
     RATE,
     SECONDS,
+    Case,
     Kept,
-    middle,
-    most_in_a_period,
     steady_rate,
+    worst_rate,
 )
 from tools.reliability.rates import render
 
 BURSTS = [float(second) for second in range(int(SECONDS)) for _ in range(RATE)]
-GOOD = Kept(rate=9.8, lag=0.0, most=10, plain=900.0)
+GOOD = Kept(rate=9.8, lag=0.0, over=0, plain=900.0)
 
 
 def test_bursts_and_single_starts_have_the_same_rate() -> None:
@@ -31,27 +31,28 @@ def test_a_queue_that_stands_still_has_a_lower_rate() -> None:
     assert steady_rate(BURSTS[:RATE], SECONDS) == 0.0
 
 
-def test_the_most_in_a_period() -> None:
-    assert most_in_a_period(BURSTS, []) == RATE
-    assert most_in_a_period([0.0, 0.9], []) == 2
-    early = [0.0] * RATE + [0.9]
-    assert most_in_a_period(early, []) == RATE + 1
-    # The first ten had started when their process was stopped, half a second before their notes.
-    assert most_in_a_period(early, [(-0.5, -0.01)]) == RATE
+def test_the_worst_time_of_the_plain_queue() -> None:
+    assert worst_rate(BURSTS, 0.0, SECONDS) == RATE
+    gap = [at for at in BURSTS if not 6 <= at < 8]
+    assert worst_rate(gap, 0.0, SECONDS) == RATE / 2
+    assert worst_rate([], 0.0, SECONDS) == 0.0
 
 
 def test_medians_and_the_worst_of_all_runs() -> None:
-    runs = [GOOD, replace(GOOD, rate=5.0, most=11), replace(GOOD, rate=9.0, lag=0.3, plain=40.0)]
-    assert middle(runs) == Kept(rate=9.0, lag=0.0, most=11, plain=900.0)
+    runs = [GOOD, replace(GOOD, rate=5.0, over=2), replace(GOOD, rate=9.0, lag=0.3, plain=40.0)]
+    with_lag = pytest.approx(0.98)
+    assert Case.of(runs) == Case(share=0.9, share_with_lag=with_lag, lag=0.0, over=2, plain=40.0)
 
 
 def test_targets() -> None:
-    assert all(GOOD.missed(how) == [] for how in LEAST)
-    assert replace(GOOD, most=11).missed("none") == ["at most 10 in 1 s"]
-    blocked = replace(GOOD, rate=7.5, lag=0.3)
-    assert blocked.missed("blocked") == []
-    assert blocked.missed("jitter") == ["0.8 of N"]
-    assert replace(blocked, lag=0.1).missed("blocked") == ["0.9 of N / (per + lag)"]
+    def missed(how: str, **changed: Any) -> list[str]:
+        return Case.of([replace(GOOD, **changed)]).missed(how)
+
+    assert all(missed(how) == [] for how in LEAST)
+    assert missed("none", over=1) == ["at most 10 in 1 s"]
+    assert missed("blocked", rate=7.5, lag=0.3) == []
+    assert missed("jitter", rate=7.5, lag=0.3) == ["0.8 of N"]
+    assert missed("blocked", rate=7.5, lag=0.1) == ["0.9 of N / (per + lag)"]
     assert GOOD.measured
     assert not replace(GOOD, plain=19.0).measured
 
@@ -70,7 +71,7 @@ def case(problem: str = "", **changed: Any) -> dict[str, Any]:
 
 def test_the_table_keeps_what_was_missed_or_not_finished() -> None:
     reached, missed, unfinished = render("new", [case(), case(rate=6.0), case("too busy")])[-3:]
-    assert "| jitter | sqlite | 0.980 | 0.980 | 0.00 s | 10 | 900 a second | reached |" in reached
+    assert "| jitter | sqlite | 0.980 | 0.980 | 0.00 s | 0 | 900 a second | reached |" in reached
     assert "**missed: 0.8 of N**" in missed
     assert "**not finished: too busy**" in unfinished
     assert "other code" not in reached
