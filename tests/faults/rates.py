@@ -37,10 +37,10 @@ LEAST = {"none": 0.9, "blocked": 0.7, "jitter": 0.8, "stopped": 0.8}
 """The disturbances, and the part of the rate that each must leave."""
 LEAST_WITH_LAG = 0.9
 """The part of N / (per + lag) that must be left always."""
-LEAST_PLAIN = 2.0
+LEAST_PLAIN = 1.0
 """A machine on which the plain queue has less than so many times the rate is too busy."""
 PUBLISHED = 20
-"""Messages for the plain queue every half second: twice as many as it must have."""
+"""Messages for the plain queue every half second: four times as many as it must have."""
 WINDOW = 4.0
 """Seconds: the plain queue counts by the worst of so long a time."""
 LAG = re.compile(r"starts come up to ([\d.]+) s after their slots")
