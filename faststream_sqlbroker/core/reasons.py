@@ -44,8 +44,8 @@ class Meaning(NamedTuple):
 MEANINGS: dict[str, Meaning] = {
     SUPERSEDED: Meaning(
         "DISCARDED",
-        "`Debounce`, `KeepLast`: another message of its key is delivered in its place.",
-        "that one, or one that was itself superseded by it",
+        "`Debounce`, `KeepLast`: another message of its key has started in its place.",
+        "that one",
     ),
     DUPLICATE: Meaning(
         "DISCARDED",

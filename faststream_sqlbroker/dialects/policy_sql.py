@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, Integer, SmallInteger, String, Text, bindparam
 
-from faststream_sqlbroker.core.policies.flags import HEADER_KEY, LET_IN
+from faststream_sqlbroker.core.policies.flags import HEADER_KEY, HELD_BURST, LET_IN
+from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.claimed_rows import MESSAGE_COLUMNS
 from faststream_sqlbroker.dialects.ordered_sql import BY_HEADER, by_header
@@ -56,6 +57,8 @@ class SqlFragments:
     """The same for messages of a key."""
     id_hint: str = ""
     """The same for messages that are looked up by id."""
+    of_each: str = "{u} {join} {{message}} m {key_hint} ON {found}"
+    """Reads the messages `m` of the keys that `u` lists, key by key: {found}."""
     open: str = ""
     close: str = ""
     """Around a key: SQLite gives it as bytes, as text that is not UTF-8 would fail the read."""
@@ -93,6 +96,8 @@ POSTGRESQL = SqlFragments(
     "expires_at = excluded.expires_at, due_at = excluded.due_at",
     as_text=lambda name: f"{name}::text",
     as_json="::jsonb",
+    # Trap: a join without fresh statistics reads all of the queue, and all of `u` for each message.
+    of_each="{u} CROSS JOIN LATERAL (SELECT * FROM {{message}} m WHERE {found} OFFSET 0) m",
 )
 MYSQL = SqlFragments(
     now="UTC_TIMESTAMP(6)",
@@ -155,7 +160,7 @@ _BINDS = {
 _OF_QUEUE = "CASE WHEN m.queue = :queue THEN 1 ELSE 0 END = 1"
 """Of rows that are found by their ids. Trap: without fresh statistics PostgreSQL would find them by
 the queue, and read all of it; no index serves a CASE."""
-_OF_KEYS = "policy_arrivals", "policy_due", "policy_live"
+_OF_KEYS = "policy_arrivals", "policy_due", "policy_live", "policy_standby"
 """Statements that read keys."""
 
 
@@ -238,7 +243,8 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, m.deliveries_count + 0\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE {_OF_QUEUE}",
     }
-    return texts | _choices(w, due, marked) | _waits(w) | _discards(w, archive=archive)
+    choices = _choices(w, due, marked)
+    return texts | choices | _standby(w) | _waits(w) | _discards(w, archive=archive)
 
 
 def _choices(w: SqlFragments, due: str, marked: str) -> dict[str, str]:
@@ -248,6 +254,33 @@ def _choices(w: SqlFragments, due: str, marked: str) -> dict[str, str]:
             f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')}\n{due}\n"
             f"  AND m.next_attempt_at <= {w.at(':now')} AND {marked}{which}\n"
             "ORDER BY m.next_attempt_at, m.id LIMIT :size"
+        )
+    return texts
+
+
+def _standby(w: SqlFragments) -> dict[str, str]:
+    """What stands by for a newer message of its key."""
+    standing = f"m.next_attempt_at >= {w.at(str(STANDBY))} AND (m.policy_marks & {HELD_BURST}) > 0"
+    read = (
+        f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')},\n"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END\n"
+    )
+    texts = {
+        "policy_standby_due": f"{read}FROM {{message}} m {w.ready_hint}\n"
+        f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable} AND {standing}\n"
+        f"  AND m.next_attempt_at <= {w.at(':now')}\n"
+        "ORDER BY m.next_attempt_at, m.id LIMIT :size",
+    }
+    # No index serves a CASE: that of due times would give all that stands by.
+    found = (
+        "m.queue = :queue AND m.{key} = u.k AND m.id > u.low AND m.id < u.high\n"
+        f"  AND CASE WHEN {w.claimable} AND {standing} THEN 1 ELSE 0 END = 1"
+    )
+    listed = w.rows({"n": "int", "k": "key", "low": "int", "high": "int"})
+    of_each = w.of_each.format(u=listed, join=w.join, key_hint=w.key_hint, found=found)
+    for name, order in (("first", ""), ("last", " DESC")):
+        texts[f"policy_standby_{name}"] = (
+            f"{read}FROM {of_each}\nORDER BY u.n, m.id{order} LIMIT :size"
         )
     return texts
 
@@ -280,11 +313,20 @@ def _waits(w: SqlFragments) -> dict[str, str]:
     return texts
 
 
+def _plain_due(w: SqlFragments) -> str:
+    """When a message was due, without what was added while it stood by."""
+    due = w.at(f"({w.us('m.next_attempt_at')} - {STANDBY})")
+    return (
+        f"CASE WHEN m.next_attempt_at >= {w.at(str(STANDBY))} "
+        f"AND (m.policy_marks & {HELD_BURST}) > 0 THEN {due} ELSE m.next_attempt_at END"
+    )
+
+
 def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     rows = w.rows({"id": "int", "reason": "text", "related_id": "int"})
+    given = {"state": "'DISCARDED'", "next_attempt_at": _plain_due(w)}
     of_message = ", ".join(
-        "'DISCARDED'" if column == "state" else f"m.{column}"
-        for column in MESSAGE_COLUMNS.split(", ")
+        given.get(column, f"m.{column}") for column in MESSAGE_COLUMNS.split(", ")
     )
     insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason, related_id)\n"
     these = f"m.queue = :queue AND {w.claimable}"

@@ -27,6 +27,7 @@ from faststream_sqlbroker.core.rates import per_minute
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.sizes import chunks
+from faststream_sqlbroker.dialects.standby import standby_time
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 EXACT = 1_000
@@ -73,9 +74,11 @@ def add_queue_counts(dialect: Operations, now: str) -> None:
         claimable = "claimable = 1"
         leased = "lease_expires_at IS NOT NULL"
     pair = f"{claimable} AND queue = :queue AND priority = :priority AND next_attempt_at"
+    # A newer message of its key is delivered in the place of what stands by.
+    standby = standby_time(dialect.name)
     ranges = (
         (ready_hint, f"{pair} <= {now}", "next_attempt_at"),
-        (ready_hint, f"{pair} > {now}", "next_attempt_at"),
+        (ready_hint, f"{pair} > {now} AND next_attempt_at < {standby}", "next_attempt_at"),
         (leased_hint, f"queue = :queue AND {leased}", "lease_expires_at"),
     )
     for kind, (hint, of, order) in zip(KINDS, ranges, strict=True):

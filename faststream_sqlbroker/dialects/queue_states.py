@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.rates import summed
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.standby import standby_time
 from faststream_sqlbroker.schema.types import MYSQL
 
 MOST_COUNTED = 100_000
@@ -51,6 +52,8 @@ def add_queue_states(dialect: Operations, now: str) -> None:
         dialect.add_statement("next_queue", _NEXT, of=f"{claimable} AND ", hint="")
         dialect.add_statement("next_leased_queue", _NEXT, of=f"{leased} AND ", hint="")
     pair = f"{claimable} AND queue = :queue AND priority = :priority AND next_attempt_at"
+    # A newer message of its key is delivered in the place of what stands by.
+    later_of = f"{pair} > {now} AND next_attempt_at < {standby_time(dialect.name)}"
     due, later, held = (
         _COUNT.replace("{hint}", hint)
         .replace("{of}", of)
@@ -58,7 +61,7 @@ def add_queue_states(dialect: Operations, now: str) -> None:
         .replace("{most}", most)
         for hint, of, order, most in (
             (ready_hint, f"{pair} <= {now}", "next_attempt_at", ":most_due"),
-            (ready_hint, f"{pair} > {now}", "next_attempt_at", ":most_later"),
+            (ready_hint, later_of, "next_attempt_at", ":most_later"),
             (leased_hint, f"queue = :queue AND {leased}", "lease_expires_at", ":most"),
         )
     )

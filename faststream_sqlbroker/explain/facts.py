@@ -181,6 +181,14 @@ class PolicyFacts:
         bursts = self._bursts[key]
         return bursts, {i: self._live[i] for i in bursts.known() if i in self._live}
 
+    def standby(self, key: str) -> tuple[list[int], dict[int, Live]]:
+        """The messages of `key` that are to be delivered in the place of others, and those of them
+        that are in the queue.
+        """
+        state = self._rows.states(self._connection, burst_scope(self.queue), [key]).get(key)
+        waiting = [*Bursts.load(state).waiting, *Latest.load(state).waiting]
+        return waiting, self._rows.live(self._connection, self.queue, waiting)
+
     def newest(self, key: str) -> tuple[Latest, dict[int, Live]]:
         """The same for KeepLast, which keeps what it knows in the same place."""
         state = self._rows.states(self._connection, burst_scope(self.queue), [key]).get(key)

@@ -25,7 +25,7 @@ from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import paused, read_subscribers
 from faststream_sqlbroker.dialects.row_locks import locked_by_others
 from faststream_sqlbroker.explain.facts import PolicyFacts
-from faststream_sqlbroker.explain.policies import delay
+from faststream_sqlbroker.explain.policies import delay, standby
 from faststream_sqlbroker.explain.policy_reasons import policy_reasons
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -234,7 +234,8 @@ class LiveMessage:
         at = r.next_attempt_at
         if at <= r.now:
             return []
-        if shifted := delay(self._facts, self._waiting()):
+        waiting = self._waiting()
+        if shifted := standby(self._facts, waiting) or delay(self._facts, waiting):
             return shifted
         if r.state == "PENDING":
             return [Reason("delayed", f"it is not due before {self._at(at)}", until=at)]

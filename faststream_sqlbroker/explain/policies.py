@@ -13,8 +13,9 @@ from faststream_sqlbroker.core.policies import (
 )
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_DELAY, PUT_OFF
 from faststream_sqlbroker.core.policies.options import MICROSECONDS, seconds
+from faststream_sqlbroker.core.policies.standby import STANDBY, chosen_for, stands_by
 from faststream_sqlbroker.core.status import Reason, WaitingMessage, moment_text
-from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.explain.facts import PolicyFacts
 from faststream_sqlbroker.policies.rows import Live
 
@@ -33,6 +34,34 @@ def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     return [Reason("delayed", words, until=until, policy=str(delays[0]))]
 
 
+def standby(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
+    """Whether another message of its key is to be delivered in its place."""
+    if not _stands_by(message):
+        return []
+    again = message.next_attempt_at - timedelta(microseconds=STANDBY)
+    bursts, live = ([], {}) if message.key is None else facts.standby(message.key)
+    newer = chosen_for(bursts, message.id, leading=False)
+    by = chosen_for(bursts, message.id, leading=True) if newer is None else newer
+    policies = [*facts.policies(Debounce), *facts.policies(KeepLast)]
+    policy = str(policies[0]) if policies else None
+    if by is None or by not in live:
+        words = (
+            "another message of its key was to be delivered in its place; it is looked at again "
+            f"at {moment_text(again, message.now)}"
+        )
+        return [Reason("in_burst", words, message_id=by, until=again, policy=policy)]
+    until = from_microseconds(live[by].due)
+    words = (
+        f"message {by} of its key is delivered in its place, which is due at "
+        f"{moment_text(until, message.now)}; if that one cannot be, this one goes"
+    )
+    return [Reason("in_burst", words, message_id=by, until=until, policy=policy)]
+
+
+def _stands_by(message: WaitingMessage) -> bool:
+    return stands_by(to_microseconds(message.next_attempt_at), message.policy_marks)
+
+
 def window(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether every live subscriber is outside of its window."""
     if facts.closed is None:
@@ -48,6 +77,8 @@ def burst(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     debounces = facts.policies(Debounce)
     if message.key is None or not message.policy_marks & BURST or not debounces:
         return []
+    if _stands_by(message):
+        return []  # `standby` says why it waits
     bursts, live = facts.bursts(message.key)
     turn = bursts.next(set(live))
     if turn is not None and turn != message.id:
@@ -66,6 +97,8 @@ def newest(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     policies = facts.policies(KeepLast)
     if message.key is None or not message.policy_marks & BURST or not policies:
         return []
+    if _stands_by(message):
+        return []  # `standby` says why it waits
     latest, live = facts.newest(message.key)
     running = next((i for i, known in live.items() if known.state == "PROCESSING"), None)
     if running is not None and running != message.id:

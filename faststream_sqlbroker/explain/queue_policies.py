@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from faststream_sqlbroker.core.policies.standby import stands_by
 from faststream_sqlbroker.core.policy_waits import MOST_LOOKED_AT, PoliciedQueue, count_waits
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
@@ -113,13 +114,11 @@ class _QueueWaits:
                 "size": size,
             }
             statement = self._dialect.sql[f"policy_waits_{which}"]
-            rows += self._connection.execute(statement, binds).all()
-        # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
-        read = [
-            self._message(row)
-            for row in rows[:MOST_LOOKED_AT]
-            if all(isinstance(row[column], int) for column in (2, 5, 6, 7))
-        ]
+            # Another message is delivered in the place of what stands by: that one counts.
+            rows += [
+                row for row in self._connection.execute(statement, binds) if not _stands_by(row)
+            ]
+        read = [self._message(row) for row in rows[:MOST_LOOKED_AT] if _is_read(row)]
         return read, len(rows) > MOST_LOOKED_AT
 
     def _message(self, row: Any) -> WaitingMessage:
@@ -174,3 +173,12 @@ class _QueueWaits:
             )
 
         return {message.id for message in due if waits(message)}
+
+
+def _is_read(row: Sequence[Any]) -> bool:
+    # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
+    return all(isinstance(row[column], int) for column in (2, 5, 6, 7))
+
+
+def _stands_by(row: Sequence[Any]) -> bool:
+    return _is_read(row) and stands_by(row[2], row[5])

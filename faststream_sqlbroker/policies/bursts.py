@@ -1,16 +1,12 @@
 """Debounce at a claim: deliver one message of each key at a time, in the order of its bursts."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from sqlalchemy import Connection
-
-from faststream_sqlbroker.core.policies.debounce import Bursts, Debounce
 from faststream_sqlbroker.core.policies.flags import HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope, burst_states
-from faststream_sqlbroker.policies.rows import Live, PolicyRows
+from faststream_sqlbroker.policies.rows import Live
+from faststream_sqlbroker.policies.standby import KeyHeads
 
 SHORTEST_BURST_RECHECK = MICROSECONDS // 20
 """Least time until a waiting message is checked again (microseconds)."""
@@ -23,58 +19,60 @@ BURST_WAIT_LIMIT = 60 * MICROSECONDS
 cancel it."""
 
 
-class BurstHeads:
+class BurstHeads(KeyHeads):
     """The choice of one claim of one queue. Times are microseconds since 1970."""
-
-    def __init__(
-        self, policy: Debounce, rows: PolicyRows, connection: Connection, queue: str, now: int
-    ) -> None:
-        """Under the queue's lock, after all that is due has taken part."""
-        self._policy = policy
-        self._rows = rows
-        self._connection = connection
-        self._queue = queue
-        self._now = now
-        self._known: dict[str, Bursts] = {}
-        self.later: list[int] = []
-        """When messages that wait for another are looked at again."""
 
     def choose(self, due: Sequence[tuple[int, str | None, int]], limit: int) -> list[int]:
         """Up to `limit` of the messages (id, key, due time) to deliver now; the others get a later
         due time.
         """
-        keys = {key for _, key, _ in due if key is not None}
-        stored = burst_states(
-            self._rows, self._connection, self._queue, self._policy, keys, self._now
-        )
-        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
-        ids = {message for bursts in self._known.values() for message in bursts.known()}
-        live = self._rows.live(self._connection, self._queue, ids)
+        ended = self._read(key for _, key, _ in due if key is not None)
+        live = set(self._live)
         chosen: list[int] = []
         taken: set[str] = set()
         waiting: dict[int, int | None] = {}
+        standing: dict[int, tuple[str, int]] = {}
         for message, key, _ in due:
-            turn = None if key is None else self._known[key].next(set(live))
-            if key in taken or (turn is not None and turn != message):
-                waiting[message] = self._now + pause_behind(live.get(turn or 0), self._now)
+            if message in ended:
+                continue
+            turn = None if key is None else self._known[key].next(live)
+            if key is not None and (by := self._stands_by(key, message)) is not None:
+                standing[message] = key, by
+            elif key in taken or (turn is not None and turn != message):
+                waiting[message] = self._now + pause_behind(self._live.get(turn or 0), self._now)
             elif len(chosen) < limit:
                 chosen.append(message)
                 if key is not None:
                     taken.add(key)
         # A message that is put off gives up its slot, which would be for another time.
         self._rows.shift(self._connection, self._queue, waiting, HELD_BURST, KEPT | HELD_BURST)
-        self.later = [at for at in waiting.values() if at is not None]
+        self._stand_by(standing)
+        self.later += [at for at in waiting.values() if at is not None]
         return chosen
+
+    def _stands_by(self, key: str, message: int) -> int | None:
+        """For which message: an operator has made it due."""
+        bursts = self._known[key]
+        if message in bursts.known():
+            return None
+        by = self._chosen_for(key, message)
+        return by if bursts.standby and by in bursts.waiting and by in self._live else None
 
     def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
         """`rows` have been leased: they have left their bursts."""
-        states: dict[str, tuple[Any, int]] = {}
+        started: dict[str, int] = {}
+        keys: set[str] = set()
         for row in rows:
             key = row.policy_key
             if key is not None and key in self._known:
-                self._known[key].delivered(row.id)
-                states[key] = self._policy.dump(self._known[key]), self._now + FORGET_BURSTS
-        self._rows.keep(self._connection, burst_scope(self._queue), states)
+                keys.add(key)
+                if row.id != self._known[key].current:
+                    started[key] = row.id
+        self._supersede(started)
+        for row in rows:
+            if row.policy_key in keys:
+                self._known[row.policy_key].delivered(row.id)
+        self._save(keys)
 
 
 def pause_behind(before: Live | None, now: int) -> int:

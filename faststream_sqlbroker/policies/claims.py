@@ -19,13 +19,14 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.policies.bursts import BurstHeads
 from faststream_sqlbroker.policies.choice import Choice, NextLook
 from faststream_sqlbroker.policies.intake import Intake
-from faststream_sqlbroker.policies.leased import end_at, refuse
+from faststream_sqlbroker.policies.leased import end_at, may_start, refuse
 from faststream_sqlbroker.policies.live_rates import read_rates
 from faststream_sqlbroker.policies.lowest_limit import lowest
 from faststream_sqlbroker.policies.newest import NewestHeads
@@ -66,17 +67,24 @@ class PolicyClaims:
         # The order of reads before and after the lock is what makes this right, so it is all here.
         pairs = self._dialect.ready_pairs(connection, wanted.queues)
         self._dialect.mend_due_times(connection, pairs)
-        due = sorted({pair.queue for pair in pairs if pair.due_in <= 0})
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
+        burst = next((p for p in wanted.policies if isinstance(p, Debounce | KeepLast)), None)
+        standing = set() if burst is None else self._standing(connection, pairs, waits)
+        claimable = {pair.queue for pair in pairs if pair.due_in <= 0}
+        due = sorted(claimable | standing)
         locked = self._lock(connection, due, wanted.scopes)
         read = self.rows.now(connection, self._clock) if locked else None
-        if any(isinstance(policy, Debounce | KeepLast) for policy in wanted.policies) and locked:
+        looked: list[float] = []
+        if burst is not None and read is not None:
+            looked = self._look(connection, burst, wanted, read.now, locked & standing, pairs)
             # Pairs were read before the lock. A message of a new priority, committed since, may
             # belong to a burst, so read them again.
             pairs = self._dialect.ready_pairs(connection, sorted(locked))
         if len(locked) < len(due):
             waits.append(0.0)
-        found = Claim([], None, gated=bool(due) and len(locked) == len(due))
+        found = Claim([], None, gated=bool(claimable) and len(locked) == len(due))
+        found.more = 0.0 in looked
+        waits += looked
         if read is not None:
             found.read = read
             ready = [(queue, _due(pairs, queue)) for queue in wanted.queues if queue in locked]
@@ -84,6 +92,43 @@ class PolicyClaims:
             waits += self._claim_queues(at, [each for each in ready if each[1]], read, found)
         found.again = min(waits, default=None)
         return found
+
+    def _standing(
+        self, connection: Connection, pairs: list[ReadyPair], waits: list[float]
+    ) -> set[str]:
+        """The queues where something that stands by is to be looked at; `waits` gets in how many
+        seconds others are.
+        """
+        found = [
+            (pair.queue, at)
+            for pair in pairs
+            if (at := self.rows.next_standby(connection, pair.queue, pair.priority)) is not None
+        ]
+        if not found:
+            return set()
+        now = self.rows.now(connection, self._clock).now
+        waits += [(at - now) / MICROSECONDS for _, at in found if at > now]
+        return {queue for queue, at in found if at <= now}
+
+    def _look(
+        self,
+        connection: Connection,
+        policy: Debounce | KeepLast,
+        wanted: PolicyClaimRequest,
+        now: int,
+        queues: set[str],
+        pairs: list[ReadyPair],
+    ) -> list[float]:
+        """Look at what stands by in `queues`, which are locked; in how many seconds to go on."""
+        rows = self._by_header if wanted.header is not None else self.rows
+        waits: list[float] = []
+        for queue in sorted(queues):
+            heads = _heads(policy, rows, connection, queue, now, keep=wanted.keep)
+            heads.look(pair.priority for pair in pairs if pair.queue == queue)
+            waits += [max(0.001, (at - now) / MICROSECONDS) for at in heads.later]
+            if heads.more:
+                waits.append(0.0)
+        return waits
 
     def _claim_queues(
         self,
@@ -217,9 +262,11 @@ class _QueueClaim:
         if len(found) + len(leased.suspects) < len(dead) + len(chosen):
             self.next.waits.append(0.0)  # another transaction has locked some of them
         refuse(found, self._wanted.policies, set(dead))
-        if self._choice.bursts is not None:
-            self._choice.bursts.delivered(found)
         starting = self._slots.give(found)
+        if self._choice.bursts is not None:
+            # What is claimed for another end is not handled: another message takes its place.
+            self._choice.bursts.delivered([row for row in leased if may_start(row)])
+            self.next.more |= self._choice.bursts.more
         if self._closes is not None:
             end_at(self._closes, found, self._read)
         self._note_slots(found, starting)
@@ -325,16 +372,11 @@ class _QueueClaim:
                     # What is to come may belong to the burst of a message that is delivered now.
                     self._choice.behind = policy
                     self.next.more = True
-                self._choice.bursts = self._heads(policy)
+                at = self._rows, self._connection, self._queue, self._now
+                self._choice.bursts = _heads(policy, *at, keep=self._wanted.keep)
             else:
                 self._ask_limit(policy, limit)
         return True
-
-    def _heads(self, policy: Debounce | KeepLast) -> BurstHeads | NewestHeads:
-        at = self._rows, self._connection, self._queue, self._now
-        if isinstance(policy, KeepLast):
-            return NewestHeads(policy, *at, keep=self._wanted.keep)
-        return BurstHeads(policy, *at)
 
     def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
@@ -346,6 +388,19 @@ class _QueueClaim:
     def _lowest(self, policy: Concurrency) -> int:
         old = self._memory.is_old
         return lowest(self._rows, self._connection, self._intake, policy, old)
+
+
+def _heads(
+    policy: Debounce | KeepLast,
+    rows: PolicyRows,
+    connection: Connection,
+    queue: str,
+    now: int,
+    *,
+    keep: bool,
+) -> BurstHeads | NewestHeads:
+    kind = NewestHeads if isinstance(policy, KeepLast) else BurstHeads
+    return kind(policy, rows, connection, queue, now, keep=keep)
 
 
 def _due(pairs: list[ReadyPair], queue: str) -> list[ReadyPair]:

@@ -26,6 +26,7 @@ from faststream_sqlbroker.core.policies.flags import (
 )
 from faststream_sqlbroker.core.policies.live_rates import LiveRates
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.standby import looked_at
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.core.text import load_headers
@@ -164,8 +165,8 @@ class Intake:
 
     def _join(
         self, policy: Debounce | KeepLast, arrivals: Sequence[Arrival]
-    ) -> tuple[dict[int, int | None], dict[int, Discard]]:
-        """Let `arrivals` take part; the due times given, and what was discarded."""
+    ) -> tuple[dict[int, int | None], set[int]]:
+        """Let `arrivals` take part; the due times given, and what is not to be delivered now."""
         due: dict[int, int | None] = {}
         gone: dict[int, Discard] = {}
         by_key: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -179,17 +180,19 @@ class Intake:
         scope = burst_scope(self.queue)
         known = burst_states(self.rows, self.connection, self.queue, policy, by_key, self.now)
         states: dict[str, tuple[Any, int]] = {}
-        rivals = {i for key, of in by_key.items() for i in policy.rivals(known.get(key), of)}
-        dead = rivals - self.rows.live(self.connection, self.queue, rivals).keys()
+        standby: dict[int, int] = {}
         for key, messages in by_key.items():
-            info, taken, until = policy.take(known.get(key), sorted(messages), dead)
+            info, taken, until = policy.take(known.get(key), sorted(messages))
             due |= taken.due
+            standby |= {i: looked_at(at, self.now) for i, at in taken.standby.items()}
             gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
             states[key] = info, max(until, self.now) + FORGET_BURSTS
         self.rows.keep(self.connection, scope, states)
         self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
         self._shift(due, BURST, HELD_BURST)
-        return due, gone
+        self.rows.stand_by(self.connection, self.queue, standby)
+        self.later += standby.values()
+        return due, gone.keys() | standby.keys()
 
     def scan_back(self, own: int, at: int) -> None:
         """Let the next scan begin at `at` or earlier: what is due from then on lacks `own`."""

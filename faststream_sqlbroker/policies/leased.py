@@ -7,6 +7,7 @@ from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.policies import Policy, key_of
 from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.policies.read_time import ReadTime
 
 
@@ -46,3 +47,12 @@ def end_at(closes: int, rows: Iterable[ClaimedMessage], read: ReadTime) -> None:
 def has_expired(row: ClaimedMessage) -> bool:
     """Whether it had expired when it was leased: it takes no slot."""
     return row.expires_at is not None and row.expires_at <= row.acquired_at
+
+
+def may_start(row: ClaimedMessage) -> bool:
+    """Whether its handler may start: it ends in no other way, and lives to see its slot."""
+    if row.outcome is not None or has_expired(row):
+        return False
+    if row.expires_at is None or row.slot is None or row.slot.at is None:
+        return True
+    return row.expires_at > from_microseconds(row.slot.at)

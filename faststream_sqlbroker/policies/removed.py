@@ -22,6 +22,7 @@ from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.flags import HELD_BURST, HELD_DELAY, PUT_OFF
 from faststream_sqlbroker.core.policies.holds import freed_at, holds_of, mark_of
 from faststream_sqlbroker.core.policies.options import CLOCK_STEP
+from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
@@ -144,9 +145,11 @@ def mend_clock_step(
     def due_of(row: Later) -> int | None:
         if row.marks & PUT_OFF:
             return now  # a throttle may be asked at any time
+        # What stands by is to be looked at then.
+        base = STANDBY if stands_by(row.due, row.marks) else 0
         # By the clock of today, nothing puts a message off for so long.
-        late = row.marks & (HELD_BURST | HELD_DELAY) and row.due - longest > now + CLOCK_STEP
-        return max(now, row.due - back) if late else None
+        late = row.marks & (HELD_BURST | HELD_DELAY) and row.due - base - longest > now + CLOCK_STEP
+        return max(base + now, row.due - back) if late else None
 
     found = _shift(dialect, rows, connection, queue, search, now, due_of, ~0)
     found.back = max(search.back, back)

@@ -9,6 +9,8 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
@@ -17,6 +19,8 @@ from faststream_sqlbroker.policies.read_time import ReadTime
 
 Decided = Callable[[str, Mapping[int, str], Mapping[int, Any]], None]
 """Called with a queue, texts by id, and the headers as they are stored, by id."""
+_ANY_TIME = 10**16
+"""In the year 2286: later than any look, and such that with `STANDBY` it is in the calendar."""
 SCAN = 5_000
 """Messages that one statement looks at, shifts or discards."""
 
@@ -52,6 +56,16 @@ class Live(NamedTuple):
     """Deliveries that ended without an attempt, while it is not leased."""
     expired: bool
     deliveries: int
+
+
+class Standing(NamedTuple):
+    """A message that stands by. Times are microseconds since 1970."""
+
+    id: int
+    key: str | None
+    due: int
+    """When it is looked at again."""
+    expired: bool
 
 
 class Later(NamedTuple):
@@ -144,6 +158,56 @@ class PolicyRows:
         )
         # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
         return [Later(r[0], r[2], r[5]) for r in rows if isinstance(r[2], int)]
+
+    def next_standby(self, connection: Connection, queue: str, priority: int) -> int | None:
+        """When what stands by is to be looked at; None: nothing does."""
+        found = self.standby_due(connection, queue, priority, now=_ANY_TIME, size=1)
+        return found[0].due if found else None
+
+    def standby_due(
+        self, connection: Connection, queue: str, priority: int, *, now: int, size: int
+    ) -> list[Standing]:
+        """Up to `size` messages that stand by and are to be looked at by `now`, by that time and
+        id.
+        """
+        rows = self._run(
+            connection,
+            "policy_standby_due",
+            queue=queue,
+            priority=priority,
+            now=STANDBY + now,
+            size=size,
+        )
+        return _standing(rows)
+
+    def standby_of(
+        self,
+        connection: Connection,
+        queue: str,
+        ranges: Mapping[str, tuple[int, int]],
+        *,
+        last: bool = False,
+    ) -> tuple[list[Standing], set[str]]:
+        """Up to `SCAN` messages of keys that stand by, whose ids lie between the two of their key,
+        key by key; of each the oldest first, or the `last`; and the keys of which all were read.
+        """
+        keys = list(ranges)
+        listed = [
+            {"n": n, "k": key, "low": low, "high": high}
+            for n, (key, (low, high)) in enumerate(ranges.items())
+        ]
+        name = "policy_standby_last" if last else "policy_standby_first"
+        rows = json.dumps(listed)
+        found = _standing(self._run(connection, name, queue=queue, rows=rows, size=SCAN))
+        # The last key that was read may have more.
+        unread = found[-1].key if len(found) == SCAN else None
+        whole = len(keys) if unread is None else keys.index(unread)
+        return found, set(keys[:whole])
+
+    def stand_by(self, connection: Connection, queue: str, due: Mapping[int, int]) -> None:
+        """Let messages stand by until they are looked at when they are `due`."""
+        at = {message: STANDBY + moment for message, moment in due.items()}
+        self.shift(connection, queue, at, BURST | HELD_BURST, KEPT | HELD_BURST)
 
     def headers(self, connection: Connection, queue: str, ids: Sequence[int]) -> dict[int, Any]:
         """The headers of `ids` as they are stored."""
@@ -327,7 +391,13 @@ class StatesOn:
         self.rows.keep(self.connection, scope, states)
 
 
+def _standing(rows: Iterable[Sequence[Any]]) -> list[Standing]:
+    return [Standing(r[0], as_key(r[1]), int(r[2]) - STANDBY, bool(r[3])) for r in rows]
+
+
 def _put_off(due: int | None) -> str:
+    if due is not None and due >= STANDBY:
+        return "stands by for another message of its key"
     return "taken in" if due is None else f"due at {from_microseconds(due).isoformat()}"
 
 

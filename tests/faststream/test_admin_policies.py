@@ -65,7 +65,9 @@ class Scene:
             counted = Counter({wait.code: wait.count for wait in queue.waits})
             waiting = [r["id"] for r in await self.look.rows() if r["state"] != "PROCESSING"]
             reasons = [await self.first_reason(message_id) for message_id in waiting]
-            explained = Counter(reason.code for reason in reasons if reason is not None)
+            # What stands by for another message counts nowhere: that one does.
+            waits = [r for r in reasons if r and not (r.code == "in_burst" and r.message_id)]
+            explained = Counter(reason.code for reason in waits)
             return queue if counted == explained == Counter(dict(expected)) else None
 
         return await eventually(found)
@@ -206,6 +208,19 @@ async def test_more_than_a_thousand_are_said_to_be_at_least_so_many(
 
     queue = await eventually(counted)
     assert [(w.code, w.count, w.capped) for w in queue.waits] == [("delayed", 20, True)]
+
+
+async def test_what_stands_by_takes_no_place_among_those(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (policy_waits, queue_policies):
+        monkeypatch.setattr(module, "MOST_LOOKED_AT", 2)
+    await scene.start(Debounce("1h"))
+    for priority in (2, 1):
+        for _ in range(4):
+            await scene.publish(1, key=str(priority), priority=priority)
+    wait = only(await scene.waits(("in_burst", 2)))
+    assert not wait.capped
 
 
 async def test_due_messages_are_counted_up_to_a_thousand(

@@ -1,5 +1,6 @@
 """Claims with and without policies read due messages only."""
 
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
     Window,
 )
+from faststream_sqlbroker.core.policies.flags import HELD_BURST
+from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
 from faststream_sqlbroker.policies.claims import PolicyClaims
@@ -74,6 +77,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
     "policy_arrivals": {**ONE, "before": 0, "own": 2, "since": 0, "size": 5000},
     "policy_due": {**ONE, "before": 0, "now": LATER, "size": 100},
     "policy_due_others": {**ONE, "before": 0, "now": LATER, "size": 100, **Suspicion().binds},
+    "policy_standby_due": {**ONE, "now": STANDBY + LATER, "size": 1},
     "policy_running": {"queue": "q", "size": 100},
     "ordered_window": {**ONE, "size": 100, "mask": 0},
     "look": LOOK,
@@ -136,6 +140,7 @@ def test_a_table_that_was_never_analysed_is_read_by_its_index(few: Engine, mask:
             "policy_due",
             "policy_due_others",
             "policy_arrivals",
+            "policy_standby_due",
             "look",
             "ordered_window",
         ):
@@ -144,6 +149,28 @@ def test_a_table_that_was_never_analysed_is_read_by_its_index(few: Engine, mask:
             scans = [n for n in seen if n.get("Relation Name") == "message"]
             assert scans
             assert {n["Node Type"] for n in scans} <= {"Index Scan", "Index Only Scan"}, name
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("statistics", ["none", "old", "fresh"])
+def test_what_stands_by_for_some_keys_is_found_by_them(few: Engine, statistics: str) -> None:
+    """Not by its due times: that would be all that stands by, with each claim."""
+    if statistics == "old":
+        vacuum(few)
+    with few.begin() as connection:
+        put(connection, 20_000, f"timestamptz 'epoch' + {STANDBY + LATER} * interval '1 us'")
+        marked = {"held": HELD_BURST}
+        connection.execute(text("UPDATE message SET policy_marks = :held"), marked)
+    if statistics == "fresh":
+        vacuum(few)
+    keys = [{"n": n, "k": f"k{n}", "low": 0, "high": 2**62} for n in range(3)]
+    with few.connect() as connection:
+        for name in ("policy_standby_first", "policy_standby_last"):
+            plan = explain(connection, name, queue="q", rows=json.dumps(keys), size=5_000)
+            [scan] = [n for n in nodes(plan) if n.get("Relation Name") == "message"]
+            assert scan["Index Name"] == "message_key", (name, scan)
+            assert scan["Actual Loops"] == len(keys), (name, scan)
+            assert plan["Actual Rows"] == 600
 
 
 def vacuum(engine: Engine) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
+from faststream_sqlbroker.core.policies.standby import chosen_for
 from faststream_sqlbroker.policies.bursts import (
     LONGEST_BURST_RECHECK,
     SHORTEST_BURST_RECHECK,
@@ -38,6 +39,8 @@ class Key:
     def __init__(self) -> None:
         self.bursts: list[Burst] = []
         self.current: int | None = None
+        self.standing = set[int]()
+        """What is superseded when the message starts that is delivered in its place."""
         self.busy_since = self.settled_at = 0
         """From when to when one message after the other has kept the next one waiting."""
 
@@ -50,7 +53,6 @@ class DebounceMachine(Machine):
         st.tuples(trailing), st.tuples(leading), st.tuples(delay, trailing | leading)
     )
     late: ClassVar = st.sampled_from([0, 0, 0, 0, UNIT, 3 * UNIT])
-    expires: ClassVar = st.sampled_from([None, None, None, None, UNIT, 5 * UNIT])
     ahead: ClassVar = st.sampled_from([0, 0, 0, 0, UNIT, YEAR])
 
     def start(self) -> None:
@@ -58,7 +60,7 @@ class DebounceMachine(Machine):
         self.delay = sum(p.length for p in self.given if isinstance(p, Delay))
         self.of: dict[str, Key] = defaultdict(Key)
         self.unseen: list[Message] = []
-        self.reasons: dict[int, set[tuple[str, int | None]]] = {}
+        self.reasons: dict[int, int] = {}
 
     def published(self, message: Message) -> None:
         message.due += self.delay
@@ -71,20 +73,19 @@ class DebounceMachine(Machine):
         for message in sorted(come, key=lambda m: (self.arrival(m), m.id)):
             if message.key is None:
                 continue
-            if message.expired(self.now):
-                self.reasons[message.id] = {("expired", None)}
-                del self.live[message.id]
-                continue
             self.arrive(message, self.of[message.key])
-        for burst in (burst for key in self.of.values() for burst in key.bursts):
-            for gone in burst.gone & set(self.live):
-                others = (
-                    [burst.chosen]
-                    if gone in burst.late
-                    else [i for _, i in burst.arrivals if i != gone]
-                )
-                self.reasons[gone] = {("superseded", i) for i in others}
-                del self.live[gone]
+        for key in self.of.values():
+            for burst in key.bursts:
+                gone = burst.gone & set(self.live)
+                if burst.delivered:
+                    self.supersede(gone - key.standing, burst.chosen)
+                else:
+                    key.standing |= gone
+
+    def supersede(self, gone: set[int], by: int) -> None:
+        for message in gone:
+            self.reasons[message] = by
+            del self.live[message]
 
     def arrival(self, message: Message) -> int:
         """When it came; it takes part now, so a later time is wrong."""
@@ -109,15 +110,14 @@ class DebounceMachine(Machine):
 
     def check(self, claim: Claim, limit: int) -> None:
         self.take_part()
-        archived = self.archived()
-        assert set(archived) == set(self.reasons), "others are superseded"
-        assert all(
-            (row["reason"], row["related_id"]) in self.reasons[i] for i, row in archived.items()
-        )
-        assert all(row["state"] == "DISCARDED" for row in archived.values())
-        self.reasons.clear()
         for row in claim.rows:
             self.deliver(self.live[row.id])
+        archived = self.archived()
+        found = {i: row["related_id"] for i, row in archived.items()}
+        assert found == self.reasons, "others are superseded"
+        assert all(row["state"] == "DISCARDED" for row in archived.values())
+        assert all(row["reason"] == "superseded" for row in archived.values())
+        self.reasons.clear()
         if len(claim.rows) < limit:
             self.no_message_is_late({row.id for row in claim.rows})
 
@@ -132,11 +132,22 @@ class DebounceMachine(Machine):
             assert burst is not None
             assert message.id == burst.chosen
             assert burst.due <= self.now
+            self.supersede(self.replaced_by(key, message.id), message.id)
             burst.delivered = True
             burst.open = burst.open and self.policy.edge == "leading"
             if burst.due > key.settled_at:
                 key.busy_since = self.now
             key.current = message.id
+
+    def replaced_by(self, key: Key, message: int) -> set[int]:
+        """Which of those that stand by have stood by for it."""
+        waiting = [b.chosen for b in key.bursts if not b.delivered and b.chosen in self.live]
+        leading = self.policy.edge == "leading"
+        gone = {i for i in key.standing if chosen_for(waiting, i, leading=leading) == message} | (
+            {i for i in key.standing if i < message} if not leading else set()
+        )
+        key.standing -= gone
+        return gone
 
     def no_message_is_late(self, claimed: set[int]) -> None:
         """A message that waits for the one before it does so at most twice as long as it must."""

@@ -247,7 +247,8 @@ def _early(each: Subscriber, left: Left) -> Iterator[str]:
 
 
 def _not_the_newest(each: Subscriber, left: Left) -> Iterator[str]:
-    """The last message of each key is not superseded, and chains of superseded ones end."""
+    """The last message of each key is not superseded, and what others were superseded by has been
+    claimed."""
     trailing = [*each.of("KeepLast"), *each.of("Debounce")]
     if not trailing:
         return
@@ -260,7 +261,11 @@ def _not_the_newest(each: Subscriber, left: Left) -> Iterator[str]:
             if row["reason"] != "superseded":
                 continue
             other = by_id.get(row["related_id"])
-            if other is None or (other["id"] < row["id"]) is not leading:
+            if (
+                other is None
+                or other["deliveries_count"] == 0
+                or (other["id"] < row["id"]) is not leading
+            ):
                 yield f"{row['id']} is superseded by {row['related_id']}"
 
 

@@ -146,20 +146,13 @@ def _bursts(
 
 
 def superseded(rows: Sequence[dict[str, Any]], *, leading: bool) -> list[str]:
-    """The last message of a chain of superseded ones has been delivered."""
+    """Each superseded message names one that has been delivered."""
     by_id = {row["id"]: row for row in rows}
     wrong = []
     for row in rows:
         if row["state"] != "DISCARDED":
             continue
-        seen = {row["id"]}
-        other = row
-        while (
-            other is not None and other["state"] == "DISCARDED" and other["reason"] == "superseded"
-        ):
-            by = other["related_id"]
-            other = None if by in seen else by_id.get(by)
-            seen.add(by)
+        other = by_id.get(row["related_id"]) if row["reason"] == "superseded" else None
         if (
             other is None
             or other["state"] != "COMPLETED"

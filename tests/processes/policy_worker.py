@@ -6,8 +6,9 @@ SUBSCRIBERS maps a queue to {"policies": [[name, [argument…], {option: value}]
 survives SIGKILL. Times are whole microseconds of the database's clock, taken from the claim and
 what has passed since by the monotonic clock: a start was at least as late as its line says, by the
 time from the claim's statement to its answer. TEST_WORKER_DIES="after give_back_keys" in the
-environment kills the process there; TEST_WORKER_COMMITS="0.8" makes the COMMIT of each claim
-under policies that leases anything take so many seconds.
+environment kills the process there; "before commit" and "after commit" are those of the first claim
+that leases anything. TEST_WORKER_COMMITS="0.8" makes the COMMIT of each such claim under policies
+take so many seconds.
 """
 
 import asyncio
@@ -120,6 +121,8 @@ class Worker:
         self._note(start)
         if self._seconds:
             await asyncio.sleep(self._seconds)
+        if self._act == "die_first" and row.deliveries_count == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         first = row.attempts_count == 0
         if first and self._act == "fail_first":
             raise ValueError
@@ -140,6 +143,28 @@ def die(policies: Any, when: str, method: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(policies, method, and_die)
+
+
+def die_claiming(policies: Any, when: str) -> None:
+    """SIGKILL this process "before" or "after" the COMMIT of the first claim that leases any."""
+    claim_inside = policies._claims.claim
+    claim = policies.claim
+
+    def and_die_inside(*arguments: Any) -> Any:
+        if (found := claim_inside(*arguments)).rows:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    async def and_die(*arguments: Any) -> Any:
+        found, moved = await claim(*arguments)
+        if found.rows:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found, moved
+
+    if when == "before":
+        policies._claims.claim = and_die_inside
+    else:
+        policies.claim = and_die
 
 
 def commit_slowly(policies: Any, seconds: float) -> None:
@@ -199,7 +224,11 @@ def main() -> None:
             **given.get("options", {}),
         )(worker.handle)
     if dies := os.environ.get("TEST_WORKER_DIES"):
-        die(broker.config.store.policies, *dies.split())
+        when, where = dies.split()
+        if where == "commit":
+            die_claiming(broker.config.store.policies, when)
+        else:
+            die(broker.config.store.policies, when, where)
     if seconds := os.environ.get("TEST_WORKER_COMMITS"):
         commit_slowly(broker.config.store.policies, float(seconds))
     asyncio.run(run(broker, engine, folder))

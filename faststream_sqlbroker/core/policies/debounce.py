@@ -3,9 +3,8 @@
 Times are whole microseconds of the database's clock.
 """
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from faststream_sqlbroker.core.checks import one_of
@@ -17,6 +16,7 @@ from faststream_sqlbroker.core.policies.options import (
     microseconds,
     seconds,
 )
+from faststream_sqlbroker.core.policies.standby import chosen_for
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -157,16 +157,16 @@ class Debounce:
             else min(last + self.window, start + self.max_wait)
         )
 
-    def rivals(self, _info: Any, _arrivals: Sequence[tuple[int, int]]) -> list[int]:
-        """Messages of which `take` must know whether they are live: none."""
-        return []
+    @property
+    def leading(self) -> bool:
+        """Whether the first of a burst is delivered."""
+        return self.edge == "leading"
 
-    def take(
-        self, info: Any, arrivals: Sequence[tuple[int, int]], _dead: AbstractSet[int]
-    ) -> "Taken":
+    def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> "Taken":
         """Add messages of one key, as (time, id), sorted, to what is known of it."""
         bursts = self.load(info)
         changes = take(self, bursts, arrivals)
+        bursts.note(changes.standby, leading=self.leading)
         return Taken(self.dump(bursts), changes, 0 if bursts.start is None else bursts.end)
 
     def load(self, info: Any) -> "Bursts":
@@ -177,7 +177,12 @@ class Debounce:
         if not isinstance(info, dict) or info.get("kind", self.edge) == self.edge:
             return bursts
         if info["kind"] == KEEP_LAST:
-            return Bursts(current=info.get("current"), ended=waiting_in(info))
+            return Bursts(
+                current=info.get("current"),
+                ended=waiting_in(info),
+                standby=info.get("standby", False),
+                over=info.get("over"),
+            )
         if bursts.start is not None:
             # Of a leading edge the first message was delivered, or is to be; of a trailing edge the
             # newest goes when it is due. What comes now is a burst of its own.
@@ -192,8 +197,38 @@ class Debounce:
         return {"kind": self.edge, **bursts.dump()}
 
 
-@dataclass(slots=True)
-class Bursts:
+@dataclass(slots=True, kw_only=True)
+class Standby:
+    """Whether messages of a key stand by; stored with the rest of what is known of it."""
+
+    standby: bool = False
+    """Whether any may stand by."""
+    over: int | None = None
+    """The message that was delivered in the place of others, of which some still stand by."""
+
+    @property
+    def waiting(self) -> list[int]:
+        """The messages to deliver, for which others may stand by. Some may have ended since."""
+        raise NotImplementedError
+
+    @property
+    def chosen(self) -> list[int]:
+        """The same, and the one that was delivered in the place of what still stands by."""
+        return self.waiting if self.over is None else [*self.waiting, self.over]
+
+    def note(self, standing: Iterable[int], *, leading: bool) -> None:
+        """`standing` now stand by."""
+        for message in standing:
+            self.standby = True
+            if self.over is not None and self.over == chosen_for(
+                self.chosen, message, leading=leading
+            ):
+                # It came after that one was delivered.
+                self.over = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Bursts(Standby):
     """The bursts of one key; stored as JSON."""
 
     start: int | None = None
@@ -220,13 +255,12 @@ class Bursts:
         """Read what `dump` wrote; any other value counts as empty."""
         if not isinstance(info, dict):
             return cls()
-        known = {name: info[name] for name in cls.__slots__ if name in info}
-        return cls(**known)
+        return cls(**{each.name: info[each.name] for each in fields(cls) if each.name in info})
 
     def dump(self) -> dict[str, Any]:
         """As JSON values, without empty fields."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in values.items() if value is not None and value != []}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {n: v for n, v in values.items() if v is not None and v is not False and v != []}
 
     def close(self) -> None:
         """End the open burst; its message waits to be delivered."""
@@ -242,6 +276,33 @@ class Bursts:
         """The messages that wait or are being handled. Some may have ended since."""
         return [i for i in (self.current, *self.ended, self.newest) if i is not None]
 
+    @property
+    def waiting(self) -> list[int]:
+        """Those that were not delivered."""
+        return self.ended if self.newest is None else [*self.ended, self.newest]
+
+    def replace(self, gone: int, by: int | None) -> int:
+        """`by` takes the place of the message `gone`, which was not delivered; when it is due.
+
+        Without it the burst goes on: what comes until its end may still be delivered for it.
+        """
+        if by is None:
+            return 0
+        self.ended = [by if message == gone else message for message in self.ended]
+        if self.first == gone:
+            self.first = by
+        if self.past == gone:
+            self.past = by
+        if self.newest != gone:
+            return 0
+        self.newest = by
+        return self.end
+
+    def adopt(self, message: int) -> int:
+        """`message` has stood by, and it is not known for which; when it is due."""
+        self.ended.append(message)
+        return 0
+
     def next(self, live: set[int]) -> int | None:
         """The message to deliver next, among those that are still `live`; None: there is none."""
         return next((message for message in self.known() if message in live), None)
@@ -252,8 +313,12 @@ class Bursts:
             self.past = message
             self.past_end = self.end
             self.start = self.newest = None
+            self.ended = []
         if message in self.ended:
-            self.ended = self.ended[self.ended.index(message) + 1 :]
+            place = self.ended.index(message)
+            if self.past in self.ended[:place]:
+                self.past = message
+            self.ended = self.ended[place + 1 :]
         self.current = message
 
 
@@ -263,8 +328,11 @@ class BurstChanges:
 
     due: dict[int, int] = field(default_factory=dict)
     """The new due times of the messages that stay."""
+    standby: dict[int, int] = field(default_factory=dict)
+    """Of the messages that stand by, when the message is due that is to be delivered in their
+    place."""
     superseded: dict[int, int] = field(default_factory=dict)
-    """Of each superseded message, the message delivered in its place."""
+    """Of each superseded message, the message that was delivered in its place."""
 
 
 class Taken(NamedTuple):
@@ -294,7 +362,7 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
             and (policy.edge == "leading" or message < bursts.past)
         ):
             # A race: its publish was committed after its burst had ended and been closed.
-            taken.superseded[message] = bursts.past
+            _join_past(taken, bursts, bursts.past, message)
             continue
         if bursts.start is not None and at > bursts.end:
             _replace(taken, gone, bursts)
@@ -314,6 +382,13 @@ def take(policy: Debounce, bursts: Bursts, arrivals: Sequence[tuple[int, int]]) 
     return taken
 
 
+def _join_past(taken: BurstChanges, bursts: Bursts, past: int, message: int) -> None:
+    if past in bursts.waiting:
+        taken.standby[message] = bursts.past_end
+    else:
+        taken.superseded[message] = past
+
+
 def _begin(policy: Debounce, bursts: Bursts, taken: BurstChanges, at: int, message: int) -> None:
     bursts.start = bursts.last = at
     bursts.end = policy.end(at, at)
@@ -327,10 +402,13 @@ def _begin(policy: Debounce, bursts: Bursts, taken: BurstChanges, at: int, messa
 
 
 def _replace(taken: BurstChanges, gone: list[int], bursts: Bursts) -> None:
-    """Record that the messages `gone` are superseded by the one that is delivered as of now."""
+    """Record that another message is delivered in the place of the messages `gone`, as of now."""
     stays = bursts.newest if bursts.newest is not None else bursts.first
+    waits = stays in bursts.waiting
     for message in gone:
         taken.due.pop(message, None)
-        if stays is not None:
+        if stays is not None and waits:
+            taken.standby[message] = bursts.end if stays == bursts.newest else bursts.start or 0
+        elif stays is not None:
             taken.superseded[message] = stays
     gone.clear()

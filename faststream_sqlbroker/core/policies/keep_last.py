@@ -4,14 +4,14 @@ Times are whole microseconds of the database's clock.
 """
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.core.policies.debounce import (
     KEEP_LAST,
     BurstChanges,
+    Standby,
     Taken,
     waiting_in,
 )
@@ -75,19 +75,16 @@ class KeepLast:
             "without_key": self.without_key,
         }
 
-    def rivals(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> list[int]:
-        """Messages that wait and are newer than one of `arrivals`; they may have gone since."""
-        oldest = min(message for _, message in arrivals)
-        latest = self.load(info)
-        return [i for i in (latest.first, latest.newest) if i is not None and i > oldest]
+    @property
+    def leading(self) -> bool:
+        """Whether an older message is delivered in the place of newer ones: never."""
+        return False
 
-    def take(self, info: Any, arrivals: Sequence[tuple[int, int]], dead: AbstractSet[int]) -> Taken:
-        """Add messages of one key, as (time, id), sorted, to what is known of it; `dead` are those
-        of its rivals that are no more.
-        """
+    def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> Taken:
+        """Add messages of one key, as (time, id), sorted, to what is known of it."""
         latest = self.load(info)
-        latest.forget(dead)
         changes = take_newest(self, latest, arrivals)
+        latest.note(changes.standby, leading=False)
         return Taken(self.dump(latest), changes, latest.opens(self))
 
     def load(self, info: Any) -> "Latest":
@@ -97,15 +94,20 @@ class KeepLast:
         if not isinstance(info, dict) or info.get("kind", KEEP_LAST) == KEEP_LAST:
             return Latest.load(info)
         newest = max(waiting_in(info), default=None)
-        return Latest(newest=newest, current=info.get("current"))
+        return Latest(
+            newest=newest,
+            current=info.get("current"),
+            standby=info.get("standby", False),
+            over=info.get("over"),
+        )
 
     def dump(self, latest: "Latest") -> dict[str, Any]:
         """What is to be stored."""
         return {"kind": KEEP_LAST, **latest.dump()}
 
 
-@dataclass(slots=True)
-class Latest:
+@dataclass(slots=True, kw_only=True)
+class Latest(Standby):
     """The messages of one key that wait, and the one that was delivered last; stored as JSON."""
 
     first: int | None = None
@@ -125,12 +127,12 @@ class Latest:
         """Read what `dump` wrote; any other value counts as empty."""
         if not isinstance(info, dict):
             return cls()
-        return cls(**{name: info[name] for name in cls.__slots__ if name in info})
+        return cls(**{each.name: info[each.name] for each in fields(cls) if each.name in info})
 
     def dump(self) -> dict[str, Any]:
         """As JSON values, without empty fields."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in values.items() if value is not None}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {n: v for n, v in values.items() if v is not None and v is not False}
 
     def known(self) -> list[int]:
         """The messages that wait or are being handled. Some may have ended since."""
@@ -142,12 +144,27 @@ class Latest:
             return self.begun + policy.window
         return 0 if self.current is None else self.delivered_at + policy.window
 
-    def forget(self, dead: AbstractSet[int]) -> None:
-        """These messages have gone without a delivery."""
-        if self.first in dead:
-            self.first = None
-        if self.newest in dead:
-            self.newest = None
+    @property
+    def waiting(self) -> list[int]:
+        """Those that were not delivered."""
+        return [message for message in (self.first, self.newest) if message is not None]
+
+    def replace(self, gone: int, by: int | None) -> int:
+        """`by` takes the place of the message `gone`, which was not delivered; when it is due, as
+        far as is known.
+        """
+        if self.first == gone:
+            self.first = by
+        if self.newest == gone:
+            self.newest = by
+        return 0
+
+    def adopt(self, message: int) -> int:
+        """`message` has stood by, and it is not known for which; when it is due."""
+        # It is newer than what waits.
+        if message != self.current:
+            self.newest = message
+        return 0
 
     def delivered(self, message: int, now: int) -> None:
         """Record that `message` was claimed."""
@@ -171,12 +188,14 @@ def take_newest(
     """
     taken = BurstChanges()
     for at, message in arrivals:
-        newer = _newer(latest, at, message)
-        if newer is not None:
-            taken.superseded[message] = newer
+        if latest.first is not None and message < latest.first:
+            taken.standby[message] = latest.begun
+        elif (current := _before(latest, at, message)) is not None:
+            # It came before that one, and was committed late.
+            taken.superseded[message] = current
         elif latest.newest is not None:
             older, latest.newest = sorted((latest.newest, message))
-            taken.superseded[older] = latest.newest
+            taken.standby[older] = latest.opens(policy)
         elif latest.first is None and at >= latest.opens(policy):
             latest.first = message
             latest.begun = at
@@ -185,22 +204,16 @@ def take_newest(
             latest.newest = message
         if latest.newest == message:
             taken.due[message] = max(at, latest.opens(policy))
-    for message, by in taken.superseded.items():
+    for message in taken.standby:
         taken.due.pop(message, None)
-        if by in taken.superseded and latest.newest is not None:
-            taken.superseded[message] = latest.newest
     return taken
 
 
-def _newer(latest: Latest, at: int, message: int) -> int | None:
-    """A newer message that goes at once; or one that has gone, if `message` came before it and was
-    committed late.
-    """
-    if latest.first is not None and message < latest.first:
-        return latest.first
-    if latest.current is not None and message < latest.current and at <= latest.delivered_at:
-        return latest.current
-    return None
+def _before(latest: Latest, at: int, message: int) -> int | None:
+    """The message that was delivered last, if it is newer than `message`, which came before."""
+    current = latest.current
+    late = current is not None and message < current and at <= latest.delivered_at
+    return current if late else None
 
 
 @dataclass(slots=True)
@@ -214,7 +227,7 @@ class Turn:
     waits_for: int | None = None
     """The message that is being handled: nothing goes until it has settled."""
     superseded: dict[int, int] = field(default_factory=dict)
-    """Messages that a newer one has replaced, and that one."""
+    """Older messages that wait, and the one that is delivered in their place."""
 
 
 def next_turn(policy: KeepLast, latest: Latest, states: Mapping[int, str], now: int) -> Turn:

@@ -1,1 +1,1 @@
-SELECT count(*) FROM (SELECT 1 FROM message WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority AND next_attempt_at > (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) LIMIT 500000) AS found
+SELECT count(*) FROM (SELECT 1 FROM message WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority AND next_attempt_at > (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) AND next_attempt_at < 220898707200000000 LIMIT 500000) AS found

@@ -1,0 +1,297 @@
+"""What stands by for a newer message of its key: it goes when that one has started, and one of it
+takes the place of a message that cannot be delivered.
+
+Times are microseconds since 1970.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.policies import Debounce, KeepLast
+from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.keep_last import Latest
+from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in
+from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
+from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope, burst_states
+from faststream_sqlbroker.policies.rows import SCAN, Live, PolicyRows, Standing
+
+NEWEST = 2**63 - 1
+"""Above every id."""
+READS = 4
+"""Most lists of `SCAN` messages that one claim reads of those that have stood by for what it
+starts, if there are keys of which it has read none. What is left is ended by the next claims, or
+when it is looked at."""
+
+
+class KeyHeads:
+    """The keys of one queue in one claim: what waits of each, and what stands by."""
+
+    def __init__(
+        self,
+        policy: Debounce | KeepLast,
+        rows: PolicyRows,
+        connection: Connection,
+        queue: str,
+        now: int,
+        *,
+        keep: bool,
+    ) -> None:
+        """Under the queue's lock; `keep`: what is discarded is archived."""
+        self._policy = policy
+        self._rows = rows
+        self._connection = connection
+        self._queue = queue
+        self._now = now
+        self._keep = keep
+        self._known: dict[str, Any] = {}
+        """By key, a `Bursts` or a `Latest`."""
+        self._live: dict[int, Live] = {}
+        """Those of their messages that can be delivered, or are being handled."""
+        self._looked_on = set[int]()
+        self.later: list[int] = []
+        """When messages are looked at again."""
+        self.more = False
+        """Whether there is more to look at, at once."""
+
+    def look(self, priorities: Iterable[int]) -> None:
+        """Look at what stands by, and is to be looked at by now."""
+        found: list[Standing] = []
+        for priority in priorities:
+            found += self._rows.standby_due(
+                self._connection, self._queue, priority, now=self._now, size=SCAN
+            )
+            self.more |= len(found) >= SCAN
+        looked: dict[str, list[Standing]] = defaultdict(list)
+        for each in found:
+            if each.key is not None:
+                looked[each.key].append(each)
+        placed = self._read(looked, looked)
+        self._put_off(found, looked, placed | self._looked_on)
+
+    def _put_off(
+        self, found: list[Standing], looked: Mapping[str, list[Standing]], but: set[int]
+    ) -> None:
+        again = {
+            each.id: self._look_again(key, each)
+            for key, standing in looked.items()
+            for each in standing
+            if each.id not in but
+        }
+        # Without a key nothing can stand by: another program has taken it away.
+        again |= {each.id: self._now for each in found if each.key is None}
+        free = {i: self._now for i, at in again.items() if at <= self._now}
+        self._rows.shift(self._connection, self._queue, free, 0, KEPT)
+        later = {i: at for i, at in again.items() if at > self._now}
+        self._rows.stand_by(self._connection, self._queue, later)
+        self.later += later.values()
+
+    def _look_again(self, key: str, standing: Standing) -> int:
+        owner = self._chosen_for(key, standing.id)
+        waits_for = self._live.get(-1 if owner is None else owner)
+        return looked_at(self._now if waits_for is None else waits_for.due, self._now)
+
+    def _read(
+        self, keys: Iterable[str], looked: Mapping[str, Sequence[Standing]] | None = None
+    ) -> set[int]:
+        """Read what is known of `keys`. What can no longer be delivered gives its place to what
+        stands by for it; which messages got a place or ended.
+        """
+        keys = set(keys)
+        stored = burst_states(
+            self._rows, self._connection, self._queue, self._policy, keys, self._now
+        )
+        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
+        key_of = {i: key for key, state in self._known.items() for i in state.known()}
+        live = self._rows.live(self._connection, self._queue, key_of)
+        # A message that has got another key is not this key's any more.
+        self._live = {i: each for i, each in live.items() if each.key == key_of[i]}
+        expired = self._expired()
+        for message in expired:
+            del self._live[message]
+        changed = {key_of[message] for message in expired}
+        replaced = [key for key in keys if self._needs_look(key, (looked or {}).get(key, ()))]
+        placed = self._replace(replaced, expired)
+        self._rows.discard(self._connection, self._queue, expired, keep=self._keep)
+        self._save(changed | set(replaced))
+        return placed | expired.keys()
+
+    def _expired(self) -> dict[int, Discard]:
+        waiting = [message for state in self._known.values() for message in state.waiting]
+        return {
+            message: Discard(EXPIRED)
+            for message in waiting
+            if (each := self._live.get(message)) is not None
+            and each.expired
+            and each.state != "PROCESSING"
+        }
+
+    def _needs_look(self, key: str, looked: Sequence[Standing]) -> bool:
+        state = self._known[key]
+        if looked and not state.standby:
+            # A process of an older version has written the state, which knows of nothing that
+            # stands by: what it has delivered counts.
+            state.standby = True
+            state.over = state.current
+        if any(each.expired or self._is_free(key, each.id) for each in looked):
+            return True
+        return state.standby and any(message not in self._live for message in state.waiting)
+
+    def _is_free(self, key: str, message: int) -> bool:
+        return self._chosen_for(key, message) in (None, self._known[key].over)
+
+    def _chosen_for(self, key: str, message: int) -> int | None:
+        return chosen_for(self._known[key].chosen, message, leading=self._policy.leading)
+
+    def _replace(self, keys: Sequence[str], gone: dict[int, Discard]) -> set[int]:
+        """Fill the places of messages that are no more; which messages have got one. What ends is
+        added to `gone`.
+        """
+        if not keys:
+            return set()
+        leading = self._policy.leading
+        found, whole = self._rows.standby_of(
+            self._connection,
+            self._queue,
+            dict.fromkeys(keys, (0, NEWEST)),
+            last=not leading,
+        )
+        by_key: dict[str, list[int]] = {key: [] for key in keys}
+        for each in found:
+            if each.expired:
+                gone[each.id] = Discard(EXPIRED)
+            elif each.key is not None:
+                by_key[each.key].append(each.id)
+        due: dict[int, int] = {}
+        for key, standing in by_key.items():
+            self.more |= key not in whole
+            if standing or key in whole:
+                self._fill(key, standing, due, gone, whole=key in whole)
+                self._known[key].standby &= bool(standing) or key not in whole
+        # Their due times are theirs again.
+        self._rows.shift(self._connection, self._queue, due, BURST | HELD_BURST, KEPT | HELD_BURST)
+        self.later += due.values()
+        live = self._rows.live(self._connection, self._queue, due)
+        self._live |= live
+        return set(due)
+
+    def _fill(
+        self,
+        key: str,
+        standing: list[int],
+        due: dict[int, int],
+        gone: dict[int, Discard],
+        *,
+        whole: bool,
+    ) -> None:
+        """`standing` are those of the key that stand by, `whole`: all of them."""
+        state = self._known[key]
+        leading = self._policy.leading
+        of: dict[int | None, list[int]] = defaultdict(list)
+        for message in standing:
+            of[self._chosen_for(key, message)].append(message)
+        over = of.pop(state.over, []) if state.over is not None else []
+        if over and not whole:
+            self._look_on([over.pop()])
+        gone |= {message: Discard(SUPERSEDED, state.over) for message in over}
+        for old in list(state.waiting):
+            if old not in self._live:
+                by = stand_in(of.get(old, []), leading=leading)
+                self._place(key, by, state.replace(old, by), due)
+        by = stand_in(of.get(None, []), leading=leading)
+        if by is not None:
+            self._place(key, by, state.adopt(by), due)
+
+    def _place(self, key: str, message: int | None, at: int, due: dict[int, int]) -> None:
+        if message is not None:
+            state = self._known[key]
+            if isinstance(state, Latest) and isinstance(self._policy, KeepLast):
+                at = state.opens(self._policy) if message == state.newest else 0
+            due[message] = max(at, self._now)
+
+    def _stand_by(self, waiting: Mapping[int, tuple[str, int]]) -> None:
+        """Let messages of keys stand by, each for another one."""
+        due: dict[int, int] = {}
+        for message, (key, by) in waiting.items():
+            state: Bursts | Latest = self._known[key]
+            state.note([message], leading=self._policy.leading)
+            known = self._live.get(by)
+            due[message] = looked_at(self._now if known is None else known.due, self._now)
+        self._rows.stand_by(self._connection, self._queue, due)
+        self.later += due.values()
+        self._save({key for key, _ in waiting.values()})
+
+    def _supersede(
+        self, delivered: Mapping[str, int], also: Mapping[int, int] | None = None
+    ) -> None:
+        """By key, these messages start: what has stood by for them goes, and `also` these."""
+        gone = {message: Discard(SUPERSEDED, by) for message, by in (also or {}).items()}
+        left = {
+            key: self._range(self._known[key], message)
+            for key, message in delivered.items()
+            if self._known[key].standby
+        }
+        kept: dict[str, int] = {}
+        for each, key in self._read_on(left):
+            gone[each] = Discard(SUPERSEDED, delivered[key])
+            kept[key] = each
+        rest = [message for key, message in kept.items() if key in left]
+        self._look_on(rest)
+        for message in rest:
+            del gone[message]
+        self._rows.discard(self._connection, self._queue, gone, keep=self._keep)
+        self._note_left(delivered, left)
+
+    def _note_left(self, delivered: Mapping[str, int], left: Iterable[str]) -> None:
+        left = set(left)
+        for key, message in delivered.items():
+            state = self._known[key]
+            state.over = message if key in left else None
+            state.standby = key in left or (state.standby and state.waiting != [message])
+
+    def _read_on(self, left: dict[str, tuple[int, int]]) -> list[tuple[int, str]]:
+        """What stands by in the ranges `left`, and its keys; those that were read to their end are
+        removed from `left`.
+        """
+        read: list[tuple[int, str]] = []
+        unread = dict(left)
+        for _ in range(READS):
+            if unread:
+                found, whole = self._rows.standby_of(self._connection, self._queue, unread)
+                read += [(each.id, each.key) for each in found if each.key is not None]
+                for key in whole:
+                    left.pop(key, None)
+                begun = {key for _, key in read}
+                unread = {key: ids for key, ids in left.items() if key not in begun}
+        return read
+
+    def _look_on(self, messages: Iterable[int]) -> None:
+        """Let the next claim look at these, and so at the rest of their keys."""
+        due = dict.fromkeys(messages, self._now)
+        self._looked_on |= due.keys()
+        self._rows.stand_by(self._connection, self._queue, due)
+        self.more |= bool(due)
+
+    def _range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:
+        """Between which ids the messages are that stand by for `message`."""
+        if not self._policy.leading:
+            return 0, message
+        others = [each for each in state.chosen if each != message]
+        low = message if any(each < message for each in others) else 0
+        return low, min((each for each in others if each > message), default=NEWEST)
+
+    def _save(self, keys: Iterable[str]) -> None:
+        states = {
+            key: (self._policy.dump(self._known[key]), self._until(self._known[key]))
+            for key in keys
+        }
+        self._rows.keep(self._connection, burst_scope(self._queue), states)
+
+    def _until(self, state: Bursts | Latest) -> int:
+        """Until when `state` is kept, at least."""
+        end = state.end if isinstance(state, Bursts) and state.start is not None else 0
+        return max(end, self._now) + self._policy.window + FORGET_BURSTS

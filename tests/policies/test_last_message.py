@@ -1,0 +1,274 @@
+"""The last message of a burst that can be delivered is delivered, whatever becomes of newer ones
+(Z7)."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import strategies as st
+from sqlalchemy import delete, update
+
+from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy, Throttle
+from faststream_sqlbroker.core.policies.standby import LONGEST_STANDBY_RECHECK
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.dialects.depths import due_messages
+from faststream_sqlbroker.dialects.queue_counts import queue_counts
+from faststream_sqlbroker.dialects.queue_states import queue_states
+from faststream_sqlbroker.policies.request import Claim
+from tests.policies.machine import UNIT, Machine, Message, check_model
+from tests.policies.world import QUEUE, World, outcome
+
+SECOND = 1_000_000
+EXAMPLES = {"sqlite": 30, "postgresql": 12, "mariadb": 12, "mysql": 12}
+WAYS = ("cancel", "move", "key", "expire")
+
+lengths = st.integers(1, 4).map(lambda n: n * UNIT / 1e6)
+debounce = st.builds(
+    lambda window, more: Debounce(window, max_wait=None if more is None else window + more),
+    lengths,
+    st.sampled_from([None, 1.0]),
+)
+leading = lengths.map(lambda window: Debounce(window, edge="leading"))
+
+
+async def change(world: World, message: int, how: str) -> None:
+    """What an operator does, or time."""
+    table = world.store.tables.message
+    statement: Any = update(table).where(table.c.id == message)
+    if how == "cancel":
+        statement = delete(table).where(table.c.id == message)
+    elif how == "move":
+        statement = statement.values(queue="elsewhere", policy_marks=0)
+    elif how == "key":
+        statement = statement.values(key="another", policy_marks=0)
+    else:
+        statement = statement.values(expires_at=table.c.created_at)
+    async with world.clock.engine.begin() as connection:
+        await connection.execute(statement)
+
+
+class LastMachine(Machine):
+    """Nothing is superseded but by what has started; and in the end all that could be delivered
+    has started, or something has in its place."""
+
+    kinds: ClassVar = (*Machine.kinds, "change", "publish")
+    policies: ClassVar = st.one_of(
+        st.tuples(debounce), st.tuples(leading), st.tuples(lengths.map(KeepLast))
+    )
+    late: ClassVar = st.sampled_from([0, 0, 0, UNIT])
+    expires: ClassVar = st.sampled_from([None, None, None, UNIT, 5 * UNIT])
+
+    def start(self) -> None:
+        self.started: dict[str, set[int]] = defaultdict(set)
+        self.policy: Policy = self.given[0]
+        self.leading = isinstance(self.policy, Debounce) and self.policy.edge == "leading"
+
+    def change(self, data: st.DataObject) -> None:
+        """An operator takes a message away that waits."""
+        waiting = [m for m in self.live.values() if m.lease is None and m.key is not None]
+        if not waiting:
+            return
+        # The newest mostly: that is what others stand by for.
+        message = data.draw(st.sampled_from([waiting[-1], *waiting]), "message")
+        how = data.draw(st.sampled_from(WAYS[:3]), "how")
+        self.world.run(change(self.world, message.id, how))
+        del self.live[message.id]
+
+    def check(self, claim: Claim, limit: int) -> None:
+        now = {row.id for row in claim.rows if row.id in self.live}
+        assert not any(
+            self.live[i].key is not None
+            and not self.live[i].delivered
+            and self.live[i].expired(self.now)
+            for i in now
+        ), "what cannot be delivered has started"
+        for message in now:
+            self.started[str(self.live[message].key)].add(message)
+        for message_id, row in self.archived().items():
+            if message_id not in self.live:
+                continue  # it has got another key
+            message = self.live.pop(message_id)
+            if row["reason"] == "expired":
+                assert message.expired(self.now)
+                continue
+            assert row["reason"] == "superseded"
+            self.is_replaced(message, row["related_id"])
+
+    def is_replaced(self, message: Message, by: int) -> None:
+        assert by in self.started[str(message.key)], "nothing has started in its place"
+        assert self.leading or by > message.id
+        assert not message.delivered or isinstance(self.policy, KeepLast)
+
+    def ended(self, message: Message, how: str) -> None:
+        if how in {"ack", "reject", "expired"}:
+            self.seen.add(message.id)
+
+    def teardown(self) -> None:
+        if self.checking or not hasattr(self, "policy"):
+            return
+        for _ in range(60):
+            if all(message.suspect for message in self.live.values()):
+                return
+            for message in self.leased:
+                self.end(message, "expired" if message.expired(message.acquired) else "ack")
+            self.world.advance(LONGEST_STANDBY_RECHECK // 4)
+            self.claim_by(0, 20)
+        pytest.fail(f"these are left: {self.live}")
+
+
+class LastWorld(World):
+    """What an operator has taken away is not told of."""
+
+    def claim(self, process: int, limit: int, starting: int | None = None) -> Claim:
+        found = super().claim(process, limit, starting)
+        rows: list[ClaimedMessage] = []
+        for row in found.rows:
+            if row.key == "another":
+                self.settle(row, outcome("ack", 0))
+                self.run(self._forget(row.id))
+            else:
+                rows.append(row)
+        found.rows = rows
+        return found
+
+    async def _forget(self, message: int) -> None:
+        table = self.store.tables.archive
+        assert table is not None
+        async with self.clock.engine.begin() as connection:
+            await connection.execute(delete(table).where(table.c.id == message))
+
+
+def test_nothing_is_superseded_but_by_what_starts(database: str, database_url: str) -> None:
+    """While newer messages expire, are cancelled, are moved and get other keys."""
+    check_model(LastMachine, database_url, examples=EXAMPLES[database], world=LastWorld)
+
+
+@pytest.fixture
+def world(database_url: str) -> Iterator[World]:
+    with World(database_url) as world:
+        yield world
+
+
+def ids(claim: Claim) -> list[int]:
+    return [row.id for row in claim.rows]
+
+
+def superseded(world: World) -> dict[int, int]:
+    archived = world.archived()
+    return {i: r["related_id"] for i, r in archived.items() if r["reason"] == "superseded"}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_one_before_goes_when_the_newest_would_have_gone(world: World, how: str) -> None:
+    """Also the one before that, and at the end of the burst."""
+    for lost in (1, 2):
+        world.begin([Debounce("3s")])
+        messages = []
+        for _ in range(4):
+            messages.append(world.put("k"))
+            assert ids(world.claim(0, 20)) == []
+            world.advance(SECOND)
+        for message in messages[4 - lost :]:
+            world.run(change(world, message, how))
+        world.advance(2 * SECOND - 1_000)
+        assert not set(ids(world.claim(1, 20))) & set(messages)
+        assert not superseded(world)
+        world.advance(2_000)
+        found = ids(world.claim(1, 20)) or ids(world.claim(2, 20))
+        expected = messages[3 - lost]
+        assert [message for message in found if message in messages[: 4 - lost]] == [expected]
+        assert superseded(world) == dict.fromkeys(messages[: 3 - lost], expected)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_what_keep_last_has_replaced_goes_in_its_window(world: World, how: str) -> None:
+    world.begin([KeepLast("4s")])
+    first = world.put("k")
+    [row] = world.claim(0, 20).rows
+    assert row.id == first
+    world.settle(row, outcome("ack", 0))
+    world.advance(SECOND)
+    kept, lost = world.put("k"), world.put("k")
+    assert ids(world.claim(0, 20)) == []
+    world.run(change(world, lost, how))
+    world.advance(3 * SECOND + 1_000)
+    found = [*ids(world.claim(1, 20)), *ids(world.claim(1, 20))]
+    assert kept in found
+    assert not superseded(world)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_the_second_of_a_burst_goes_if_the_first_cannot(world: World, how: str) -> None:
+    """With edge="leading", while no worker was free."""
+    world.begin([Debounce("3s", edge="leading")])
+    other, first, second = world.put("other"), world.put("k"), world.put("k")
+    assert ids(world.claim(0, 1)) == [other]
+    world.run(change(world, first, how))
+    world.advance(SECOND)
+    third = world.put("k")
+    found = [i for _ in range(20) for i in self_claim(world)]
+    assert second in found
+    assert superseded(world) == {third: second}
+
+
+def test_what_expires_before_its_slot_replaces_nothing(world: World) -> None:
+    """It was claimed ahead of its slot, which it does not live to see."""
+    world.begin([Debounce("100ms"), Throttle(1, "10s", burst=1)])
+    other = world.put("other")
+    world.advance(SECOND)
+    assert ids(world.claim(0, 20)) == [other]
+    kept, lost = world.put("k"), world.put("k", expires_in=9.95)
+    world.advance(9_900_000)
+    [row] = world.claim(0, 20).rows
+    assert row.id == lost
+    assert not superseded(world)
+    world.advance(100_000)
+    world.settle(row, outcome("expired", 0))
+    found = [i for _ in range(40) for i in self_claim(world)]
+    assert found == [kept]
+
+
+def self_claim(world: World) -> list[int]:
+    found = ids(world.claim(0, 20))
+    world.advance(SECOND)
+    return found
+
+
+def test_what_stands_by_counts_nowhere(world: World) -> None:
+    """Neither before its burst has ended nor after, while no worker is free."""
+    world.begin([Debounce("3s")])
+    for _ in range(2):
+        for key in ("a", "b", "c"):
+            world.put(key)
+        assert ids(world.claim(0, 20)) == []
+        world.advance(SECOND)
+    assert counted(world) == (0, 3, 3, 0)
+    world.advance(10 * SECOND)
+    assert counted(world) == (3, 0, 3, 8)
+    world.claim(0, 1)
+    assert counted(world)[:3] == (2, 0, 2)
+    world.advance(3600 * SECOND)
+    assert counted(world)[:3] == (2, 0, 2)
+
+
+def counted(world: World) -> tuple[int, int, int, int]:
+    """Messages that are due and that are due later, both as operators see them, and the seconds
+    since the first was due, as metrics tell it."""
+    dialect = world.store.dialect
+
+    async def read() -> tuple[int, int, int, int]:
+        async with world.clock.engine.connect() as connection:
+
+            def look(sync: Any) -> tuple[int, int, int, int]:
+                [state] = queue_states(sync, dialect, [QUEUE], Counter())
+                counts = queue_counts(sync, dialect, [QUEUE])[QUEUE]
+                assert counts.ready.value == state.ready
+                assert counts.delayed.value == state.delayed
+                assert due_messages(sync, dialect, QUEUE, 100) == state.ready
+                both = state.ready + state.delayed
+                return state.ready, state.delayed, both, round(state.oldest_due_age)
+
+            return await connection.run_sync(look)
+
+    return world.run(read())
