@@ -88,7 +88,9 @@ POSTGRESQL = SqlFragments(
     now="statement_timestamp()",
     claimable="m.state IN ('PENDING', 'RETRYABLE')",
     us=lambda x: f"(extract(epoch FROM {x}) * 1000000)::bigint",
-    at=lambda x: f"(timestamptz 'epoch' + {x} * interval '1 microsecond')",
+    # Trap: an interval is multiplied as a double, which has no single microseconds beyond 2255.
+    at=lambda x: f"(timestamptz 'epoch' + ({x}) / 1000000 * interval '1 second' "
+    f"+ ({x}) % 1000000 * interval '1 microsecond')",
     rows=_postgresql_rows,
     join="JOIN",
     update="UPDATE {message} m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
@@ -263,10 +265,10 @@ def _standby(w: SqlFragments) -> dict[str, str]:
     standing = f"m.next_attempt_at >= {w.at(str(STANDBY))} AND (m.policy_marks & {HELD_BURST}) > 0"
     read = (
         f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')},\n"
-        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END\n"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END"
     )
     texts = {
-        "policy_standby_due": f"{read}FROM {{message}} m {w.ready_hint}\n"
+        "policy_standby_due": f"{read}\nFROM {{message}} m {w.ready_hint}\n"
         f"WHERE m.queue = :queue AND m.priority = :priority AND {w.claimable} AND {standing}\n"
         f"  AND m.next_attempt_at <= {w.at(':now')}\n"
         "ORDER BY m.next_attempt_at, m.id LIMIT :size",
@@ -280,7 +282,7 @@ def _standby(w: SqlFragments) -> dict[str, str]:
     of_each = w.of_each.format(u=listed, join=w.join, key_hint=w.key_hint, found=found)
     for name, order in (("first", ""), ("last", " DESC")):
         texts[f"policy_standby_{name}"] = (
-            f"{read}FROM {of_each}\nORDER BY u.n, m.id{order} LIMIT :size"
+            f"{read}, u.n\nFROM {of_each}\nORDER BY u.n, m.id{order} LIMIT :size"
         )
     return texts
 

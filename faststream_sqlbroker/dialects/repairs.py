@@ -12,14 +12,14 @@ from typing import Any
 from sqlalchemy import Connection, and_, false, literal_column, select, update
 from sqlalchemy.sql.dml import Update
 
-from faststream_sqlbroker.core.policies.flags import KEPT
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.schema.types import clock, later
 
 Change = Callable[[Connection, Any], None]
-"""What is done with the locked row: its id, queue, state and last_error."""
+"""What is done with the locked row: its id, queue, state, marks and last_error."""
 OfLeased = Callable[[Connection, Any], Repair]
 """What is done of a row with a lease: its id, queue and lease_token, and whether that lease is
 over."""
@@ -53,7 +53,7 @@ def repair(
     table = dialect.tables.message
     c = table.c
     over = (c.lease_expires_at < clock()).label("over")
-    columns = c.id, c.queue, c.state, c.last_error, c.lease_token, over
+    columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
     locking = select(*columns).where(c.id == message_id)
     # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
     row = connection.execute(locking.with_for_update(skip_locked=True)).first()
@@ -105,12 +105,21 @@ def set_due(dialect: Operations, at: datetime | float) -> Change:
 
 
 def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float | None) -> Change:
-    """Set columns, and the due time unless `at` is None."""
+    """Set columns, and the due time unless `at` is None; with another key it is part of no burst
+    any more.
+    """
 
     def change(connection: Connection, row: Any) -> None:
         values = dict(fields)
+        marks = row.policy_marks
+        if "key" in fields:
+            marks &= ~(BURST | HELD_BURST)
+            if row.policy_marks & HELD_BURST:
+                values["next_attempt_at"] = clock()
         if at is not None:
-            values |= {"next_attempt_at": _moment(at), "policy_marks": kept_marks(dialect)}
+            marks &= KEPT
+            values["next_attempt_at"] = _moment(at)
+        values["policy_marks"] = marks
         connection.execute(_of(dialect, row).values(values))
 
     return change

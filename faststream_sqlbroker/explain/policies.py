@@ -40,9 +40,8 @@ def standby(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
         return []
     again = message.next_attempt_at - timedelta(microseconds=STANDBY)
     bursts, live = ([], {}) if message.key is None else facts.standby(message.key)
-    newer = chosen_for(bursts, message.id, leading=False)
-    by = chosen_for(bursts, message.id, leading=True) if newer is None else newer
     policies = [*facts.policies(Debounce), *facts.policies(KeepLast)]
+    by = chosen_for(bursts, message.id, leading=any(policy.leading for policy in policies))
     policy = str(policies[0]) if policies else None
     if by is None or by not in live:
         words = (

@@ -24,6 +24,7 @@ from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
 from faststream_sqlbroker.flow.housekeeping import BATCH
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
+from faststream_sqlbroker.flow.removed_policies import RemovedPolicies
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.store.channels import Changed, ChangeRequest
 
@@ -91,6 +92,7 @@ class PullJobs:
         self._loop = Loop("pull jobs", self._tick, log, wakeups.clock)
         self._configured = Configured(self._configure, wakeups.clock)
         self._clean_at = float("-inf")
+        self._removed = RemovedPolicies(store, log, wakeups.clock)
         for channel, of_channel in options.channels.items():
             for name, consumer in of_channel.consumers.items():
                 if consumer_type(consumer.type) == "pull":
@@ -99,6 +101,7 @@ class PullJobs:
     def start(self) -> None:
         """Start the loop; without effect while it runs."""
         if self._looks and not self._loop.running:
+            self._removed.begin(sleeps=False)
             self._loop.start(self._wakeups.outages)
 
     async def begin(self) -> None:
@@ -311,6 +314,9 @@ class PullJobs:
         if not queues:
             return LONGEST_PAUSE
         await self._clean()
+        if self._removed.due_in <= 0:
+            # No subscriber may take from them any more.
+            await self._removed.look(queues, sleeps=False)
         overdue, ends_in = await self.store.channels.overdue(queues)
         for queue in overdue:
             await self._sweep(queue)

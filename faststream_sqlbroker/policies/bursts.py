@@ -28,17 +28,15 @@ class BurstHeads(KeyHeads):
         """
         ended = self._read(key for _, key, _ in due if key is not None)
         live = set(self._live)
+        standing = self._standing(due)
         chosen: list[int] = []
         taken: set[str] = set()
         waiting: dict[int, int | None] = {}
-        standing: dict[int, tuple[str, int]] = {}
         for message, key, _ in due:
-            if message in ended:
+            if message in ended or message in standing:
                 continue
             turn = None if key is None else self._known[key].next(live)
-            if key is not None and (by := self._stands_by(key, message)) is not None:
-                standing[message] = key, by
-            elif key in taken or (turn is not None and turn != message):
+            if key in taken or (turn is not None and turn != message):
                 waiting[message] = self._now + pause_behind(self._live.get(turn or 0), self._now)
             elif len(chosen) < limit:
                 chosen.append(message)
@@ -50,13 +48,18 @@ class BurstHeads(KeyHeads):
         self.later += [at for at in waiting.values() if at is not None]
         return chosen
 
-    def _stands_by(self, key: str, message: int) -> int | None:
-        """For which message: an operator has made it due."""
-        bursts = self._known[key]
-        if message in bursts.known():
-            return None
-        by = self._chosen_for(key, message)
-        return by if bursts.standby and by in bursts.waiting and by in self._live else None
+    def _standing(self, due: Sequence[tuple[int, str | None, int]]) -> dict[int, tuple[str, int]]:
+        """Those of `due` that stand by, which an operator has made due: keys, and for which."""
+        found: dict[int, tuple[str, int]] = {}
+        for message, key, _ in due:
+            if key is not None and self._known[key].standby:
+                by = self._chosen_for(key, message)
+                waits_for = self._known[key].waiting
+                if by in waits_for and by in self._live and message not in self._known[key].known():
+                    found[message] = key, by
+        # A retry has left its burst.
+        live = self._rows.live(self._connection, self._queue, found)
+        return {i: of for i, of in found.items() if i in live and not live[i].deliveries}
 
     def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
         """`rows` have been leased: they have left their bursts."""

@@ -264,13 +264,22 @@ class _QueueClaim:
         refuse(found, self._wanted.policies, set(dead))
         starting = self._slots.give(found)
         if self._choice.bursts is not None:
-            # What is claimed for another end is not handled: another message takes its place.
-            self._choice.bursts.delivered([row for row in leased if may_start(row)])
-            self.next.more |= self._choice.bursts.more
+            self._tell_bursts(self._choice.bursts, leased, [row for row in found if row.id in dead])
         if self._closes is not None:
             end_at(self._closes, found, self._read)
         self._note_slots(found, starting)
         return found
+
+    def _tell_bursts(
+        self,
+        bursts: BurstHeads | NewestHeads,
+        leased: list[ClaimedMessage],
+        refused: list[ClaimedMessage],
+    ) -> None:
+        # What is claimed for another end is not handled: another message takes its place.
+        bursts.delivered([row for row in leased if may_start(row)])
+        bursts.refused({row.policy_key: row.id for row in refused if row.policy_key is not None})
+        self.next.more |= bursts.more
 
     def _read_header_keys(self, found: list[ClaimedMessage]) -> None:
         if self._rows.by_header:
@@ -381,7 +390,10 @@ class _QueueClaim:
     def _ask_limit(self, policy: Policy, limit: int) -> None:
         if isinstance(policy, Throttle) and policy.when_exceeded != "wait":
             room = self._slots.room(self._leases(limit), self._choice.starts)
-            self.next.more |= self._slots.own is not None and not self._slots.own.let_in(room)
+            if (own := self._slots.own) is not None:
+                self.next.more |= not own.let_in(room)
+                if self._choice.bursts is not None:
+                    self._choice.bursts.refused(own.dropped)
         elif isinstance(policy, Concurrency) and policy.per_key:
             self._choice.per_key = self._lowest(policy)
 

@@ -30,6 +30,7 @@ from faststream_sqlbroker.core.policies.standby import looked_at
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.core.text import load_headers
+from faststream_sqlbroker.dialects.policy_holds import KEPT
 from faststream_sqlbroker.policies.rows import SCAN, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
@@ -186,7 +187,7 @@ class Intake:
             due |= taken.due
             standby |= {i: looked_at(at, self.now) for i, at in taken.standby.items()}
             gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
-            states[key] = info, max(until, self.now) + FORGET_BURSTS
+            states[key] = info, forgotten_at(info, max(until, self.now))
         self.rows.keep(self.connection, scope, states)
         self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
         self._shift(due, BURST, HELD_BURST)
@@ -263,10 +264,19 @@ def burst_states(
     found = rows.states(connection, scope, keys)
     mended = {key: mend_clock(info, now) for key, info in found.items()}
     # Kept at once: a look that changes nothing else would find the same step, at a later time.
-    until = now + policy.window + FORGET_BURSTS
-    changed = {key: (mended[key], until) for key in found if mended[key] is not found[key]}
+    until = now + policy.window
+    changed = {
+        key: (info, forgotten_at(info, until))
+        for key, info in mended.items()
+        if info is not found[key]
+    }
     rows.keep(connection, scope, changed)
     return mended
+
+
+def forgotten_at(info: dict[str, Any], needed_until: int) -> int:
+    """When what is stored of a key may be forgotten: not while messages stand by."""
+    return needed_until + (KEPT if info.get("standby", True) else FORGET_BURSTS)
 
 
 def slot_scope(queue: str, number: int | None = None) -> str:

@@ -9,7 +9,7 @@ Times are microseconds since 1970.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Throttle
@@ -28,7 +28,7 @@ from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.reasons import THROTTLED
 from faststream_sqlbroker.policies.gates import SlotLogs
 from faststream_sqlbroker.policies.intake import Intake, slot_scope
-from faststream_sqlbroker.policies.rows import Live
+from faststream_sqlbroker.policies.rows import Arrival, Live
 
 LONGEST_WAIT = 5 * MICROSECONDS
 """A message that was let in and has no slot is looked at again after this (microseconds): another
@@ -55,6 +55,8 @@ class OwnSlots:
         """Keys and slots of the messages that may start; not stored before they are leased."""
         self.later: list[int] = []
         """When messages that were put off are looked at again."""
+        self.dropped: dict[str, int] = {}
+        """By its key, the newest message that was dropped."""
 
     def let_in(self, limit: int) -> bool:
         """Look at what has come: let it in, or refuse it; whether all was looked at.
@@ -94,6 +96,7 @@ class OwnSlots:
                 if key is not None:
                     self._grant(trial[key])
         intake.rows.discard(intake.connection, intake.queue, dropped, keep=intake.keep)
+        self.dropped = _newest_by_key(arrivals, dropped)
         for count, due in put_off.items():
             self._put_off(due, count)
         # The mark is what the choice goes by, which may be of keys or bursts. It promises no slot:
@@ -181,3 +184,8 @@ class OwnSlots:
         kept = ~(SLOT | HELD | of_backoffs(MOST_BACKOFFS)) | PUT_OFF | of_backoffs(count)
         intake.rows.shift(intake.connection, intake.queue, due, PUT_OFF | of_backoffs(count), kept)
         intake.later += [at for at in due.values() if at is not None]
+
+
+def _newest_by_key(arrivals: Iterable[Arrival], ids: Collection[int]) -> dict[str, int]:
+    keyed = ((a.id, a.key) for a in arrivals if a.id in ids and a.key is not None)
+    return {key: message for message, key in sorted(keyed)}

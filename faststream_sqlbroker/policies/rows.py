@@ -197,11 +197,11 @@ class PolicyRows:
             for n, (key, (low, high)) in enumerate(ranges.items())
         ]
         name = "policy_standby_last" if last else "policy_standby_first"
-        rows = json.dumps(listed)
-        found = _standing(self._run(connection, name, queue=queue, rows=rows, size=SCAN))
+        rows = self._run(connection, name, queue=queue, rows=json.dumps(listed), size=SCAN).all()
         # The last key that was read may have more.
-        unread = found[-1].key if len(found) == SCAN else None
-        whole = len(keys) if unread is None else keys.index(unread)
+        whole = len(keys) if len(rows) < SCAN else int(rows[-1].n)
+        # To MySQL, keys that differ in spaces at their ends are equal.
+        found = _standing(row for row in rows if as_key(row[1]) == keys[row.n])
         return found, set(keys[:whole])
 
     def stand_by(self, connection: Connection, queue: str, due: Mapping[int, int]) -> None:

@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.keep_last import Latest
 from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
-from faststream_sqlbroker.policies.intake import FORGET_BURSTS, burst_scope, burst_states
+from faststream_sqlbroker.policies.intake import burst_scope, burst_states, forgotten_at
 from faststream_sqlbroker.policies.rows import SCAN, Live, PolicyRows, Standing
 
 NEWEST = 2**63 - 1
@@ -71,24 +71,18 @@ class KeyHeads:
             if each.key is not None:
                 looked[each.key].append(each)
         placed = self._read(looked, looked)
-        self._put_off(found, looked, placed | self._looked_on)
-
-    def _put_off(
-        self, found: list[Standing], looked: Mapping[str, list[Standing]], but: set[int]
-    ) -> None:
-        again = {
+        later = {
             each.id: self._look_again(key, each)
             for key, standing in looked.items()
             for each in standing
-            if each.id not in but
+            if each.id not in placed | self._looked_on
         }
-        # Without a key nothing can stand by: another program has taken it away.
-        again |= {each.id: self._now for each in found if each.key is None}
-        free = {i: self._now for i, at in again.items() if at <= self._now}
-        self._rows.shift(self._connection, self._queue, free, 0, KEPT)
-        later = {i: at for i, at in again.items() if at > self._now}
         self._rows.stand_by(self._connection, self._queue, later)
         self.later += later.values()
+        # Without a key nothing can stand by: the policy goes by another one now, or another program
+        # has taken it away.
+        free = {each.id: self._now for each in found if each.key is None}
+        self._rows.shift(self._connection, self._queue, free, 0, KEPT & ~BURST)
 
     def _look_again(self, key: str, standing: Standing) -> int:
         owner = self._chosen_for(key, standing.id)
@@ -102,10 +96,8 @@ class KeyHeads:
         stands by for it; which messages got a place or ended.
         """
         keys = set(keys)
-        stored = burst_states(
-            self._rows, self._connection, self._queue, self._policy, keys, self._now
-        )
-        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
+        looked = looked or {}
+        self._load(keys)
         key_of = {i: key for key, state in self._known.items() for i in state.known()}
         live = self._rows.live(self._connection, self._queue, key_of)
         # A message that has got another key is not this key's any more.
@@ -114,11 +106,17 @@ class KeyHeads:
         for message in expired:
             del self._live[message]
         changed = {key_of[message] for message in expired}
-        replaced = [key for key in keys if self._needs_look(key, (looked or {}).get(key, ()))]
+        replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
         placed = self._replace(replaced, expired)
         self._rows.discard(self._connection, self._queue, expired, keep=self._keep)
-        self._save(changed | set(replaced))
+        # What is looked at is known for longer.
+        self._save(changed | set(replaced) | looked.keys())
         return placed | expired.keys()
+
+    def _load(self, keys: Iterable[str]) -> None:
+        at = self._rows, self._connection, self._queue, self._policy
+        stored = burst_states(*at, keys, self._now)
+        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
 
     def _expired(self) -> dict[int, Discard]:
         waiting = [message for state in self._known.values() for message in state.waiting]
@@ -132,11 +130,7 @@ class KeyHeads:
 
     def _needs_look(self, key: str, looked: Sequence[Standing]) -> bool:
         state = self._known[key]
-        if looked and not state.standby:
-            # A process of an older version has written the state, which knows of nothing that
-            # stands by: what it has delivered counts.
-            state.standby = True
-            state.over = state.current
+        state.standby |= bool(looked)
         if any(each.expired or self._is_free(key, each.id) for each in looked):
             return True
         return state.standby and any(message not in self._live for message in state.waiting)
@@ -246,6 +240,13 @@ class KeyHeads:
         self._rows.discard(self._connection, self._queue, gone, keep=self._keep)
         self._note_left(delivered, left)
 
+    def refused(self, messages: Mapping[str, int]) -> None:
+        """By key, a throttle has refused these messages: what has stood by for them goes, too."""
+        self._load(messages.keys())
+        ended = {k: i for k, i in messages.items() if i in self._known[k].waiting}
+        self._supersede(ended)
+        self._save(ended)
+
     def _note_left(self, delivered: Mapping[str, int], left: Iterable[str]) -> None:
         left = set(left)
         for key, message in delivered.items():
@@ -285,13 +286,10 @@ class KeyHeads:
         return low, min((each for each in others if each > message), default=NEWEST)
 
     def _save(self, keys: Iterable[str]) -> None:
-        states = {
-            key: (self._policy.dump(self._known[key]), self._until(self._known[key]))
-            for key in keys
-        }
+        states: dict[str, tuple[Any, int]] = {}
+        for key in keys:
+            state: Bursts | Latest = self._known[key]
+            end = state.end if isinstance(state, Bursts) and state.start is not None else 0
+            info = self._policy.dump(state)
+            states[key] = info, forgotten_at(info, max(end, self._now) + self._policy.window)
         self._rows.keep(self._connection, burst_scope(self._queue), states)
-
-    def _until(self, state: Bursts | Latest) -> int:
-        """Until when `state` is kept, at least."""
-        end = state.end if isinstance(state, Bursts) and state.start is not None else 0
-        return max(end, self._now) + self._policy.window + FORGET_BURSTS

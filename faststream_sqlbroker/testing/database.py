@@ -14,6 +14,8 @@ from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
+from faststream_sqlbroker.core.policies.flags import HELD_BURST
+from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.dialects.mirror import MIRROR
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -27,6 +29,11 @@ _DAY = 86_400
 """Seconds."""
 _OURS = "sqlbroker-test-clock"
 _LIVE = "'PENDING', 'RETRYABLE'"
+_DUE = (
+    f"CASE WHEN next_attempt_at >= {STANDBY} AND policy_marks & {HELD_BURST} "
+    f"THEN next_attempt_at - {STANDBY} ELSE next_attempt_at END"
+)
+"""When a message is due, or is looked at as it stands by."""
 _MIRRORED = f"substr(scope, 1, {len(MIRROR)}) = '{MIRROR}'"
 """A row of the policy state that is of a message with a lookup value."""
 COPIED = (
@@ -151,8 +158,8 @@ class TestDatabase:
         id.
         """
         rows = self.read(
-            f"SELECT queue, priority, min(next_attempt_at), min(id) FROM {table} "
-            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND next_attempt_at <= ? "
+            f"SELECT queue, priority, min({_DUE}), min(id) FROM {table} "
+            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND {_DUE} <= ? "
             "GROUP BY queue, priority ORDER BY 3, 2 DESC, 4",
             (*queues, now),
         )
@@ -161,9 +168,9 @@ class TestDatabase:
     def head(self, table: str, queues: Sequence[str], now: int) -> tuple[int, int, int, str] | None:
         """(due time, -priority, id, queue) of the first due message, in this order."""
         rows = self.read(
-            f"SELECT next_attempt_at, -priority, id, queue FROM {table} "
-            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND next_attempt_at <= ? "
-            "ORDER BY next_attempt_at, priority DESC, id LIMIT 1",
+            f"SELECT {_DUE}, -priority, id, queue FROM {table} "
+            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND {_DUE} <= ? "
+            "ORDER BY 1, priority DESC, id LIMIT 1",
             (*queues, now),
         )
         return rows[0] if rows else None
@@ -180,8 +187,8 @@ class TestDatabase:
     def next_due(self, table: str, queues: Sequence[str], after: int) -> int | None:
         """When the next message becomes due, in microseconds since 1970."""
         [(found,)] = self.read(
-            f"SELECT min(next_attempt_at) FROM {table} "
-            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND next_attempt_at > ?",
+            f"SELECT min({_DUE}) FROM {table} "
+            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND {_DUE} > ?",
             (*queues, after),
         )
         return None if found is None else int(found)
@@ -200,8 +207,8 @@ class TestDatabase:
         live messages, by due time, priority, id.
         """
         return self.read(
-            "SELECT id, queue, state, next_attempt_at, attempts_count, last_error, "
-            f"lease_expires_at FROM {table} ORDER BY next_attempt_at, priority DESC, id"
+            f"SELECT id, queue, state, {_DUE}, attempts_count, last_error, "
+            f"lease_expires_at FROM {table} ORDER BY 4, priority DESC, id"
         )
 
     def published(self, table: str, queue: str | None) -> list[Any]:

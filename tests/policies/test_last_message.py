@@ -3,6 +3,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from typing import Any, ClassVar
 
 import pytest
@@ -11,13 +12,14 @@ from sqlalchemy import delete, update
 
 from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy, Throttle
 from faststream_sqlbroker.core.policies.standby import LONGEST_STANDBY_RECHECK
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.dialects.depths import due_messages
 from faststream_sqlbroker.dialects.queue_counts import queue_counts
 from faststream_sqlbroker.dialects.queue_states import queue_states
+from faststream_sqlbroker.policies.removed import STEP
 from faststream_sqlbroker.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
-from tests.policies.world import QUEUE, World, outcome
+from tests.policies.world import QUEUE, World, microseconds, outcome
 
 SECOND = 1_000_000
 EXAMPLES = {"sqlite": 30, "postgresql": 12, "mariadb": 12, "mysql": 12}
@@ -227,6 +229,149 @@ def test_what_expires_before_its_slot_replaces_nothing(world: World) -> None:
     world.settle(row, outcome("expired", 0))
     found = [i for _ in range(40) for i in self_claim(world)]
     assert found == [kept]
+
+
+def test_all_that_stood_by_is_freed_with_its_policy(world: World) -> None:
+    """Though more is looked at again at one time than one step looks at."""
+    world.begin([Debounce("3s")])
+    count = 2 * STEP + 100
+    rows = [NewMessage(QUEUE, b"1", key="k") for _ in range(count)]
+    world.run(world.store.insert(rows))
+    for _ in range(3):
+        assert ids(world.claim(0, 20)) == []
+    policies = world.store.policies
+    [hold] = world.run(policies.holds([QUEUE]))
+    assert world.run(policies.free_removed(hold)) == count
+    live = world.live()
+    assert len(live) == count
+    assert max(microseconds(row["next_attempt_at"]) for row in live.values()) <= world.now
+
+
+def test_the_newest_is_known_as_long_as_it_waits(world: World) -> None:
+    """A queue may be closed, paused or behind for longer than keys are remembered."""
+    world.begin([Debounce("3s")])
+    old, new = world.put("k"), world.put("k")
+    assert ids(world.claim(0, 20)) == []
+    for _ in range(3):
+        world.advance(2 * 86_400 * SECOND)
+        world.run(world.store.policies.forget_expired(1_000))
+    assert ids(world.claim(0, 20)) == [new]
+    assert superseded(world) == {old: new}
+
+
+def test_another_key_makes_it_another_keys_message(world: World) -> None:
+    """A newer message of that key that was delivered before does not count."""
+    world.begin([KeepLast("4s")])
+    first = world.put("k")
+    [row] = world.claim(0, 20).rows
+    assert row.id == first
+    world.settle(row, outcome("ack", 0))
+    kept, new = world.put("k"), world.put("k")
+    assert ids(world.claim(0, 20)) == []
+    other = world.put("other")
+    [row] = world.claim(0, 20).rows
+    assert row.id == other
+    world.settle(row, outcome("ack", 0))
+    world.advance(SECOND)
+    assert world.run(world.store.repairs.edit(kept, {"key": "other"}, None)).done
+    assert sorted(delivered(world, 8)) == [kept, new]
+    assert not superseded(world)
+
+
+def test_a_message_that_comes_back_takes_part_anew(world: World) -> None:
+    for policy in (Debounce("3s"), Debounce("3s", edge="leading"), KeepLast("3s")):
+        world.begin([policy])
+        world.put(None)
+        messages = [world.put("k"), world.put("k")]
+        assert len(ids(world.claim(0, 1))) == 1
+        for message in messages:
+            assert world.run(world.store.repairs.edit(message, {"key": "k"}, None)).done
+        found = delivered(world, 8)
+        assert messages[0 if policy.leading else 1] in found
+        assert {*found, *superseded(world)} == set(messages)
+
+
+def test_the_newest_may_be_put_off_for_long(world: World) -> None:
+    """What stands by for it is looked at each day."""
+    world.begin([Debounce("3s")])
+    old, new = world.put("k"), world.put("k")
+    assert ids(world.claim(0, 20)) == []
+    late = datetime(9998, 1, 1, tzinfo=timezone.utc)
+    assert world.run(world.store.repairs.set_due(new, late)).done
+    for _ in range(3):
+        world.advance(86_400 * SECOND)
+        assert ids(world.claim(0, 20)) == []
+    world.run(change(world, new, "cancel"))
+    world.advance(86_400 * SECOND)
+    assert [*ids(world.claim(0, 20)), *ids(world.claim(0, 20))] == [old]
+
+
+def test_a_retry_of_another_key_does_not_stand_by(world: World) -> None:
+    """It has left its burst, and is not superseded in another."""
+    world.begin([Debounce("3s")])
+    retried = world.put("other")
+    world.claim(0, 20)
+    world.advance(3 * SECOND + 1_000)
+    [row] = world.claim(0, 20).rows
+    assert row.id == retried
+    world.settle(row, outcome("nack", 3600 * SECOND))
+    old, new = world.put("k"), world.put("k")
+    assert ids(world.claim(0, 20)) == []
+    assert world.run(world.store.repairs.edit(retried, {"key": "k"}, 0.0)).done
+    found = delivered(world, 12)
+    assert sorted(found) == [retried, new]
+    assert superseded(world) == {old: new}
+
+
+def test_keys_that_differ_in_spaces_are_looked_at(world: World) -> None:
+    """To MySQL they are equal."""
+    world.begin([Debounce("3s")])
+    keys = ("k", "k ", "k  ")
+    newest = {key: [world.put(key) for _ in range(3)][-1] for key in keys}
+    assert {*delivered(world, 12)} >= {*newest.values()}
+    assert not world.live()
+
+
+@pytest.mark.parametrize("how", ["drop", "dead_letter"])
+def test_what_a_throttle_refuses_has_replaced_the_others(world: World, how: Any) -> None:
+    """Else each message of the burst would be refused, one by one."""
+    world.begin([Debounce("1s"), Throttle(1, "1h", burst=1, when_exceeded=how)])
+    other = world.put("other")
+    world.claim(0, 20)
+    world.advance(SECOND + 1_000)
+    [row] = world.claim(0, 20).rows
+    assert row.id == other
+    world.settle(row, outcome("ack", 0))
+    *older, newest = [world.put("k") for _ in range(4)]
+    refused = delivered(world, 8)
+    assert refused == ([newest] if how == "dead_letter" else [])
+    assert not world.live()
+    assert superseded(world) == dict.fromkeys(older, newest)
+
+
+def test_it_is_looked_at_less_often_the_longer_it_stands(world: World) -> None:
+    """A large backlog costs little, and nothing waits longer than it has for its newest."""
+    world.begin([Debounce("3s")])
+    old, _ = world.put("k"), world.put("k")
+    assert ids(world.claim(0, 20)) == []
+    looks = set[Any]()
+    for _ in range(60):
+        world.advance(600 * SECOND)
+        first = world.put(None, priority=1)
+        assert ids(world.claim(0, 1)) == [first]
+        looks.add(world.live()[old]["next_attempt_at"])
+    assert 8 < len(looks) < 15
+
+
+def delivered(world: World, seconds: int) -> list[int]:
+    """What ends in so many seconds after a delivery."""
+    found: list[int] = []
+    for _ in range(seconds):
+        for row in world.claim(0, 20).rows:
+            found.append(row.id)
+            world.settle(row, row.outcome or outcome("ack", 0))
+        world.advance(SECOND)
+    return found
 
 
 def self_claim(world: World) -> list[int]:

@@ -4,6 +4,7 @@ Times are whole microseconds of the database's clock.
 """
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
@@ -165,6 +166,7 @@ class Debounce:
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> "Taken":
         """Add messages of one key, as (time, id), sorted, to what is known of it."""
         bursts = self.load(info)
+        bursts.forget({message for _, message in arrivals})
         changes = take(self, bursts, arrivals)
         bursts.note(changes.standby, leading=self.leading)
         return Taken(self.dump(bursts), changes, 0 if bursts.start is None else bursts.end)
@@ -177,12 +179,8 @@ class Debounce:
         if not isinstance(info, dict) or info.get("kind", self.edge) == self.edge:
             return bursts
         if info["kind"] == KEEP_LAST:
-            return Bursts(
-                current=info.get("current"),
-                ended=waiting_in(info),
-                standby=info.get("standby", False),
-                over=info.get("over"),
-            )
+            standing = standby_in(info)
+            return Bursts(current=info.get("current"), ended=waiting_in(info), **standing)
         if bursts.start is not None:
             # Of a leading edge the first message was delivered, or is to be; of a trailing edge the
             # newest goes when it is due. What comes now is a burst of its own.
@@ -227,6 +225,15 @@ class Standby:
                 self.over = None
 
 
+def standby_in(info: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Standby`, from what is stored of a key."""
+    if "standby" in info:
+        return {"standby": info["standby"], "over": info.get("over")}
+    # A process of an older version has written it, which knows of nothing that stands by: what it
+    # has delivered counts.
+    return {"standby": True, "over": info.get("current")}
+
+
 @dataclass(slots=True, kw_only=True)
 class Bursts(Standby):
     """The bursts of one key; stored as JSON."""
@@ -255,12 +262,13 @@ class Bursts(Standby):
         """Read what `dump` wrote; any other value counts as empty."""
         if not isinstance(info, dict):
             return cls()
-        return cls(**{each.name: info[each.name] for each in fields(cls) if each.name in info})
+        known = {each.name: info[each.name] for each in fields(cls) if each.name in info}
+        return cls(**known | standby_in(info))
 
     def dump(self) -> dict[str, Any]:
         """As JSON values, without empty fields."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {n: v for n, v in values.items() if v is not None and v is not False and v != []}
+        return {name: value for name, value in values.items() if value is not None and value != []}
 
     def close(self) -> None:
         """End the open burst; its message waits to be delivered."""
@@ -271,6 +279,14 @@ class Bursts(Standby):
         self.start = None
         self.newest = None
         self.first = None
+
+    def forget(self, back: AbstractSet[int]) -> None:
+        """Of the messages that come, these were moved away: they take part anew."""
+        if self.newest in back or self.first in back:
+            self.start = self.newest = self.first = None
+        if self.past in back:
+            self.past = None
+        self.ended = [message for message in self.ended if message not in back]
 
     def known(self) -> list[int]:
         """The messages that wait or are being handled. Some may have ended since."""

@@ -4,6 +4,7 @@ Times are whole microseconds of the database's clock.
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from faststream_sqlbroker.core.policies.debounce import (
     BurstChanges,
     Standby,
     Taken,
+    standby_in,
     waiting_in,
 )
 from faststream_sqlbroker.core.policies.header import Header, Key, key_json, key_text, keyed
@@ -83,6 +85,7 @@ class KeepLast:
     def take(self, info: Any, arrivals: Sequence[tuple[int, int]]) -> Taken:
         """Add messages of one key, as (time, id), sorted, to what is known of it."""
         latest = self.load(info)
+        latest.forget({message for _, message in arrivals})
         changes = take_newest(self, latest, arrivals)
         latest.note(changes.standby, leading=False)
         return Taken(self.dump(latest), changes, latest.opens(self))
@@ -94,12 +97,7 @@ class KeepLast:
         if not isinstance(info, dict) or info.get("kind", KEEP_LAST) == KEEP_LAST:
             return Latest.load(info)
         newest = max(waiting_in(info), default=None)
-        return Latest(
-            newest=newest,
-            current=info.get("current"),
-            standby=info.get("standby", False),
-            over=info.get("over"),
-        )
+        return Latest(newest=newest, current=info.get("current"), **standby_in(info))
 
     def dump(self, latest: "Latest") -> dict[str, Any]:
         """What is to be stored."""
@@ -127,12 +125,20 @@ class Latest(Standby):
         """Read what `dump` wrote; any other value counts as empty."""
         if not isinstance(info, dict):
             return cls()
-        return cls(**{each.name: info[each.name] for each in fields(cls) if each.name in info})
+        known = {each.name: info[each.name] for each in fields(cls) if each.name in info}
+        return cls(**known | standby_in(info))
 
     def dump(self) -> dict[str, Any]:
         """As JSON values, without empty fields."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {n: v for n, v in values.items() if v is not None and v is not False}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def forget(self, back: AbstractSet[int]) -> None:
+        """Of the messages that come, these were moved away: they take part anew."""
+        if self.first in back:
+            self.first = None
+        if self.newest in back:
+            self.newest = None
 
     def known(self) -> list[int]:
         """The messages that wait or are being handled. Some may have ended since."""

@@ -16,9 +16,11 @@ STANDBY = STANDBY_SECONDS * 1_000_000
 SHORTEST_STANDBY_RECHECK = 2 * 1_000_000
 """Least time until a message is looked at again that stands by for one which is overdue
 (microseconds)."""
-LONGEST_STANDBY_RECHECK = 60 * 1_000_000
+LONGEST_STANDBY_RECHECK = 3600 * 1_000_000
 """The most. In between it is as long as that one has been overdue, so that many messages which
 stand by do not fill every claim."""
+LATEST_STANDBY_LOOK = 86_400 * 1_000_000
+"""The same for one that is not due yet: an operator may put it off for years."""
 
 
 def stands_by(due: int, marks: int) -> bool:
@@ -44,6 +46,6 @@ def stand_in(standing: Sequence[int], *, leading: bool) -> int | None:
 def looked_at(due: int, now: int) -> int:
     """When to look again at what stands by for a message that is `due`."""
     if due > now:
-        return due
+        return min(due, now + LATEST_STANDBY_LOOK)
     overdue = min(now - due, LONGEST_STANDBY_RECHECK)
     return now + max(SHORTEST_STANDBY_RECHECK, overdue)

@@ -2,6 +2,6 @@ SELECT m.id, m.policy_key, (extract(epoch FROM m.next_attempt_at) * 1000000)::bi
   CASE WHEN m.expires_at <= statement_timestamp() THEN 1 ELSE 0 END, m.attempts_count + m.deliveries_count + (m.policy_marks & 16), m.policy_marks
 FROM message m 
 WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
-  AND m.next_attempt_at >= (timestamptz 'epoch' + :since * interval '1 microsecond') AND (m.policy_marks & :before) >= :before
+  AND m.next_attempt_at >= (timestamptz 'epoch' + (:since) / 1000000 * interval '1 second' + (:since) % 1000000 * interval '1 microsecond') AND (m.policy_marks & :before) >= :before
   AND (m.policy_marks & :own) <= 0
 ORDER BY m.next_attempt_at, m.id LIMIT :size
