@@ -8,15 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.debounce import Bursts
-from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.keep_last import Latest
 from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
+from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.policies.intake import burst_scope, burst_states, forgotten_at
 from faststream_sqlbroker.policies.rows import SCAN, Live, PolicyRows, Standing
 
@@ -26,6 +27,33 @@ READS = 4
 """Most lists of `SCAN` messages that one claim reads of those that have stood by for what it
 starts, if there are keys of which it has read none. What is left is ended by the next claims, or
 when it is looked at."""
+
+
+def wake(connection: Connection, dialect: Dialect, ids: Sequence[int]) -> None:
+    """Let the next claims look at what stands by for the messages `ids`, which leave their queues
+    or their keys now.
+    """
+    c = dialect.tables.message.c
+    these = select(c.queue, c.id).where(c.id.in_(ids), c.policy_marks.op("&")(BURST) != 0)
+    of_queue: dict[str, list[int]] = defaultdict(list)
+    for queue, message in connection.execute(these):
+        of_queue[queue].append(message)
+    for queue, messages in of_queue.items():
+        for by_header in (False, True):
+            rows = PolicyRows(dialect, by_header=by_header)
+            found = rows.live(connection, queue, messages).values()
+            ours = [each.key for each in found if bool(each.marks & HEADER_KEY) is by_header]
+            _wake_keys(rows, connection, queue, {key for key in ours if key is not None})
+
+
+def _wake_keys(rows: PolicyRows, connection: Connection, queue: str, keys: set[str]) -> None:
+    while keys:
+        ranges = dict.fromkeys(keys, (0, NEWEST))
+        found, whole = rows.standby_of(connection, queue, ranges, last=True)
+        # One of a key leads to the others.
+        one = {each.key: each.id for each in found}
+        rows.stand_by(connection, queue, dict.fromkeys(one.values(), 0))
+        keys = keys - whole - one.keys() if one else set()
 
 
 class KeyHeads:

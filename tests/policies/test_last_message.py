@@ -4,25 +4,31 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from itertools import product
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import strategies as st
 from sqlalchemy import delete, update
 
-from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy, Throttle
+from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.policies import Debounce, Header, KeepLast, Policy, Throttle
+from faststream_sqlbroker.core.policies.header import Key
 from faststream_sqlbroker.core.policies.standby import LONGEST_STANDBY_RECHECK
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.dialects.depths import due_messages
 from faststream_sqlbroker.dialects.queue_counts import queue_counts
 from faststream_sqlbroker.dialects.queue_states import queue_states
 from faststream_sqlbroker.policies.removed import STEP
 from faststream_sqlbroker.policies.request import Claim
+from faststream_sqlbroker.store.jobs import JobStore
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE, World, microseconds, outcome
 
 SECOND = 1_000_000
 EXAMPLES = {"sqlite": 30, "postgresql": 12, "mariadb": 12, "mysql": 12}
+ALL_OF_FILTERS = ("cancel all", "move all")
 WAYS = ("cancel", "move", "key", "expire")
 
 lengths = st.integers(1, 4).map(lambda n: n * UNIT / 1e6)
@@ -361,6 +367,45 @@ def test_it_is_looked_at_less_often_the_longer_it_stands(world: World) -> None:
         assert ids(world.claim(0, 1)) == [first]
         looks.add(world.live()[old]["next_attempt_at"])
     assert 8 < len(looks) < 15
+
+
+@pytest.mark.parametrize(
+    ("key", "how"),
+    [(True, "key"), *product([True, Header("tenant")], ["cancel", "move", *ALL_OF_FILTERS])],
+)
+def test_an_operators_change_wakes_what_stands_by(world: World, key: Key, how: str) -> None:
+    """However long it has stood by."""
+    world.begin([Debounce("3s", key=key)])
+    old = world.put("k", headers='{"tenant": "k"}')
+    new = world.put("k", headers='{"tenant": "k", "which": "new"}')
+    assert ids(world.claim(0, 20)) == []
+    for _ in range(20):
+        world.advance(3600 * SECOND)
+        first = world.put(None, priority=1)
+        assert ids(world.claim(0, 1)) == [first]
+    repairs = world.store.repairs
+    if how == "cancel":
+        assert world.run(repairs.cancel(new, "")).done
+    elif how == "move":
+        assert world.run(repairs.move(new, "elsewhere")).done
+    elif how == "key":
+        assert world.run(repairs.edit(new, {"key": "other"}, None)).done
+    else:
+        arguments = {"text": ""} if how == "cancel all" else {"to": "elsewhere"}
+        filters = Filters(headers={"which": "new"})
+        job = Job(action=how.split()[0], by="", filters=filters, arguments=arguments)
+        world.run(run_job(world.store.jobs, job))
+    world.advance(SECOND)
+    found = [*ids(world.claim(0, 20)), *ids(world.claim(0, 20))]
+    assert old in found
+    assert not superseded(world)
+
+
+async def run_job(jobs: JobStore, job: Job) -> None:
+    begun = await jobs.begin(await jobs.plan(job), "jobs")
+    step = await jobs.step(begun.id)
+    assert step.job is not None
+    assert step.job.done == 1
 
 
 def delivered(world: World, seconds: int) -> list[int]:
