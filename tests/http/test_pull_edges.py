@@ -10,14 +10,16 @@ from uuid import uuid4
 import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import func, literal_column, select, true, update
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import SqlBroker, SqlBrokerResponse
+from faststream_sqlbroker import Debounce, SqlBroker, SqlBrokerResponse
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.dialects import channels as channel_rows
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow import configured
+from faststream_sqlbroker.flow import configured, pull_jobs, removed_policies
 from faststream_sqlbroker.flow.configured import Configured
 from faststream_sqlbroker.flow.pull_jobs import MOST_ROUNDS
+from faststream_sqlbroker.policies import removed
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import Look
@@ -83,6 +85,37 @@ async def test_jobs_that_have_expired_leave_with_a_page(broker: SqlBroker, look:
         ended = await look.rows(archive=True)
         assert [(row["state"], row["reason"]) for row in ended] == [("DISCARDED", "expired")] * 4
         assert await broker.admin.count_mirrored(lookup="ann") == 1
+
+
+async def test_what_stood_by_for_a_removed_policy_is_found(
+    broker: SqlBroker, engine: AsyncEngine, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer had a subscriber, and nothing else but its requests takes from the queue now."""
+    monkeypatch.setattr(removed_policies, "SOON", 0.1)
+    monkeypatch.setattr(pull_jobs, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(removed, "LIVES", 0)
+    before = SqlBroker(engine)
+
+    @before.subscriber(QUEUE, policies=[Debounce("1h")])
+    async def handle(body: str) -> None:
+        raise AssertionError
+
+    await before.start()
+    for _ in range(3):
+        await before.publish("x", QUEUE, key="k")
+
+    async def is_put_off() -> bool:
+        return all(row["policy_marks"] for row in await look.rows())
+
+    await eventually(is_put_off)
+    await before.stop()
+    pulling = Pulling(broker)
+    async with pulling.http:
+
+        async def is_found() -> bool:
+            return len(await pulling.queued()) == 3
+
+        await eventually(is_found)
 
 
 async def test_many_that_have_expired_hide_no_job(broker: SqlBroker, look: Look) -> None:

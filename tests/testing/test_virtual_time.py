@@ -26,6 +26,7 @@ from faststream_sqlbroker.testing.pump import Delivery, Pump
 from tests.testing.conftest import unreachable
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
+TEN = timedelta(seconds=10)
 
 
 class Seen:
@@ -157,6 +158,21 @@ async def test_policies(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> N
     assert seen.calls == [(2, 20)]
     assert [body for body, _ in late.calls] == [0, 1, 2, 3, 4]
     assert all(b[1] - a[1] >= 60 for a, b in zip(late.calls, late.calls[2:], strict=False))
+
+
+async def test_what_stands_by_goes_if_the_newest_is_taken_away(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    """At its time, though nothing else is due."""
+    subscribe(broker, seen, policies=[Debounce("10s")])
+    async with TestSqlBroker(broker, clock=clock) as br:
+        ids = [await br.publish(n, "q", key="k") for n in range(3)]
+        await clock.advance(1)
+        assert (await br.admin.cancel(ids[2])).done
+        assert [message.until for message in (await br.drain()).waiting] == [START + TEN] * 2
+        await clock.advance("1m")
+        assert (await br.drain()).waiting == []
+    assert seen.calls == [(1, 10)]
 
 
 async def test_delay_window_and_blocking_wait(
