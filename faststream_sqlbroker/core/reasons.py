@@ -44,7 +44,8 @@ class Meaning(NamedTuple):
 MEANINGS: dict[str, Meaning] = {
     SUPERSEDED: Meaning(
         "DISCARDED",
-        "`Debounce`, `KeepLast`: another message of its key has started in its place.",
+        "`Debounce`, `KeepLast`: another message of its key has started in its place, or a "
+        "`Throttle` has refused that one.",
         "that one",
     ),
     DUPLICATE: Meaning(

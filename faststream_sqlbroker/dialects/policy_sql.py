@@ -89,8 +89,10 @@ POSTGRESQL = SqlFragments(
     claimable="m.state IN ('PENDING', 'RETRYABLE')",
     us=lambda x: f"(extract(epoch FROM {x}) * 1000000)::bigint",
     # Trap: an interval is multiplied as a double, which has no single microseconds beyond 2255.
-    at=lambda x: f"(timestamptz 'epoch' + ({x}) / 1000000 * interval '1 second' "
-    f"+ ({x}) % 1000000 * interval '1 microsecond')",
+    at=lambda x: (
+        f"(timestamptz 'epoch' + ({x}) / 1000000 * interval '1 second' "
+        f"+ ({x}) % 1000000 * interval '1 microsecond')"
+    ),
     rows=_postgresql_rows,
     join="JOIN",
     update="UPDATE {message} m SET {set} FROM {rows} WHERE m.id = u.id AND {where}",
@@ -265,7 +267,7 @@ def _standby(w: SqlFragments) -> dict[str, str]:
     standing = f"m.next_attempt_at >= {w.at(str(STANDBY))} AND (m.policy_marks & {HELD_BURST}) > 0"
     read = (
         f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')},\n"
-        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, {w.us('m.created_at')}"
     )
     texts = {
         "policy_standby_due": f"{read}\nFROM {{message}} m {w.ready_hint}\n"

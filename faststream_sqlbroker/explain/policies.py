@@ -38,7 +38,7 @@ def standby(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether another message of its key is to be delivered in its place."""
     if not _stands_by(message):
         return []
-    again = message.next_attempt_at - timedelta(microseconds=STANDBY)
+    again = max(message.now, message.next_attempt_at - timedelta(microseconds=STANDBY))
     bursts, live = ([], {}) if message.key is None else facts.standby(message.key)
     policies = [*facts.policies(Debounce), *facts.policies(KeepLast)]
     by = chosen_for(bursts, message.id, leading=any(policy.leading for policy in policies))

@@ -66,6 +66,7 @@ class Standing(NamedTuple):
     due: int
     """When it is looked at again."""
     expired: bool
+    created: int
 
 
 class Later(NamedTuple):
@@ -392,7 +393,7 @@ class StatesOn:
 
 
 def _standing(rows: Iterable[Sequence[Any]]) -> list[Standing]:
-    return [Standing(r[0], as_key(r[1]), int(r[2]) - STANDBY, bool(r[3])) for r in rows]
+    return [Standing(r[0], as_key(r[1]), int(r[2]) - STANDBY, bool(r[3]), int(r[4])) for r in rows]
 
 
 def _put_off(due: int | None) -> str:

@@ -98,12 +98,12 @@ class KeyHeads:
         for each in found:
             if each.key is not None:
                 looked[each.key].append(each)
-        placed = self._read(looked, looked)
+        done = self._read(looked, looked) | self._looked_on
         later = {
             each.id: self._look_again(key, each)
             for key, standing in looked.items()
             for each in standing
-            if each.id not in placed | self._looked_on
+            if each.id not in done
         }
         self._rows.stand_by(self._connection, self._queue, later)
         self.later += later.values()
@@ -114,8 +114,12 @@ class KeyHeads:
 
     def _look_again(self, key: str, standing: Standing) -> int:
         owner = self._chosen_for(key, standing.id)
-        waits_for = self._live.get(-1 if owner is None else owner)
-        return looked_at(self._now if waits_for is None else waits_for.due, self._now)
+        waits_for = None if owner is None else self._live.get(owner)
+        if owner is None or waits_for is None:
+            return looked_at(self._now, self._now)
+        # One that waits for the message before, or for a slot, is put off every few seconds.
+        since = max(self._due_of(self._known[key], owner), standing.created)
+        return looked_at(waits_for.due, self._now, max(0, self._now - since))
 
     def _read(
         self, keys: Iterable[str], looked: Mapping[str, Sequence[Standing]] | None = None
@@ -159,12 +163,10 @@ class KeyHeads:
     def _needs_look(self, key: str, looked: Sequence[Standing]) -> bool:
         state = self._known[key]
         state.standby |= bool(looked)
-        if any(each.expired or self._is_free(key, each.id) for each in looked):
+        free = None, state.over
+        if any(each.expired or self._chosen_for(key, each.id) in free for each in looked):
             return True
         return state.standby and any(message not in self._live for message in state.waiting)
-
-    def _is_free(self, key: str, message: int) -> bool:
-        return self._chosen_for(key, message) in (None, self._known[key].over)
 
     def _chosen_for(self, key: str, message: int) -> int | None:
         return chosen_for(self._known[key].chosen, message, leading=self._policy.leading)
@@ -223,17 +225,20 @@ class KeyHeads:
         for old in list(state.waiting):
             if old not in self._live:
                 by = stand_in(of.get(old, []), leading=leading)
-                self._place(key, by, state.replace(old, by), due)
+                state.replace(old, by)
+                if by is not None:
+                    due[by] = max(self._now, self._due_of(state, by))
         by = stand_in(of.get(None, []), leading=leading)
         if by is not None:
-            self._place(key, by, state.adopt(by), due)
+            state.adopt(by)
+            due[by] = max(self._now, self._due_of(state, by))
 
-    def _place(self, key: str, message: int | None, at: int, due: dict[int, int]) -> None:
-        if message is not None:
-            state = self._known[key]
-            if isinstance(state, Latest) and isinstance(self._policy, KeepLast):
-                at = state.opens(self._policy) if message == state.newest else 0
-            due[message] = max(at, self._now)
+    def _due_of(self, state: Bursts | Latest, message: int) -> int:
+        if message != state.newest:
+            return 0
+        if isinstance(state, Bursts):
+            return state.end
+        return state.opens(self._policy) if isinstance(self._policy, KeepLast) else 0
 
     def _stand_by(self, waiting: Mapping[int, tuple[str, int]]) -> None:
         """Let messages of keys stand by, each for another one."""
@@ -316,7 +321,7 @@ class KeyHeads:
     def _save(self, keys: Iterable[str]) -> None:
         states: dict[str, tuple[Any, int]] = {}
         for key in keys:
-            state: Bursts | Latest = self._known[key]
+            state = self._known[key]
             end = state.end if isinstance(state, Bursts) and state.start is not None else 0
             info = self._policy.dump(state)
             states[key] = info, forgotten_at(info, max(end, self._now) + self._policy.window)

@@ -369,6 +369,25 @@ def test_it_is_looked_at_less_often_the_longer_it_stands(world: World) -> None:
     assert 8 < len(looks) < 15
 
 
+def test_it_is_looked_at_seldom_behind_a_message_that_runs_for_long(world: World) -> None:
+    """Though its newest is put off every two seconds."""
+    world.begin([Debounce("3s")])
+    world.put("k")
+    world.claim(0, 20)
+    world.advance(4 * SECOND)
+    [running] = world.claim(0, 20).rows
+    old, new = world.put("k"), world.put("k")
+    looks = set[Any]()
+    for _ in range(240):
+        assert ids(world.claim(0, 20)) == []
+        looks.add(world.live()[old]["next_attempt_at"])
+        world.advance(10 * SECOND)
+    assert 5 < len(looks) < 15
+    world.settle(running, outcome("ack", 0))
+    assert delivered(world, 5) == [new]
+    assert superseded(world) == {old: new}
+
+
 @pytest.mark.parametrize(
     ("key", "how"),
     [(True, "key"), *product([True, Header("tenant")], ["cancel", "move", *ALL_OF_FILTERS])],

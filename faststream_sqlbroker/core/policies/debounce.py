@@ -297,27 +297,24 @@ class Bursts(Standby):
         """Those that were not delivered."""
         return self.ended if self.newest is None else [*self.ended, self.newest]
 
-    def replace(self, gone: int, by: int | None) -> int:
-        """`by` takes the place of the message `gone`, which was not delivered; when it is due.
+    def replace(self, gone: int, by: int | None) -> None:
+        """`by` takes the place of the message `gone`, which was not delivered.
 
         Without it the burst goes on: what comes until its end may still be delivered for it.
         """
         if by is None:
-            return 0
+            return
         self.ended = [by if message == gone else message for message in self.ended]
         if self.first == gone:
             self.first = by
         if self.past == gone:
             self.past = by
-        if self.newest != gone:
-            return 0
-        self.newest = by
-        return self.end
+        if self.newest == gone:
+            self.newest = by
 
-    def adopt(self, message: int) -> int:
-        """`message` has stood by, and it is not known for which; when it is due."""
+    def adopt(self, message: int) -> None:
+        """`message` has stood by, and it is not known for which."""
         self.ended.append(message)
-        return 0
 
     def next(self, live: set[int]) -> int | None:
         """The message to deliver next, among those that are still `live`; None: there is none."""

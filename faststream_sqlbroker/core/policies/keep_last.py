@@ -155,22 +155,17 @@ class Latest(Standby):
         """Those that were not delivered."""
         return [message for message in (self.first, self.newest) if message is not None]
 
-    def replace(self, gone: int, by: int | None) -> int:
-        """`by` takes the place of the message `gone`, which was not delivered; when it is due, as
-        far as is known.
-        """
+    def replace(self, gone: int, by: int | None) -> None:
+        """`by` takes the place of the message `gone`, which was not delivered."""
         if self.first == gone:
             self.first = by
         if self.newest == gone:
             self.newest = by
-        return 0
 
-    def adopt(self, message: int) -> int:
-        """`message` has stood by, and it is not known for which; when it is due."""
-        # It is newer than what waits.
+    def adopt(self, message: int) -> None:
+        """`message` has stood by, and it is not known for which: it is newer than what waits."""
         if message != self.current:
             self.newest = message
-        return 0
 
     def delivered(self, message: int, now: int) -> None:
         """Record that `message` was claimed."""

@@ -43,9 +43,11 @@ def stand_in(standing: Sequence[int], *, leading: bool) -> int | None:
     return (min if leading else max)(standing, default=None)
 
 
-def looked_at(due: int, now: int) -> int:
-    """When to look again at what stands by for a message that is `due`."""
-    if due > now:
+def looked_at(due: int, now: int, waited: int = 0) -> int:
+    """When to look again at what stands by for a message that is `due`, or is put off until then
+    and has `waited`.
+    """
+    if due > now and not waited:
         return min(due, now + LATEST_STANDBY_LOOK)
-    overdue = min(now - due, LONGEST_STANDBY_RECHECK)
-    return now + max(SHORTEST_STANDBY_RECHECK, overdue)
+    pause = min(max(now - due, waited, SHORTEST_STANDBY_RECHECK), LONGEST_STANDBY_RECHECK)
+    return min(max(due, now + pause), now + LATEST_STANDBY_LOOK)
