@@ -40,7 +40,7 @@ def standby(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
         return []
     again = max(message.now, message.next_attempt_at - timedelta(microseconds=STANDBY))
     bursts, live = ([], {}) if message.key is None else facts.standby(message.key)
-    policies = [*facts.policies(Debounce), *facts.policies(KeepLast)]
+    policies: list[Debounce | KeepLast] = [*facts.policies(Debounce), *facts.policies(KeepLast)]
     by = chosen_for(bursts, message.id, leading=any(policy.leading for policy in policies))
     policy = str(policies[0]) if policies else None
     if by is None or by not in live:

@@ -15,7 +15,7 @@ from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.keep_last import Latest
-from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in
+from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in, stands_by
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.policies.intake import burst_scope, burst_states, forgotten_at
@@ -41,9 +41,14 @@ def wake(connection: Connection, dialect: Dialect, ids: Sequence[int]) -> None:
     for queue, messages in of_queue.items():
         for by_header in (False, True):
             rows = PolicyRows(dialect, by_header=by_header)
-            found = rows.live(connection, queue, messages).values()
-            ours = [each.key for each in found if bool(each.marks & HEADER_KEY) is by_header]
-            _wake_keys(rows, connection, queue, {key for key in ours if key is not None})
+            keys = {
+                each.key
+                for each in rows.live(connection, queue, messages).values()
+                if bool(each.marks & HEADER_KEY) is by_header
+                # Nothing stands by for what does so itself.
+                and not stands_by(each.due, each.marks)
+            }
+            _wake_keys(rows, connection, queue, {key for key in keys if key is not None})
 
 
 def _wake_keys(rows: PolicyRows, connection: Connection, queue: str, keys: set[str]) -> None:

@@ -284,6 +284,21 @@ def test_another_key_makes_it_another_keys_message(world: World) -> None:
     assert not superseded(world)
 
 
+@pytest.mark.parametrize("kind", [Debounce, KeepLast])
+def test_keys_may_be_of_headers_from_now_on(world: World, kind: Any) -> None:
+    """What stands by is found by no key then, and is not left behind."""
+    tenant = {"headers": '{"tenant": "t"}'}
+    world.begin([kind("3s")])
+    first = world.put("k", **tenant)
+    found = delivered(world, 1)
+    messages = [first, *(world.put("k", **tenant) for _ in range(3))]
+    found += delivered(world, 1)
+    world.policies = [kind("3s", key=Header("tenant"))]
+    found += delivered(world, 30)
+    assert {*found, *superseded(world)} == set(messages)
+    assert not world.live()
+
+
 def test_a_message_that_comes_back_takes_part_anew(world: World) -> None:
     for policy in (Debounce("3s"), Debounce("3s", edge="leading"), KeepLast("3s")):
         world.begin([policy])
