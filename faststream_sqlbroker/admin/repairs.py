@@ -62,9 +62,10 @@ class Repairs(Operations):
         who = operator_name(by)
         why = text_or_none("reason", reason)
         text = f"cancelled by {who}" + (f": {why}" if why else "")
-        return await self._changing.repairs.cancel(
-            message_number(message_id), text, who, on_asked=self._asked
-        )
+        number = message_number(message_id)
+        repairs = self._changing.repairs
+        # Another message may go in its place.
+        return self._told(await repairs.cancel(number, text, who, on_asked=self._asked))
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
         """Make a message due now that waits for its time or for its next attempt.
@@ -113,7 +114,7 @@ class Repairs(Operations):
         )
         if found.done:
             self._woken([name])
-        return found
+        return self._told(found)
 
     async def edit(
         self,
@@ -129,7 +130,8 @@ class Repairs(Operations):
         Args:
             message_id: As for `cancel`.
             priority: -100 to 100; higher comes first.
-            key: What policies and `ordered=True` work on; None takes it away.
+            key: What policies and `ordered=True` work on; None takes it away. The message takes
+                part in the bursts of that key, if it was not delivered.
             due: As `until` of `postpone`.
             by: Who does it, as text; default the host and the process id.
 
