@@ -71,7 +71,7 @@ class Repairs(Operations):
         """Make a message due now that waits for its time or for its next attempt.
 
         Its attempts and deliveries stay counted. Policies see it as if its own time had come: with
-        `Throttle` per key it needs a slot.
+        `Throttle` per key it needs a slot. One that stands by keeps its place, as of `postpone`.
 
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
@@ -84,7 +84,8 @@ class Repairs(Operations):
     async def postpone(
         self, message_id: int | str, until: Duration | datetime, *, by: str | None = None
     ) -> Repair:
-        """Make a message due later, or earlier, than it is.
+        """Make a message due later, or earlier, than it is. One that stands by under `Debounce` or
+        `KeepLast` is looked at then, and goes only if the newer one cannot.
 
         Args:
             message_id: As for `cancel`.
@@ -131,7 +132,8 @@ class Repairs(Operations):
             message_id: As for `cancel`.
             priority: -100 to 100; higher comes first.
             key: What policies and `ordered=True` work on; None takes it away. The message takes
-                part in the bursts of that key, if it was not delivered.
+                part in the bursts of that key, if it was not delivered, nor let in by a Throttle
+                that refuses.
             due: As `until` of `postpone`.
             by: Who does it, as text; default the host and the process id.
 

@@ -11,6 +11,8 @@ from typing import Any
 from sqlalchemy import Connection, Table, bindparam, case, delete, insert, select, text, update
 
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST
+from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.dialects import brought_back
@@ -26,7 +28,9 @@ Undo = Callable[[Connection, Operations, Notes], set[int]]
 
 
 def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
-    """Set the columns to what they were. A `dedup_id` stays dropped: it may be used again."""
+    """Set the columns to what they were; what was moved takes part in bursts anew. A `dedup_id`
+    stays dropped: it may be used again.
+    """
     untouched = _untouched(connection, dialect, notes)
     for names, rows in _by_columns(notes, untouched).items():
         table = dialect.tables.message
@@ -34,7 +38,8 @@ def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> se
         restored = [name for name in names if name != "dedup_id"]
         values: dict[str, Any] = {name: bindparam(f"old_{name}") for name in restored}
         one = update(table).where(table.c.id == bindparam("of_id")).values(values)
-        connection.execute(one, [_binds(table, i, notes[i]["before"], restored) for i in rows])
+        before = {i: _anew(notes[i]) for i in rows}
+        connection.execute(one, [_binds(table, i, before[i], restored) for i in rows])
     return untouched
 
 
@@ -63,7 +68,9 @@ def undo_redrive(connection: Connection, dialect: Operations, notes: Notes) -> s
 
 
 def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
-    """Let the messages wait again, with their attempts and due times, but without a `dedup_id`."""
+    """Let the messages wait again, with their attempts and due times, but without a `dedup_id`.
+    They take part in bursts anew.
+    """
     archive = dialect.tables.archive
     if archive is None:
         return set()
@@ -81,7 +88,7 @@ def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> se
     state = case((c.attempts_count > 0, "RETRYABLE"), else_="PENDING")
     new = {"state": state, "dedup_id": None}
     bring_back(connection, dialect, sorted(untouched), new, records)
-    marks = {i: notes[i].get("before", {}).get("policy_marks") for i in sorted(untouched)}
+    marks = {i: _without_burst(notes[i].get("before", {})) for i in sorted(untouched)}
     binds = [{"of_id": i, "marks": of_one} for i, of_one in marks.items() if of_one]
     if binds:
         # Else Delay would shift it a second time, for example.
@@ -126,6 +133,21 @@ def _is_as_left(row: Any, after: Mapping[str, Any]) -> bool:
     # A job of an earlier version has not noted these.
     edited = {name: getattr(row, name) for name in ("priority", "key") if name in after}
     return {**now, **edited} == dict(after)
+
+
+def _without_burst(before: Mapping[str, Any]) -> int:
+    """The marks of a message that has left its burst, which has gone on without it."""
+    return (before.get("policy_marks") or 0) & ~(BURST | HELD_BURST)
+
+
+def _anew(note: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is to be restored of a message."""
+    before: Mapping[str, Any] = note["before"]
+    if note["after"]["queue"] == before["queue"]:
+        return before
+    due, marks = before["next_attempt_at"], before["policy_marks"]
+    plain = due - STANDBY if stands_by(due, marks) else due
+    return {**before, "next_attempt_at": plain, "policy_marks": _without_burst(before)}
 
 
 def _by_columns(notes: Notes, ids: set[int]) -> dict[tuple[str, ...], list[int]]:

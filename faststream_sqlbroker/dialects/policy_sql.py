@@ -164,8 +164,16 @@ _BINDS = {
 _OF_QUEUE = "CASE WHEN m.queue = :queue THEN 1 ELSE 0 END = 1"
 """Of rows that are found by their ids. Trap: without fresh statistics PostgreSQL would find them by
 the queue, and read all of it; no index serves a CASE."""
-_OF_KEYS = "policy_arrivals", "policy_due", "policy_live", "policy_standby"
-"""Statements that read keys."""
+_OF_KEYS = (
+    "policy_arrivals",
+    "policy_due",
+    "policy_live",
+    "policy_standby",
+    "policy_discard",
+    "policy_lock",
+    "policy_drop",
+)
+"""Statements that read keys, on some databases."""
 
 
 def add_statements(dialect: Dialect, words: SqlFragments) -> None:
@@ -175,8 +183,7 @@ def add_statements(dialect: Dialect, words: SqlFragments) -> None:
         if "{others}" in text:
             used += SUSPECT_BINDS
         dialect.add_statement(name, text, *used, others=OTHERS.format(of="m."))
-        if name.startswith(_OF_KEYS):
-            of_header = by_header(text)
+        if name.startswith(_OF_KEYS) and (of_header := by_header(text)) != text:
             dialect.add_statement(name + BY_HEADER, of_header, *used, others=OTHERS.format(of="m."))
 
 
@@ -197,8 +204,7 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"{w.column}policy_marks = (m.policy_marks | :mark) & :kept"
     )
     given = f"{w.column}policy_key = u.k, {w.column}policy_marks = m.policy_marks | {HEADER_KEY}"
-    # Another program may write created_at by a clock that is ahead. No message arrives after now.
-    arrived = f"{w.earlier}(m.created_at, {w.now})"
+    arrived = _arrived(w)
     delivered = f"m.attempts_count + m.deliveries_count + (m.policy_marks & {LET_IN})"
     texts = {
         "policy_now": f"SELECT {w.us(w.now)}",
@@ -251,6 +257,12 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     return texts | choices | _standby(w) | _waits(w) | _discards(w, archive=archive)
 
 
+def _arrived(w: SqlFragments) -> str:
+    # Another program may write created_at by a clock that is ahead. No message arrives after now.
+    # SQLite: nor does one that has text in the column.
+    return f"{w.earlier}(m.created_at, {w.now})"
+
+
 def _choices(w: SqlFragments, due: str, marked: str) -> dict[str, str]:
     texts = {}
     for name, which in (("", ""), ("_others", "{others}"), ("_one", "\n  AND m.id = :only")):
@@ -267,7 +279,7 @@ def _standby(w: SqlFragments) -> dict[str, str]:
     standing = f"m.next_attempt_at >= {w.at(str(STANDBY))} AND (m.policy_marks & {HELD_BURST}) > 0"
     read = (
         f"SELECT m.id, {w.open}m.{{key}}{w.close}, {w.us('m.next_attempt_at')},\n"
-        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, {w.us('m.created_at')}"
+        f"  CASE WHEN m.expires_at <= {w.now} THEN 1 ELSE 0 END, {w.us(_arrived(w))}"
     )
     texts = {
         "policy_standby_due": f"{read}\nFROM {{message}} m {w.ready_hint}\n"
@@ -327,16 +339,18 @@ def _plain_due(w: SqlFragments) -> str:
 
 
 def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
-    rows = w.rows({"id": "int", "reason": "text", "related_id": "int"})
+    rows = w.rows({"id": "int", "reason": "text", "related_id": "int", "k": "key"})
     given = {"state": "'DISCARDED'", "next_attempt_at": _plain_due(w)}
     of_message = ", ".join(
         given.get(column, f"m.{column}") for column in MESSAGE_COLUMNS.split(", ")
     )
     insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason, related_id)\n"
     these = f"m.queue = :queue AND {w.claimable}"
+    # The race: an operator's edit of the key commits after the claim has read it.
+    still = f"{these}\n  AND (u.k IS NULL OR {w.open}m.{{key}}{w.close} = {w.open}u.k{w.close})"
     if w is POSTGRESQL:
         gone = (
-            f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {these}\n"
+            f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {still}\n"
             "  RETURNING m.*, u.reason AS why, u.related_id AS whom"
         )
         kept = of_message.replace("m.", "d.")
@@ -345,9 +359,10 @@ def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
             text += f", a AS (\n  {insert}  SELECT {kept}, {w.now}, d.why, d.whom FROM d\n)"
         return {
             "policy_discard": f"{text}\nSELECT count(*) FROM d",
-            "policy_drop": f"DELETE FROM {{message}} m USING {rows} WHERE m.id = u.id AND {these}",
+            "policy_drop": f"DELETE FROM {{message}} m USING {rows} WHERE m.id = u.id AND {still}",
         }
-    held = f"FROM {rows} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE {these}"
+    found = f"FROM {rows} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE "
+    held = found + these
     if w is MYSQL:
         delete = f"DELETE m {held}"
     else:
@@ -356,9 +371,9 @@ def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
             f"WHERE m.id IN (SELECT u.id FROM {rows}) AND {these}"
         )
     # MySQL refuses to lock the rows of a JSON_TABLE (error 3569), unless it is in a subquery.
-    locked = held.replace(rows, f"(SELECT * FROM {rows}) u") if w is MYSQL else held
+    locked = found.replace(rows, f"(SELECT * FROM {rows}) u") if w is MYSQL else found
     texts = {
-        "policy_lock": f"SELECT m.id {locked} ORDER BY m.id{w.lock}",
+        "policy_lock": f"SELECT m.id {locked}{still} ORDER BY m.id{w.lock}",
         "policy_drop": delete,
     }
     if archive:

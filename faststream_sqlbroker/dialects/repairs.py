@@ -6,20 +6,31 @@ finds the changed row. So no worker's delivery is ever changed by an operator.
 """
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, and_, false, literal_column, select, update
+from sqlalchemy import (
+    Connection,
+    and_,
+    false,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.standby import LATEST_STANDBY_LOOK, STANDBY_SECONDS
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
+from faststream_sqlbroker.dialects.standby import standing
 from faststream_sqlbroker.schema.types import clock, later
 
+_DAY = LATEST_STANDBY_LOOK / 1_000_000
 Change = Callable[[Connection, Any], None]
-"""What is done with the locked row: its id, queue, state, marks and last_error."""
+"""What is done with the locked row: its id, queue, state, marks and last_error, and whether it
+stands by."""
 OfLeased = Callable[[Connection, Any], Repair]
 """What is done of a row with a lease: its id, queue and lease_token, and whether that lease is
 over."""
@@ -54,7 +65,8 @@ def repair(
     c = table.c
     over = (c.lease_expires_at < clock()).label("over")
     columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
-    locking = select(*columns).where(c.id == message_id)
+    stands = standing(table).label("stands")
+    locking = select(*columns, stands).where(c.id == message_id)
     # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
     row = connection.execute(locking.with_for_update(skip_locked=True)).first()
     if row is None:
@@ -98,8 +110,9 @@ def set_due(dialect: Operations, at: datetime | float) -> Change:
     """Make the message due at a moment, or in so many seconds."""
 
     def change(connection: Connection, row: Any) -> None:
-        values = {"next_attempt_at": _moment(at), "policy_marks": kept_marks(dialect)}
-        connection.execute(_of(dialect, row).values(values))
+        connection.execute(
+            _of(dialect, row).values(due_at(connection, dialect, at, stands=row.stands))
+        )
 
     return change
 
@@ -111,15 +124,13 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
 
     def change(connection: Connection, row: Any) -> None:
         values = dict(fields)
-        marks = row.policy_marks
-        if "key" in fields:
-            marks &= ~(BURST | HELD_BURST)
-            if row.policy_marks & HELD_BURST:
-                values["next_attempt_at"] = clock()
         if at is not None:
-            marks &= KEPT
-            values["next_attempt_at"] = _moment(at)
-        values["policy_marks"] = marks
+            values |= due_at(connection, dialect, at, stands=row.stands)
+        if "key" in fields:
+            marks = row.policy_marks & ~(BURST | HELD_BURST)
+            values["policy_marks"] = marks if at is None else marks & KEPT
+            if at is not None or row.policy_marks & HELD_BURST:
+                values["next_attempt_at"] = clock() if at is None else _moment(at)
         connection.execute(_of(dialect, row).values(values))
 
     return change
@@ -140,9 +151,24 @@ def _of(dialect: Operations, row: Any) -> Update:
     return update(table).where(and_(table.c.id == row.id, table.c.queue == row.queue))
 
 
-def kept_marks(dialect: Operations) -> Any:
-    """The marks that are left to a message that gets another due time: no slot of a Throttle."""
-    return dialect.tables.message.c.policy_marks.op("&")(KEPT)
+def due_at(
+    connection: Connection, dialect: Operations, at: datetime | float, *, stands: bool
+) -> dict[str, Any]:
+    """What makes a message due at a moment, or in so many seconds: columns and their new values. It
+    keeps no slot of a Throttle.
+
+    If it `stands` by it keeps its place, and is looked at then: elsewhere, the message that is
+    delivered in its place would not find it, and it would come after that one.
+    """
+    marks = dialect.tables.message.c.policy_marks.op("&")
+    if not stands:
+        return {"next_attempt_at": _moment(at), "policy_marks": marks(KEPT)}
+    now = dialect.now(connection)
+    moment = at if isinstance(at, datetime) else now + timedelta(seconds=min(at, _DAY))
+    # Within a day, as every look: the message before may have gone by then.
+    look = min(max(moment, now), now + timedelta(seconds=_DAY))
+    standby = look + timedelta(seconds=STANDBY_SECONDS)
+    return {"next_attempt_at": standby, "policy_marks": marks(KEPT | HELD_BURST)}
 
 
 def _moment(at: datetime | float) -> Any:

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import ColumnElement, Connection, Select, case, select, text
 
 from faststream_sqlbroker.core.policies import Policy, Throttle, Window
-from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.debounce import Bursts, waiting_in
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY
 from faststream_sqlbroker.core.policies.keep_last import Latest
 from faststream_sqlbroker.core.policies.throttle import KnownSlots, known_slots
@@ -186,7 +186,7 @@ class PolicyFacts:
         that are in the queue.
         """
         state = self._rows.states(self._connection, burst_scope(self.queue), [key]).get(key)
-        waiting = [*Bursts.load(state).waiting, *Latest.load(state).waiting]
+        waiting = waiting_in(state or {})
         return waiting, self._rows.live(self._connection, self.queue, waiting)
 
     def newest(self, key: str) -> tuple[Latest, dict[int, Live]]:

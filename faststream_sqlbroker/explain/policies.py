@@ -36,7 +36,7 @@ def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
 
 def standby(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     """Whether another message of its key is to be delivered in its place."""
-    if not _stands_by(message):
+    if not is_standing(message):
         return []
     again = max(message.now, message.next_attempt_at - timedelta(microseconds=STANDBY))
     bursts, live = ([], {}) if message.key is None else facts.standby(message.key)
@@ -57,7 +57,8 @@ def standby(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     return [Reason("in_burst", words, message_id=by, until=until, policy=policy)]
 
 
-def _stands_by(message: WaitingMessage) -> bool:
+def is_standing(message: WaitingMessage) -> bool:
+    """Whether it stands by; then only `standby` says why it waits."""
     return stands_by(to_microseconds(message.next_attempt_at), message.policy_marks)
 
 
@@ -76,8 +77,6 @@ def burst(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     debounces = facts.policies(Debounce)
     if message.key is None or not message.policy_marks & BURST or not debounces:
         return []
-    if _stands_by(message):
-        return []  # `standby` says why it waits
     bursts, live = facts.bursts(message.key)
     turn = bursts.next(set(live))
     if turn is not None and turn != message.id:
@@ -96,8 +95,6 @@ def newest(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     policies = facts.policies(KeepLast)
     if message.key is None or not message.policy_marks & BURST or not policies:
         return []
-    if _stands_by(message):
-        return []  # `standby` says why it waits
     latest, live = facts.newest(message.key)
     running = next((i for i, known in live.items() if known.state == "PROCESSING"), None)
     if running is not None and running != message.id:

@@ -21,5 +21,7 @@ EXPLAINERS: list[Explain] = [
 
 
 def policy_reasons(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
-    """Why policies keep `message` from its handler; nothing if they do not."""
+    """Why policies keep `message` from its handler; nothing if they do not, or if it stands by."""
+    if policies.is_standing(message):
+        return []
     return [reason for explain in EXPLAINERS for reason in explain(facts, message)]

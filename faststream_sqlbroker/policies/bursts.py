@@ -28,12 +28,11 @@ class BurstHeads(KeyHeads):
         """
         ended = self._read(key for _, key, _ in due if key is not None)
         live = set(self._live)
-        standing = self._standing(due)
         chosen: list[int] = []
         taken: set[str] = set()
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
-            if message in ended or message in standing:
+            if message in ended:
                 continue
             turn = None if key is None else self._known[key].next(live)
             if key in taken or (turn is not None and turn != message):
@@ -44,22 +43,8 @@ class BurstHeads(KeyHeads):
                     taken.add(key)
         # A message that is put off gives up its slot, which would be for another time.
         self._rows.shift(self._connection, self._queue, waiting, HELD_BURST, KEPT | HELD_BURST)
-        self._stand_by(standing)
         self.later += [at for at in waiting.values() if at is not None]
         return chosen
-
-    def _standing(self, due: Sequence[tuple[int, str | None, int]]) -> dict[int, tuple[str, int]]:
-        """Those of `due` that stand by, which an operator has made due: keys, and for which."""
-        found: dict[int, tuple[str, int]] = {}
-        for message, key, _ in due:
-            if key is not None and self._known[key].standby:
-                by = self._chosen_for(key, message)
-                waits_for = self._known[key].waiting
-                if by in waits_for and by in self._live and message not in self._known[key].known():
-                    found[message] = key, by
-        # A retry has left its burst.
-        live = self._rows.live(self._connection, self._queue, found)
-        return {i: of for i, of in found.items() if i in live and not live[i].deliveries}
 
     def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
         """`rows` have been leased: they have left their bursts."""

@@ -189,7 +189,8 @@ class Intake:
             gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
             states[key] = info, forgotten_at(info, max(until, self.now))
         self.rows.keep(self.connection, scope, states)
-        self.rows.discard(self.connection, self.queue, gone, keep=self.keep)
+        keys = {a.id: a.key for a in arrivals if a.key is not None}
+        self.rows.discard(self.connection, self.queue, gone, keep=self.keep, keys=keys)
         self._shift(due, BURST, HELD_BURST)
         self.rows.stand_by(self.connection, self.queue, standby)
         self.later += standby.values()

@@ -37,6 +37,7 @@ class NewestHeads(KeyHeads):
                 # Perhaps it is not known here: another policy, or an operator, has left it.
                 older[message] = key, turn.goes
                 replaced[message] = turn.goes
+                self._key_of[message] = key
             elif len(chosen) < limit:
                 chosen.append(message)
         self._replaced = _starting(replaced, set(chosen))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -238,23 +239,32 @@ class PolicyRows:
             self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
 
     def discard(
-        self, connection: Connection, queue: str, ends: Mapping[int, Discard], *, keep: bool
+        self,
+        connection: Connection,
+        queue: str,
+        ends: Mapping[int, Discard],
+        *,
+        keep: bool,
+        keys: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """End messages that have no lease as DISCARDED, archived if `keep`."""
+        """End messages that have no lease as DISCARDED, archived if `keep`; those of `keys` only if
+        their keys are still these.
+        """
         if not ends:
             return
         self._tell(connection, queue, {i: f"ended, {end.reason}" for i, end in ends.items()})
-        rows = _ends_json(ends)
+        rows = _ends_json(ends, keys)
         archived = keep and self._dialect.has_archive
         if archived and "policy_discard" in self._dialect.sql:
             self._run(connection, "policy_discard", rows=rows, queue=queue)
             return
-        if archived:
+        if "policy_lock" in self._dialect.sql:
             # Lock first, then copy and delete exactly the locked rows: a row that another
             # transaction takes in between must not be copied.
             held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
             rows = _ends_json({message: end for message, end in ends.items() if message in held})
-            self._run(connection, "policy_archive", rows=rows, queue=queue)
+            if archived:
+                self._run(connection, "policy_archive", rows=rows, queue=queue)
         self._run(connection, "policy_drop", rows=rows, queue=queue)
 
     def _tell(self, connection: Connection, queue: str, decisions: Mapping[int, str]) -> None:
@@ -402,10 +412,15 @@ def _put_off(due: int | None) -> str:
     return "taken in" if due is None else f"due at {from_microseconds(due).isoformat()}"
 
 
-def _ends_json(ends: Mapping[int, Discard]) -> str:
+def _ends_json(ends: Mapping[int, Discard], keys: Mapping[int, str] = MappingProxyType({})) -> str:
     return json.dumps(
         [
-            {"id": message, "reason": end.reason, "related_id": end.related_id}
+            {
+                "id": message,
+                "reason": end.reason,
+                "related_id": end.related_id,
+                "k": keys.get(message),
+            }
             for message, end in sorted(ends.items())
         ]
     )

@@ -23,10 +23,6 @@ from faststream_sqlbroker.policies.rows import SCAN, Live, PolicyRows, Standing
 
 NEWEST = 2**63 - 1
 """Above every id."""
-READS = 4
-"""Most lists of `SCAN` messages that one claim reads of those that have stood by for what it
-starts, if there are keys of which it has read none. What is left is ended by the next claims, or
-when it is looked at."""
 
 
 def wake(connection: Connection, dialect: Dialect, ids: Sequence[int]) -> None:
@@ -85,6 +81,8 @@ class KeyHeads:
         """By key, a `Bursts` or a `Latest`."""
         self._live: dict[int, Live] = {}
         """Those of their messages that can be delivered, or are being handled."""
+        self._key_of: dict[int, str] = {}
+        """By message, the key by which it is known here, or was read."""
         self._looked_on = set[int]()
         self.later: list[int] = []
         """When messages are looked at again."""
@@ -135,7 +133,8 @@ class KeyHeads:
         keys = set(keys)
         looked = looked or {}
         self._load(keys)
-        key_of = {i: key for key, state in self._known.items() for i in state.known()}
+        self._key_of = {i: key for key, state in self._known.items() for i in state.known()}
+        key_of = self._key_of
         live = self._rows.live(self._connection, self._queue, key_of)
         # A message that has got another key is not this key's any more.
         self._live = {i: each for i, each in live.items() if each.key == key_of[i]}
@@ -145,7 +144,7 @@ class KeyHeads:
         changed = {key_of[message] for message in expired}
         replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
         placed = self._replace(replaced, expired)
-        self._rows.discard(self._connection, self._queue, expired, keep=self._keep)
+        self._discard(expired)
         # What is looked at is known for longer.
         self._save(changed | set(replaced) | looked.keys())
         return placed | expired.keys()
@@ -190,17 +189,18 @@ class KeyHeads:
             last=not leading,
         )
         by_key: dict[str, list[int]] = {key: [] for key in keys}
-        for each in found:
+        for each, key in self._keyed(found):
             if each.expired:
                 gone[each.id] = Discard(EXPIRED)
-            elif each.key is not None:
-                by_key[each.key].append(each.id)
+            else:
+                by_key[key].append(each.id)
         due: dict[int, int] = {}
         for key, standing in by_key.items():
             self.more |= key not in whole
             if standing or key in whole:
                 self._fill(key, standing, due, gone, whole=key in whole)
-                self._known[key].standby &= bool(standing) or key not in whole
+                left = any(message not in due and message not in gone for message in standing)
+                self._known[key].standby &= left or key not in whole
         # Their due times are theirs again.
         self._rows.shift(self._connection, self._queue, due, BURST | HELD_BURST, KEPT | HELD_BURST)
         self.later += due.values()
@@ -275,8 +275,11 @@ class KeyHeads:
         self._look_on(rest)
         for message in rest:
             del gone[message]
-        self._rows.discard(self._connection, self._queue, gone, keep=self._keep)
+        self._discard(gone)
         self._note_left(delivered, left)
+
+    def _discard(self, gone: Mapping[int, Discard]) -> None:
+        self._rows.discard(self._connection, self._queue, gone, keep=self._keep, keys=self._key_of)
 
     def refused(self, messages: Mapping[str, int]) -> None:
         """By key, a throttle has refused these messages: what has stood by for them goes, too."""
@@ -290,23 +293,26 @@ class KeyHeads:
         for key, message in delivered.items():
             state = self._known[key]
             state.over = message if key in left else None
-            state.standby = key in left or (state.standby and state.waiting != [message])
+            # What stands by for an older one has gone with this one, unless the first of each burst
+            # is delivered.
+            others = (i != message if self._policy.leading else i > message for i in state.waiting)
+            state.standby = key in left or (state.standby and any(others))
 
     def _read_on(self, left: dict[str, tuple[int, int]]) -> list[tuple[int, str]]:
         """What stands by in the ranges `left`, and its keys; those that were read to their end are
         removed from `left`.
         """
-        read: list[tuple[int, str]] = []
-        unread = dict(left)
-        for _ in range(READS):
-            if unread:
-                found, whole = self._rows.standby_of(self._connection, self._queue, unread)
-                read += [(each.id, each.key) for each in found if each.key is not None]
-                for key in whole:
-                    left.pop(key, None)
-                begun = {key for _, key in read}
-                unread = {key: ids for key, ids in left.items() if key not in begun}
-        return read
+        if not left:
+            return []
+        found, whole = self._rows.standby_of(self._connection, self._queue, left)
+        for key in whole:
+            del left[key]
+        return [(each.id, key) for each, key in self._keyed(found)]
+
+    def _keyed(self, found: Iterable[Standing]) -> list[tuple[Standing, str]]:
+        keyed = [(each, each.key) for each in found if each.key is not None]
+        self._key_of |= {each.id: key for each, key in keyed}
+        return keyed
 
     def _look_on(self, messages: Iterable[int]) -> None:
         """Let the next claim look at these, and so at the rest of their keys."""

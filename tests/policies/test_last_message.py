@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 from hypothesis import strategies as st
-from sqlalchemy import delete, update
+from sqlalchemy import delete, event, select, text, update
+from sqlalchemy.util import await_only
 
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.policies import Debounce, Header, KeepLast, Policy, Throttle
 from faststream_sqlbroker.core.policies.header import Key
-from faststream_sqlbroker.core.policies.standby import LONGEST_STANDBY_RECHECK
+from faststream_sqlbroker.core.policies.standby import LONGEST_STANDBY_RECHECK, stands_by
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.dialects.depths import due_messages
@@ -92,7 +93,10 @@ class LastMachine(Machine):
             return
         # The newest mostly: that is what others stand by for.
         message = data.draw(st.sampled_from([waiting[-1], *waiting]), "message")
-        how = data.draw(st.sampled_from(WAYS[:3]), "how")
+        how = data.draw(st.sampled_from([*WAYS[:3], "due"]), "how")
+        if how == "due":
+            assert self.world.run(self.world.store.repairs.set_due(message.id, 0.0)).done
+            return
         by = data.draw(st.sampled_from([operate, change]), "by")
         self.world.run(by(self.world, message.id, how))
         del self.live[message.id]
@@ -469,11 +473,191 @@ def test_an_operators_change_wakes_what_stands_by(world: World, key: Key, how: s
     assert not superseded(world)
 
 
-async def run_job(jobs: JobStore, job: Job) -> None:
+async def run_job(jobs: JobStore, job: Job, done: int = 1) -> Job:
     begun = await jobs.begin(await jobs.plan(job), "jobs")
     step = await jobs.step(begun.id)
     assert step.job is not None
-    assert step.job.done == 1
+    assert step.job.done == done
+    return begun
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_text_in_created_at_stops_nothing(world: World) -> None:
+    """Another program has written it."""
+    world.begin([Debounce("3s")])
+    old, new = world.put("k"), world.put("k")
+    world.run(execute(world, f"UPDATE message SET created_at = '2026-01-01' WHERE id = {old}"))
+    assert delivered(world, 8) == [new]
+    assert not world.live()
+
+
+async def execute(world: World, statement: str) -> None:
+    async with world.clock.engine.begin() as connection:
+        await connection.execute(text(statement))
+
+
+@pytest.mark.parametrize("how", ["retry", "postpone", "edit", "until", "retry all"])
+@pytest.mark.parametrize("kind", [Debounce, KeepLast])
+def test_what_stands_by_keeps_its_place_when_it_is_made_due(
+    world: World, kind: Any, how: str
+) -> None:
+    """It does not come after the newer one, and it goes if that one cannot."""
+    for lost in (False, True):
+        world.begin([kind("3s")])
+        first = world.put("k")
+        assert delivered(world, 5) == [first]
+        if kind is KeepLast:
+            # Its window is open again.
+            first = world.put("k")
+            assert delivered(world, 1) == [first]
+        old, new = world.put("k", headers='{"which": "old"}'), world.put("k")
+        assert ids(world.claim(0, 20)) == []
+        world.run(make_due(world, old, how))
+        assert stands(world, old)
+        if lost:
+            world.run(change(world, new, "cancel"))
+        assert delivered(world, 20) == [old if lost else new]
+        assert superseded(world) == ({} if lost else {old: new})
+
+
+async def make_due(world: World, message: int, how: str) -> None:
+    repairs = world.store.repairs
+    if how == "retry all":
+        filters = Filters(headers={"which": "old"})
+        await run_job(world.store.jobs, Job(action="retry_now", by="", filters=filters))
+    elif how == "edit":
+        assert (await repairs.edit(message, {"priority": 1}, 5.0)).done
+    else:
+        ways = {"retry": 0.0, "postpone": 10.0, "until": await world.store.now()}
+        assert (await repairs.set_due(message, ways[how])).done
+
+
+def stands(world: World, message: int) -> bool:
+    row = world.live()[message]
+    return stands_by(microseconds(row["next_attempt_at"]), row["policy_marks"])
+
+
+@pytest.mark.parametrize("kind", [Debounce, KeepLast])
+def test_many_that_are_made_due_go_with_the_newest(world: World, kind: Any) -> None:
+    """Also if it was due before."""
+    world.begin([kind("3s")])
+    if kind is KeepLast:
+        first = world.put("k")
+        assert delivered(world, 1) == [first]
+    *older, newest = [world.put("k") for _ in range(120)]
+    assert ids(world.claim(0, 20)) == []
+    world.advance(3_500_000)
+    for message in older:
+        assert world.run(world.store.repairs.set_due(message, 0.0)).done
+    assert delivered(world, 8) == [newest]
+    assert superseded(world) == dict.fromkeys(older, newest)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mysql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("case", ["debounce", "keep last", "retry"])
+def test_a_message_of_another_key_by_now_is_not_superseded(world: World, case: str) -> None:
+    """The race: the edit commits between the claim's read and its discard. (On SQLite it waits for
+    the claim.)"""
+    world.begin([Debounce("3s") if case == "debounce" else KeepLast("3s")])
+    if case != "debounce":
+        first = world.put("k")
+        [row] = world.claim(0, 20).rows
+        assert row.id == first
+        world.settle(row, outcome("nack", 3600 * SECOND) if case == "retry" else outcome("ack", 0))
+    old = first if case == "retry" else world.put("k")
+    new = world.put("k")
+    assert ids(world.claim(0, 20)) == []
+    world.advance(3 * SECOND + 1_000)
+    # A claim that looks at what stands by keeps it locked.
+    other = world.put(None, priority=1)
+    assert ids(world.claim(0, 1)) == [other]
+    edited: list[int] = []
+
+    def edit(*given: Any) -> None:
+        if "u.k IS NULL" in given[2] and not edited:
+            edited.append(old)
+            await_only(operate(world, old, "key"))
+
+    engine = world.clock.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", edit)
+    found = ids(world.claim(0, 20))
+    event.remove(engine, "before_cursor_execute", edit)
+    assert edited
+    assert found == [new]
+    assert not superseded(world)
+    assert world.live()[old]["key"] == "another"
+    if case != "retry":
+        assert old in delivered(world, 8)
+
+
+@pytest.mark.parametrize("case", ["keep last", "cancelled"])
+def test_a_key_for_which_nothing_stands_by_is_forgotten_after_a_day(
+    world: World, case: str
+) -> None:
+    world.begin([KeepLast("2s") if case == "keep last" else Debounce("2s")])
+    if case == "keep last":
+        # No worker was free for its whole window.
+        world.put("other")
+        assert len([world.put("k") for _ in range(4)]) == 4
+        assert len(ids(world.claim(0, 1))) == 1
+        world.advance(5 * SECOND)
+    else:
+        world.put("k")
+        world.claim(0, 20)
+        world.advance(3 * SECOND)
+        [running] = world.claim(0, 20).rows
+        lost = world.put("k")
+        world.claim(0, 20)
+        world.advance(3 * SECOND)
+        world.claim(0, 20)
+        assert len([world.put("k") for _ in range(2)]) == 2
+        world.claim(0, 20)
+        world.run(change(world, lost, "cancel"))
+        world.advance(3 * SECOND)
+        world.settle(running, outcome("ack", 0))
+    assert delivered(world, 8)
+    assert superseded(world)
+    world.advance(3 * 86_400 * SECOND)
+    world.run(world.store.policies.forget_expired(1_000))
+    assert world.run(known_keys(world)) == []
+
+
+async def known_keys(world: World) -> list[str]:
+    c = world.store.tables.policy_state.c
+    async with world.clock.engine.connect() as connection:
+        found = await connection.execute(select(c.key).where(c.scope == burst_scope(QUEUE)))
+        return list(found.scalars())
+
+
+@pytest.mark.parametrize("kind", [Debounce, KeepLast])
+@pytest.mark.parametrize("action", ["cancel", "move", "retry_now"])
+def test_an_undo_brings_no_older_one_after_the_newest(world: World, kind: Any, action: str) -> None:
+    """What comes back takes part in the bursts of its key anew."""
+    for later in (0, 4 * SECOND):
+        world.begin([kind("3s")])
+        first = world.put("k")
+        assert first in delivered(world, 4)
+        if kind is KeepLast:
+            first = world.put("k")
+            assert delivered(world, 1) == [first]
+        messages = [world.put("k") for _ in range(5)]
+        assert ids(world.claim(0, 20)) == []
+        given = {"cancel": {"text": ""}, "move": {"to": "elsewhere"}, "retry_now": {}}[action]
+        job = Job(action=action, by="", queues=(QUEUE,), filters=Filters(), arguments=given)
+        jobs = world.store.jobs
+        begun = world.run(run_job(jobs, job, 5))
+        world.advance(later)
+        undo = world.run(jobs.begin_undo(begun.id, "", "jobs"))
+        assert undo is not None
+        step = world.run(jobs.step(undo.id))
+        assert step.job is not None
+        assert step.job.done == 5
+        found = delivered(world, 20)
+        assert found[-1] == messages[-1]
+        # KeepLast: the first that comes back to an idle key goes at once.
+        assert len(found) <= (2 if kind is KeepLast else 1)
+        assert {*found, *superseded(world)} >= set(messages)
+        assert not world.live()
 
 
 def delivered(world: World, seconds: int) -> list[int]:

@@ -6,7 +6,7 @@ Times are whole microseconds of the database's clock.
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_json, key_text
@@ -197,12 +197,25 @@ class Debounce:
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
-    """Whether messages of a key stand by; stored with the rest of what is known of it."""
+    """What is known of a key, and whether messages of it stand by; stored as JSON."""
 
     standby: bool = False
     """Whether any may stand by."""
     over: int | None = None
     """The message that was delivered in the place of others, of which some still stand by."""
+
+    @classmethod
+    def load(cls, info: Any) -> Self:
+        """Read what `dump` wrote; any other value counts as empty."""
+        if not isinstance(info, dict):
+            return cls()
+        known = {each.name: info[each.name] for each in fields(cls) if each.name in info}
+        return cls(**known | standby_in(info))
+
+    def dump(self) -> dict[str, Any]:
+        """As JSON values, without empty fields."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None and value != []}
 
     @property
     def waiting(self) -> list[int]:
@@ -257,19 +270,6 @@ class Bursts(Standby):
     past: int | None = None
     """The message of that burst that was delivered, or is to be delivered."""
 
-    @classmethod
-    def load(cls, info: Any) -> "Bursts":
-        """Read what `dump` wrote; any other value counts as empty."""
-        if not isinstance(info, dict):
-            return cls()
-        known = {each.name: info[each.name] for each in fields(cls) if each.name in info}
-        return cls(**known | standby_in(info))
-
-    def dump(self) -> dict[str, Any]:
-        """As JSON values, without empty fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value is not None and value != []}
-
     def close(self) -> None:
         """End the open burst; its message waits to be delivered."""
         if self.newest is not None:
@@ -300,9 +300,13 @@ class Bursts(Standby):
     def replace(self, gone: int, by: int | None) -> None:
         """`by` takes the place of the message `gone`, which was not delivered.
 
-        Without it the burst goes on: what comes until its end may still be delivered for it.
+        Without it an open burst goes on: what comes until its end may still be delivered for it.
         """
         if by is None:
+            if gone not in (self.first, self.newest):
+                self.ended = [message for message in self.ended if message != gone]
+                # What comes late begins a burst of its own.
+                self.past = None if self.past == gone else self.past
             return
         self.ended = [by if message == gone else message for message in self.ended]
         if self.first == gone:

@@ -5,7 +5,7 @@ Times are whole microseconds of the database's clock.
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import one_of
@@ -119,19 +119,6 @@ class Latest(Standby):
     """The message that was delivered last. It may be handled now, or wait for a retry."""
     delivered_at: int = 0
     """When."""
-
-    @classmethod
-    def load(cls, info: Any) -> "Latest":
-        """Read what `dump` wrote; any other value counts as empty."""
-        if not isinstance(info, dict):
-            return cls()
-        known = {each.name: info[each.name] for each in fields(cls) if each.name in info}
-        return cls(**known | standby_in(info))
-
-    def dump(self) -> dict[str, Any]:
-        """As JSON values, without empty fields."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
 
     def forget(self, back: AbstractSet[int]) -> None:
         """Of the messages that come, these were moved away: they take part anew."""

@@ -1,5 +1,5 @@
 SELECT m.id, m.policy_key, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.next_attempt_at),
-  CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 ELSE 0 END, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.created_at)
+  CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 ELSE 0 END, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', LEAST(m.created_at, UTC_TIMESTAMP(6)))
 FROM message m FORCE INDEX (message_ready)
 WHERE m.queue = :queue AND m.priority = :priority AND m.claimable = 1 AND m.next_attempt_at >= (TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL 220898707200000000 MICROSECOND) AND (m.policy_marks & 256) > 0
   AND m.next_attempt_at <= (TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL :now MICROSECOND)

@@ -1,5 +1,6 @@
-WITH u AS MATERIALIZED (SELECT * FROM json_to_recordset((:rows)::json) AS u(id bigint, reason text, related_id bigint)), d AS (
+WITH u AS MATERIALIZED (SELECT * FROM json_to_recordset((:rows)::json) AS u(id bigint, reason text, related_id bigint, k text)), d AS (
   DELETE FROM message m USING u WHERE m.id = u.id AND m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE')
+  AND (u.k IS NULL OR m.key = u.k)
   RETURNING m.*, u.reason AS why, u.related_id AS whom
 ), a AS (
   INSERT INTO message_archive (id, queue, priority, key, dedup_id, headers, payload, state, attempts_count, deliveries_count, publish_count, origin_id, created_at, next_attempt_at, expires_at, first_attempt_at, last_attempt_at, acquired_at, last_error, hops, policy_key, archived_at, reason, related_id)

@@ -1,1 +1,2 @@
-SELECT m.id FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.reason') AS reason, json_extract(value, '$.related_id') AS related_id FROM json_each(:rows)) u CROSS JOIN message m  ON m.id = u.id WHERE m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE') ORDER BY m.id
+SELECT m.id FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.reason') AS reason, json_extract(value, '$.related_id') AS related_id, json_extract(value, '$.k') AS k FROM json_each(:rows)) u CROSS JOIN message m  ON m.id = u.id WHERE m.queue = :queue AND m.state IN ('PENDING', 'RETRYABLE')
+  AND (u.k IS NULL OR CAST(m."key" AS BLOB) = CAST(u.k AS BLOB)) ORDER BY m.id
