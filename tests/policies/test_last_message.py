@@ -96,6 +96,7 @@ class LastMachine(Machine):
         how = data.draw(st.sampled_from([*WAYS[:3], "due"]), "how")
         if how == "due":
             assert self.world.run(self.world.store.repairs.set_due(message.id, 0.0)).done
+            message.due = min(message.due, self.now)
             return
         by = data.draw(st.sampled_from([operate, change]), "by")
         self.world.run(by(self.world, message.id, how))
