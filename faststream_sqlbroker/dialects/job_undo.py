@@ -145,8 +145,8 @@ def _anew(note: Mapping[str, Any]) -> Mapping[str, Any]:
     before: Mapping[str, Any] = note["before"]
     if note["after"]["queue"] == before["queue"]:
         return before
-    due, marks = before["next_attempt_at"], before["policy_marks"]
-    plain = due - STANDBY if stands_by(due, marks) else due
+    due = before["next_attempt_at"]
+    plain = due - STANDBY if stands_by(due, before["policy_marks"]) else due
     return {**before, "next_attempt_at": plain, "policy_marks": _without_burst(before)}
 
 

@@ -9,14 +9,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    and_,
-    false,
-    literal_column,
-    select,
-    update,
-)
+from sqlalchemy import Connection, and_, false, literal_column, select, update
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
@@ -27,7 +20,8 @@ from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.standby import standing
 from faststream_sqlbroker.schema.types import clock, later
 
-_DAY = LATEST_STANDBY_LOOK / 1_000_000
+_LATEST_LOOK = LATEST_STANDBY_LOOK / 1_000_000
+"""The same in seconds."""
 Change = Callable[[Connection, Any], None]
 """What is done with the locked row: its id, queue, state, marks and last_error, and whether it
 stands by."""
@@ -164,9 +158,9 @@ def due_at(
     if not stands:
         return {"next_attempt_at": _moment(at), "policy_marks": marks(KEPT)}
     now = dialect.now(connection)
-    moment = at if isinstance(at, datetime) else now + timedelta(seconds=min(at, _DAY))
+    moment = at if isinstance(at, datetime) else now + timedelta(seconds=min(at, _LATEST_LOOK))
     # Within a day, as every look: the message before may have gone by then.
-    look = min(max(moment, now), now + timedelta(seconds=_DAY))
+    look = min(max(moment, now), now + timedelta(seconds=_LATEST_LOOK))
     standby = look + timedelta(seconds=STANDBY_SECONDS)
     return {"next_attempt_at": standby, "policy_marks": marks(KEPT | HELD_BURST)}
 

@@ -263,8 +263,8 @@ class PolicyRows:
             # transaction takes in between must not be copied.
             held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
             rows = _ends_json({message: end for message, end in ends.items() if message in held})
-            if archived:
-                self._run(connection, "policy_archive", rows=rows, queue=queue)
+        if archived:
+            self._run(connection, "policy_archive", rows=rows, queue=queue)
         self._run(connection, "policy_drop", rows=rows, queue=queue)
 
     def _tell(self, connection: Connection, queue: str, decisions: Mapping[int, str]) -> None:

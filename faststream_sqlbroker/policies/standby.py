@@ -199,8 +199,8 @@ class KeyHeads:
             self.more |= key not in whole
             if standing or key in whole:
                 self._fill(key, standing, due, gone, whole=key in whole)
-                left = any(message not in due and message not in gone for message in standing)
-                self._known[key].standby &= left or key not in whole
+                left = set(standing) - due.keys() - gone.keys()
+                self._known[key].standby &= bool(left) or key not in whole
         # Their due times are theirs again.
         self._rows.shift(self._connection, self._queue, due, BURST | HELD_BURST, KEPT | HELD_BURST)
         self.later += due.values()
