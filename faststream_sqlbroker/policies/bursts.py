@@ -27,16 +27,16 @@ class BurstHeads(KeyHeads):
         due time.
         """
         ended = self._read(key for _, key, _ in due if key is not None)
-        live = set(self._live)
         chosen: list[int] = []
         taken: set[str] = set()
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
             if message in ended:
                 continue
-            turn = None if key is None else self._known[key].next(live)
+            live = {} if key is None else self._live[key]
+            turn = None if key is None else self._known[key].next(set(live))
             if key in taken or (turn is not None and turn != message):
-                waiting[message] = self._now + pause_behind(self._live.get(turn or 0), self._now)
+                waiting[message] = self._now + pause_behind(live.get(turn or 0), self._now)
             elif len(chosen) < limit:
                 chosen.append(message)
                 if key is not None:

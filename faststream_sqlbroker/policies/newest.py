@@ -31,7 +31,7 @@ class NewestHeads(KeyHeads):
             turn = turns.get(key, Turn(message))
             if message in ended:
                 continue
-            if (at := self._waits_until(turn, message)) is not None:
+            if (at := self._waits_until(turn, key, message)) is not None:
                 waiting[message] = at
             elif key is not None and turn.goes is not None and turn.goes != message:
                 # Perhaps it is not known here: another policy, or an operator, has left it.
@@ -70,16 +70,16 @@ class NewestHeads(KeyHeads):
 
     def _turns(self) -> dict[str | None, Turn]:
         assert isinstance(self._policy, KeepLast)  # noqa: S101 - only its heads are these
-        states = {message: live.state for message, live in self._live.items()}
-        return {
-            key: next_turn(self._policy, latest, states, self._now)
-            for key, latest in self._known.items()
-        }
+        turns: dict[str | None, Turn] = {}
+        for key, latest in self._known.items():
+            states = {message: live.state for message, live in self._live[key].items()}
+            turns[key] = next_turn(self._policy, latest, states, self._now)
+        return turns
 
-    def _waits_until(self, turn: Turn, message: int) -> int | None:
+    def _waits_until(self, turn: Turn, key: str | None, message: int) -> int | None:
         """When to look at `message` again, which is due; None: it need not wait."""
-        if turn.waits_for is not None:
-            return self._now + pause_behind(self._live.get(turn.waits_for), self._now)
+        if turn.waits_for is not None and key is not None:
+            return self._now + pause_behind(self._live[key].get(turn.waits_for), self._now)
         if turn.goes == message:
             return turn.not_before if turn.not_before > self._now else None
         if turn.goes is not None and message > turn.goes:

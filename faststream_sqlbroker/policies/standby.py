@@ -79,10 +79,10 @@ class KeyHeads:
         self._keep = keep
         self._known: dict[str, Any] = {}
         """By key, a `Bursts` or a `Latest`."""
-        self._live: dict[int, Live] = {}
-        """Those of their messages that can be delivered, or are being handled."""
+        self._live: dict[str, dict[int, Live]] = {}
+        """By key, those of its messages that can be delivered, or are being handled."""
         self._key_of: dict[int, str] = {}
-        """By message, the key by which it is known here, or was read."""
+        """By message, the key that it was read with."""
         self._looked_on = set[int]()
         self.later: list[int] = []
         """When messages are looked at again."""
@@ -117,7 +117,7 @@ class KeyHeads:
 
     def _look_again(self, key: str, standing: Standing) -> int:
         owner = self._chosen_for(key, standing.id)
-        waits_for = None if owner is None else self._live.get(owner)
+        waits_for = None if owner is None else self._live[key].get(owner)
         if owner is None or waits_for is None:
             return looked_at(self._now, self._now)
         # One that waits for the message before, or for a slot, is put off every few seconds.
@@ -133,15 +133,22 @@ class KeyHeads:
         keys = set(keys)
         looked = looked or {}
         self._load(keys)
-        self._key_of = {i: key for key, state in self._known.items() for i in state.known()}
-        key_of = self._key_of
-        live = self._rows.live(self._connection, self._queue, key_of)
-        # A message that has got another key is not this key's any more.
-        self._live = {i: each for i, each in live.items() if each.key == key_of[i]}
+        known = {i for state in self._known.values() for i in state.known()}
+        found = self._rows.live(self._connection, self._queue, known)
+        self._key_of = {i: each.key for i, each in found.items() if each.key is not None}
+        # A message that has got another key is not this key's any more, though both may know it.
+        self._live = {
+            key: {
+                i: found[i]
+                for i in state.known()
+                if i in found and found[i].key == key and not _stands_by(found[i])
+            }
+            for key, state in self._known.items()
+        }
         expired = self._expired()
+        changed = {self._key_of[message] for message in expired}
         for message in expired:
-            del self._live[message]
-        changed = {key_of[message] for message in expired}
+            del self._live[self._key_of[message]][message]
         replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
         placed = self._replace(replaced, expired)
         self._discard(expired)
@@ -155,11 +162,11 @@ class KeyHeads:
         self._known = {key: self._policy.load(stored.get(key)) for key in keys}
 
     def _expired(self) -> dict[int, Discard]:
-        waiting = [message for state in self._known.values() for message in state.waiting]
         return {
             message: Discard(EXPIRED)
-            for message in waiting
-            if (each := self._live.get(message)) is not None
+            for key, live in self._live.items()
+            for message in self._known[key].waiting
+            if (each := live.get(message)) is not None
             and each.expired
             and each.state != "PROCESSING"
         }
@@ -170,7 +177,7 @@ class KeyHeads:
         free = None, state.over
         if any(each.expired or self._chosen_for(key, each.id) in free for each in looked):
             return True
-        return state.standby and any(message not in self._live for message in state.waiting)
+        return state.standby and any(i not in self._live[key] for i in state.waiting)
 
     def _chosen_for(self, key: str, message: int) -> int | None:
         return chosen_for(self._known[key].chosen, message, leading=self._policy.leading)
@@ -204,8 +211,9 @@ class KeyHeads:
         # Their due times are theirs again.
         self._rows.shift(self._connection, self._queue, due, BURST | HELD_BURST, KEPT | HELD_BURST)
         self.later += due.values()
-        live = self._rows.live(self._connection, self._queue, due)
-        self._live |= live
+        for message, each in self._rows.live(self._connection, self._queue, due).items():
+            if each.key in self._live:
+                self._live[each.key][message] = each
         return set(due)
 
     def _fill(
@@ -224,11 +232,11 @@ class KeyHeads:
         for message in standing:
             of[self._chosen_for(key, message)].append(message)
         over = of.pop(state.over, []) if state.over is not None else []
-        if over and not whole:
+        if len(over) > 1 and not whole:
             self._look_on([over.pop()])
         gone |= {message: Discard(SUPERSEDED, state.over) for message in over}
         for old in list(state.waiting):
-            if old not in self._live:
+            if old not in self._live[key]:
                 by = stand_in(of.get(old, []), leading=leading)
                 state.replace(old, by)
                 if by is not None:
@@ -251,7 +259,7 @@ class KeyHeads:
         for message, (key, by) in waiting.items():
             state: Bursts | Latest = self._known[key]
             state.note([message], leading=self._policy.leading)
-            known = self._live.get(by)
+            known = self._live[key].get(by)
             due[message] = looked_at(self._now if known is None else known.due, self._now)
         self._rows.stand_by(self._connection, self._queue, due)
         self.later += due.values()
@@ -337,3 +345,7 @@ class KeyHeads:
             info = self._policy.dump(state)
             states[key] = info, forgotten_at(info, max(end, self._now) + self._policy.window)
         self._rows.keep(self._connection, burst_scope(self._queue), states)
+
+
+def _stands_by(live: Live) -> bool:
+    return stands_by(live.due, live.marks)
