@@ -388,7 +388,7 @@ class Jobs(Operations):
 def _woken_by(job: Job) -> list[str]:
     """The queues that may have a message which is due now."""
     to = job.arguments.get("to")
-    return [*job.queues] if to is None else [*job.queues, str(to)]
+    return list(job.queues) if to is None else [str(to)]
 
 
 def _given(which: Mapping[str, Any]) -> str:

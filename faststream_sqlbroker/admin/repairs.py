@@ -62,16 +62,15 @@ class Repairs(Operations):
         who = operator_name(by)
         why = text_or_none("reason", reason)
         text = f"cancelled by {who}" + (f": {why}" if why else "")
-        number = message_number(message_id)
-        repairs = self._changing.repairs
-        # Another message may go in its place.
-        return self._told(await repairs.cancel(number, text, who, on_asked=self._asked))
+        return await self._changing.repairs.cancel(
+            message_number(message_id), text, who, on_asked=self._asked
+        )
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
         """Make a message due now that waits for its time or for its next attempt.
 
         Its attempts and deliveries stay counted. Policies see it as if its own time had come: with
-        `Throttle` per key it needs a slot. One that stands by keeps its place, as of `postpone`.
+        `Throttle` per key it needs a slot. One that stands by keeps its place, as with `postpone`.
 
         Raises:
             SetupError: `message_id` is not a whole number of 64 bits.
@@ -84,8 +83,10 @@ class Repairs(Operations):
     async def postpone(
         self, message_id: int | str, until: Duration | datetime, *, by: str | None = None
     ) -> Repair:
-        """Make a message due later, or earlier, than it is. One that stands by under `Debounce` or
-        `KeepLast` is looked at then, and goes only if the newer one cannot.
+        """Make a message due later, or earlier, than it is.
+
+        One that stands by under `Debounce` or `KeepLast` keeps its place: it goes when the newer
+        one cannot.
 
         Args:
             message_id: As for `cancel`.
@@ -115,7 +116,7 @@ class Repairs(Operations):
         )
         if found.done:
             self._woken([name])
-        return self._told(found)
+        return found
 
     async def edit(
         self,

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy import Connection, case, delete, insert, literal, or_, select, update
 
 from faststream_sqlbroker.core.jobs import Job
-from faststream_sqlbroker.core.policies.standby import stands_by
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects import brought_back
 from faststream_sqlbroker.dialects.job_walks import lock
@@ -66,16 +65,7 @@ def retry_now(connection: Connection, dialect: Operations, job: Job, ids: Sequen
     """Make the messages due now; what stands by keeps its place."""
     names = ("id", "queue", "next_attempt_at", "policy_marks")
     rows = lock(connection, dialect, job, ids, names)
-    changed: dict[int, Mapping[str, Any]] = {}
-    for stands in (False, True):
-        these = [row for row in rows if _stands_by(row) is stands]
-        values = due_at(connection, dialect, 0.0, stands=stands)
-        changed |= _update(connection, dialect, these, values)
-    return changed
-
-
-def _stands_by(row: Any) -> bool:
-    return stands_by(to_microseconds(row.next_attempt_at), row.policy_marks)
+    return _update(connection, dialect, rows, due_at(dialect, 0.0))
 
 
 def move(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:

@@ -59,6 +59,8 @@ class SqlFragments:
     """The same for messages that are looked up by id."""
     of_each: str = "{u} {join} {{message}} m {key_hint} ON {found}"
     """Reads the messages `m` of the keys that `u` lists, key by key: {found}."""
+    is_key: str = "= u.k"
+    """What says of a key that it is that of `u`."""
     open: str = ""
     close: str = ""
     """Around a key: SQLite gives it as bytes, as text that is not UTF-8 would fail the read."""
@@ -139,6 +141,8 @@ def sqlite_fragments(now: str) -> SqlFragments:
         ready_hint="INDEXED BY {ready_index}",
         leased_hint="INDEXED BY {leased_index}",
         key_hint="INDEXED BY {key_index}",
+        # Another program may have written bytes.
+        is_key="IN (u.k, CAST(u.k AS BLOB))",
         open="CAST(",
         close=" AS BLOB)",
         lock="",
@@ -169,6 +173,7 @@ _OF_KEYS = (
     "policy_due",
     "policy_live",
     "policy_standby",
+    "policy_shift",
     "policy_discard",
     "policy_lock",
     "policy_drop",
@@ -225,9 +230,10 @@ def _statements(w: SqlFragments, *, archive: bool) -> dict[str, str]:
         f"WHERE {w.claimable} AND m.next_attempt_at <= {w.now} AND {marked}\n"
         "  AND (m.policy_marks & :own) <= 0\n"
         "ORDER BY u.n, m.next_attempt_at, m.id LIMIT :size",
-        "policy_shift": found.replace("{rows}", w.rows({"id": "int", "due": "int"})).replace(
-            "{set}", shifted
-        ),
+        "policy_shift": found.replace(
+            "{rows}", w.rows({"id": "int", "due": "int", "k": "key"})
+        ).replace("{set}", shifted)
+        + f" AND {_same_key(w)}",
         "policy_headers": f"SELECT m.id, {w.open}m.headers{w.close} AS headers\n"
         f"FROM {ids} {w.join} {{message}} m {w.id_hint} ON m.id = u.id WHERE {_OF_QUEUE}",
         "policy_give_keys": found.replace("{rows}", w.rows({"id": "int", "k": "key"})).replace(
@@ -289,7 +295,7 @@ def _standby(w: SqlFragments) -> dict[str, str]:
     }
     # No index serves a CASE: that of due times would give all that stands by.
     found = (
-        "m.queue = :queue AND m.{key} = u.k AND m.id > u.low AND m.id < u.high\n"
+        f"m.queue = :queue AND m.{{key}} {w.is_key} AND m.id > u.low AND m.id < u.high\n"
         f"  AND CASE WHEN {w.claimable} AND {standing} THEN 1 ELSE 0 END = 1"
     )
     listed = w.rows({"n": "int", "k": "key", "low": "int", "high": "int"})
@@ -338,6 +344,11 @@ def _plain_due(w: SqlFragments) -> str:
     )
 
 
+def _same_key(w: SqlFragments) -> str:
+    # The race: an operator's edit of the key commits after the claim has read it.
+    return f"(u.k IS NULL OR {w.open}m.{{key}}{w.close} = {w.open}u.k{w.close})"
+
+
 def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     rows = w.rows({"id": "int", "reason": "text", "related_id": "int", "k": "key"})
     given = {"state": "'DISCARDED'", "next_attempt_at": _plain_due(w)}
@@ -346,8 +357,7 @@ def _discards(w: SqlFragments, *, archive: bool) -> dict[str, str]:
     )
     insert = f"INSERT INTO {{archive}} ({MESSAGE_COLUMNS}, archived_at, reason, related_id)\n"
     these = f"m.queue = :queue AND {w.claimable}"
-    # The race: an operator's edit of the key commits after the claim has read it.
-    still = f"{these}\n  AND (u.k IS NULL OR {w.open}m.{{key}}{w.close} = {w.open}u.k{w.close})"
+    still = f"{these}\n  AND {_same_key(w)}"
     if w is POSTGRESQL:
         gone = (
             f"DELETE FROM {{message}} m USING u WHERE m.id = u.id AND {still}\n"

@@ -6,25 +6,21 @@ finds the changed row. So no worker's delivery is ever changed by an operator.
 """
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, false, literal_column, select, update
+from sqlalchemy import Connection, and_, case, false, literal_column, select, update
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
-from faststream_sqlbroker.core.policies.standby import LATEST_STANDBY_LOOK, STANDBY_SECONDS
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.standby import standing
 from faststream_sqlbroker.schema.types import clock, later
 
-_LATEST_LOOK = LATEST_STANDBY_LOOK / 1_000_000
-"""The same in seconds."""
 Change = Callable[[Connection, Any], None]
-"""What is done with the locked row: its id, queue, state, marks and last_error, and whether it
-stands by."""
+"""What is done with the locked row: its id, queue, state, marks and last_error."""
 OfLeased = Callable[[Connection, Any], Repair]
 """What is done of a row with a lease: its id, queue and lease_token, and whether that lease is
 over."""
@@ -59,8 +55,7 @@ def repair(
     c = table.c
     over = (c.lease_expires_at < clock()).label("over")
     columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
-    stands = standing(table).label("stands")
-    locking = select(*columns, stands).where(c.id == message_id)
+    locking = select(*columns).where(c.id == message_id)
     # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
     row = connection.execute(locking.with_for_update(skip_locked=True)).first()
     if row is None:
@@ -104,9 +99,7 @@ def set_due(dialect: Operations, at: datetime | float) -> Change:
     """Make the message due at a moment, or in so many seconds."""
 
     def change(connection: Connection, row: Any) -> None:
-        connection.execute(
-            _of(dialect, row).values(due_at(connection, dialect, at, stands=row.stands))
-        )
+        connection.execute(_of(dialect, row).values(due_at(dialect, at)))
 
     return change
 
@@ -119,7 +112,7 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
     def change(connection: Connection, row: Any) -> None:
         values = dict(fields)
         if at is not None:
-            values |= due_at(connection, dialect, at, stands=row.stands)
+            values |= due_at(dialect, at)
         if "key" in fields:
             marks = row.policy_marks & ~(BURST | HELD_BURST)
             values["policy_marks"] = marks if at is None else marks & KEPT
@@ -145,24 +138,21 @@ def _of(dialect: Operations, row: Any) -> Update:
     return update(table).where(and_(table.c.id == row.id, table.c.queue == row.queue))
 
 
-def due_at(
-    connection: Connection, dialect: Operations, at: datetime | float, *, stands: bool
-) -> dict[str, Any]:
+def due_at(dialect: Operations, at: datetime | float) -> dict[str, Any]:
     """What makes a message due at a moment, or in so many seconds: columns and their new values. It
     keeps no slot of a Throttle.
 
-    If it `stands` by it keeps its place, and is looked at then: elsewhere, the message that is
-    delivered in its place would not find it, and it would come after that one.
+    One that stands by stays as it is: elsewhere, the message that is delivered in its place would
+    not find it, and it would come after that one.
     """
-    marks = dialect.tables.message.c.policy_marks.op("&")
-    if not stands:
-        return {"next_attempt_at": _moment(at), "policy_marks": marks(KEPT)}
-    now = dialect.now(connection)
-    moment = at if isinstance(at, datetime) else now + timedelta(seconds=min(at, _LATEST_LOOK))
-    # Within a day, as every look: the message before may have gone by then.
-    look = min(max(moment, now), now + timedelta(seconds=_LATEST_LOOK))
-    standby = look + timedelta(seconds=STANDBY_SECONDS)
-    return {"next_attempt_at": standby, "policy_marks": marks(KEPT | HELD_BURST)}
+    table = dialect.tables.message
+    c = table.c
+    # Trap: MySQL reads columns as they were set before. Either order gives the same.
+    stands = standing(table)
+    return {
+        "next_attempt_at": case((stands, c.next_attempt_at), else_=_moment(at)),
+        "policy_marks": case((stands, c.policy_marks), else_=c.policy_marks.op("&")(KEPT)),
+    }
 
 
 def _moment(at: datetime | float) -> Any:

@@ -182,17 +182,18 @@ class Intake:
         known = burst_states(self.rows, self.connection, self.queue, policy, by_key, self.now)
         states: dict[str, tuple[Any, int]] = {}
         standby: dict[int, int] = {}
+        keys = {a.id: a.key for a in arrivals if a.key is not None}
         for key, messages in by_key.items():
             info, taken, until = policy.take(known.get(key), sorted(messages))
             due |= taken.due
+            keys |= dict.fromkeys((*taken.standby, *taken.superseded), key)
             standby |= {i: looked_at(at, self.now) for i, at in taken.standby.items()}
             gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
             states[key] = info, forgotten_at(info, max(until, self.now))
         self.rows.keep(self.connection, scope, states)
-        keys = {a.id: a.key for a in arrivals if a.key is not None}
         self.rows.discard(self.connection, self.queue, gone, keep=self.keep, keys=keys)
         self._shift(due, BURST, HELD_BURST)
-        self.rows.stand_by(self.connection, self.queue, standby)
+        self.rows.stand_by(self.connection, self.queue, standby, keys)
         self.later += standby.values()
         return due, gone.keys() | standby.keys()
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.core.policies.flags import HELD_BURST, HELD_DELAY, PUT_OFF
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, HELD_DELAY, PUT_OFF
 from faststream_sqlbroker.core.policies.holds import freed_at, holds_of, mark_of
 from faststream_sqlbroker.core.policies.options import CLOCK_STEP
 from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
@@ -120,7 +120,9 @@ def free(
     def due_of(row: Later) -> int | None:
         return freed_at(hold.name, hold.info, live, row.due, now) if row.marks & mark else None
 
-    found = _shift(dialect, rows, connection, hold.queue, search, now, due_of, ~mark)
+    # With the policy back, it takes part anew.
+    gone = mark | BURST if mark == HELD_BURST else mark
+    found = _shift(dialect, rows, connection, hold.queue, search, now, due_of, ~gone)
     if found.done:
         forget_hold(connection, dialect.tables.policy_state, hold)
     return found

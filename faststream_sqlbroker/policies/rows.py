@@ -206,10 +206,18 @@ class PolicyRows:
         found = _standing(row for row in rows if as_key(row[1]) == keys[row.n])
         return found, set(keys[:whole])
 
-    def stand_by(self, connection: Connection, queue: str, due: Mapping[int, int]) -> None:
-        """Let messages stand by until they are looked at when they are `due`."""
+    def stand_by(
+        self,
+        connection: Connection,
+        queue: str,
+        due: Mapping[int, int],
+        keys: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        """Let messages stand by until they are looked at when they are `due`; `keys` as for
+        `discard`.
+        """
         at = {message: STANDBY + moment for message, moment in due.items()}
-        self.shift(connection, queue, at, BURST | HELD_BURST, KEPT | HELD_BURST)
+        self.shift(connection, queue, at, BURST | HELD_BURST, KEPT | HELD_BURST, keys=keys)
 
     def headers(self, connection: Connection, queue: str, ids: Sequence[int]) -> dict[int, Any]:
         """The headers of `ids` as they are stored."""
@@ -229,13 +237,16 @@ class PolicyRows:
         due: Mapping[int, int | None],
         mark: int,
         kept: int = ~0,
+        *,
+        keys: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """Give messages `mark`, of their marks leave `kept`, and another due time unless it is
-        None.
+        None; `keys` as for `discard`.
         """
         if due:
             self._tell(connection, queue, {i: _put_off(at) for i, at in due.items()})
-            rows = json.dumps([{"id": message, "due": at} for message, at in due.items()])
+            listed = [{"id": i, "due": at, "k": keys.get(i)} for i, at in due.items()]
+            rows = json.dumps(listed)
             self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
 
     def discard(

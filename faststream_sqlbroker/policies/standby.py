@@ -8,53 +8,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.debounce import Bursts
-from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.keep_last import Latest
 from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in, stands_by
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
-from faststream_sqlbroker.dialects.base import Dialect
 from faststream_sqlbroker.policies.intake import burst_scope, burst_states, forgotten_at
 from faststream_sqlbroker.policies.rows import SCAN, Live, PolicyRows, Standing
 
 NEWEST = 2**63 - 1
 """Above every id."""
-
-
-def wake(connection: Connection, dialect: Dialect, ids: Sequence[int]) -> None:
-    """Let the next claims look at what stands by for the messages `ids`, which leave their queues
-    or their keys now.
-    """
-    c = dialect.tables.message.c
-    these = select(c.queue, c.id).where(c.id.in_(ids), c.policy_marks.op("&")(BURST) != 0)
-    of_queue: dict[str, list[int]] = defaultdict(list)
-    for queue, message in connection.execute(these):
-        of_queue[queue].append(message)
-    for queue, messages in of_queue.items():
-        for by_header in (False, True):
-            rows = PolicyRows(dialect, by_header=by_header)
-            keys = {
-                each.key
-                for each in rows.live(connection, queue, messages).values()
-                if bool(each.marks & HEADER_KEY) is by_header
-                # Nothing stands by for what does so itself.
-                and not stands_by(each.due, each.marks)
-            }
-            _wake_keys(rows, connection, queue, {key for key in keys if key is not None})
-
-
-def _wake_keys(rows: PolicyRows, connection: Connection, queue: str, keys: set[str]) -> None:
-    while keys:
-        ranges = dict.fromkeys(keys, (0, NEWEST))
-        found, whole = rows.standby_of(connection, queue, ranges, last=True)
-        # One of a key leads to the others.
-        one = {each.key: each.id for each in found}
-        rows.stand_by(connection, queue, dict.fromkeys(one.values(), 0))
-        keys = keys - whole - one.keys() if one else set()
 
 
 class KeyHeads:
@@ -209,11 +176,18 @@ class KeyHeads:
                 left = set(standing) - due.keys() - gone.keys()
                 self._known[key].standby &= bool(left) or key not in whole
         # Their due times are theirs again.
-        self._rows.shift(self._connection, self._queue, due, BURST | HELD_BURST, KEPT | HELD_BURST)
+        self._rows.shift(
+            self._connection,
+            self._queue,
+            due,
+            BURST | HELD_BURST,
+            KEPT | HELD_BURST,
+            keys=self._key_of,
+        )
         self.later += due.values()
-        for message, each in self._rows.live(self._connection, self._queue, due).items():
-            if each.key in self._live:
-                self._live[each.key][message] = each
+        for message, live in self._rows.live(self._connection, self._queue, due).items():
+            if live.key in self._live and not _stands_by(live):
+                self._live[live.key][message] = live
         return set(due)
 
     def _fill(
@@ -261,15 +235,14 @@ class KeyHeads:
             state.note([message], leading=self._policy.leading)
             known = self._live[key].get(by)
             due[message] = looked_at(self._now if known is None else known.due, self._now)
-        self._rows.stand_by(self._connection, self._queue, due)
+        keys = {message: key for message, (key, _) in waiting.items()}
+        self._rows.stand_by(self._connection, self._queue, due, keys)
         self.later += due.values()
         self._save({key for key, _ in waiting.values()})
 
-    def _supersede(
-        self, delivered: Mapping[str, int], also: Mapping[int, int] | None = None
-    ) -> None:
-        """By key, these messages start: what has stood by for them goes, and `also` these."""
-        gone = {message: Discard(SUPERSEDED, by) for message, by in (also or {}).items()}
+    def _supersede(self, delivered: Mapping[str, int]) -> None:
+        """By key, these messages start: what has stood by for them goes."""
+        gone: dict[int, Discard] = {}
         left = {
             key: self._range(self._known[key], message)
             for key, message in delivered.items()

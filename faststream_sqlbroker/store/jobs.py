@@ -33,7 +33,6 @@ from faststream_sqlbroker.dialects.job_undo import UNDOS
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.policies.rows import PolicyRows
-from faststream_sqlbroker.policies.standby import wake
 from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.refused_alike import RefusedAlike, kind_of, refused_batch
 from faststream_sqlbroker.store.transaction import Transactions
@@ -338,8 +337,6 @@ class JobStore:
         scope = _list_of(job)
         # No message is changed twice, whatever has become of it since.
         fresh = sorted(set(ids) - rows.known(connection, self._table, scope, ids))
-        if fresh and job.action in (CANCEL, MOVE):
-            wake(connection, self._dialect, fresh)
         changed = self._changes[job.action](connection, self._dialect, job, fresh) if fresh else {}
         rows.note_changed(connection, self._table, scope, changed, now)
         return job.moved(cursor, done=len(changed), skipped=len(ids) - len(changed))

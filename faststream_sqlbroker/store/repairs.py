@@ -20,7 +20,6 @@ from faststream_sqlbroker.dialects import repairs as rows
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
 from faststream_sqlbroker.dialects.mirror import insert_mirrored
 from faststream_sqlbroker.policies.rows import PolicyRows
-from faststream_sqlbroker.policies.standby import wake
 from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.transaction import Transactions
 
@@ -82,7 +81,6 @@ class Repairs:
             return Repair(row.id, "requested", row.queue)
 
         def change(connection: Connection, row: Any) -> None:
-            wake(connection, self._dialect, [row.id])
             # In the live row: the archived one is a copy of it.
             rows.note(connection, self._dialect, row, text)
             ends = {row.id: Discard(CANCELLED)}
@@ -110,8 +108,7 @@ class Repairs:
     async def move(self, message_id: int, queue: str, by: str = "") -> Repair:
         """Move the message to the end of `queue`, with new counters."""
         job = Job(action=MOVE, by=by, arguments={"to": queue})
-        change = self._waking(rows.move_to(self._dialect, queue))
-        return await self._run(message_id, change, job)
+        return await self._run(message_id, rows.move_to(self._dialect, queue), job)
 
     async def edit(
         self, message_id: int, fields: Mapping[str, Any], at: datetime | float | None, by: str = ""
@@ -119,14 +116,7 @@ class Repairs:
         """Set columns of the message, and its due time unless `at` is None."""
         job = Job(action="edit", by=by, arguments=dict(fields))
         change = rows.set_fields(self._dialect, dict(fields), at)
-        return await self._run(message_id, self._waking(change) if "key" in fields else change, job)
-
-    def _waking(self, change: rows.Change) -> rows.Change:
-        def waking(connection: Connection, row: Any) -> None:
-            wake(connection, self._dialect, [row.id])
-            change(connection, row)
-
-        return waking
+        return await self._run(message_id, change, job)
 
     async def _run(
         self,

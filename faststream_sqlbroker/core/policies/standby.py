@@ -16,10 +16,10 @@ STANDBY = STANDBY_SECONDS * 1_000_000
 SHORTEST_STANDBY_RECHECK = 2 * 1_000_000
 """Least time until a message is looked at again that stands by for one which is overdue
 (microseconds)."""
-LONGEST_STANDBY_RECHECK = 3600 * 1_000_000
+LONGEST_STANDBY_RECHECK = 300 * 1_000_000
 """The most. In between it is as long as that one has been overdue, so that many messages which
 stand by do not fill every claim."""
-LATEST_STANDBY_LOOK = 86_400 * 1_000_000
+LATEST_STANDBY_LOOK = 3600 * 1_000_000
 """The same for one that is not due yet: an operator may put it off for years."""
 
 
