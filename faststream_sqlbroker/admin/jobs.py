@@ -137,7 +137,8 @@ class Jobs(Operations):
         self,
         **options: Unpack[OfWaiting],
     ) -> Job:
-        """Make the messages that wait and match due now, as `retry_now` does.
+        """Make the messages that wait and match due now, as `retry_now` does. What stands by under
+        `Debounce` or `KeepLast` is skipped.
 
         Args:
             options: `BulkOptions`, and the filter; without one all messages that wait.

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, case, delete, insert, literal, or_, select, update
 
 from faststream_sqlbroker.core.jobs import Job
+from faststream_sqlbroker.core.policies.standby import stands_by
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.dialects import brought_back
 from faststream_sqlbroker.dialects.job_walks import lock
@@ -65,7 +66,12 @@ def retry_now(connection: Connection, dialect: Operations, job: Job, ids: Sequen
     """Make the messages due now; what stands by keeps its place."""
     names = ("id", "queue", "next_attempt_at", "policy_marks")
     rows = lock(connection, dialect, job, ids, names)
-    return _update(connection, dialect, rows, due_at(dialect, 0.0))
+    these = [row for row in rows if not _stands_by(row)]
+    return _update(connection, dialect, these, due_at(dialect, 0.0))
+
+
+def _stands_by(row: Any) -> bool:
+    return stands_by(to_microseconds(row.next_attempt_at), row.policy_marks)
 
 
 def move(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, false, literal_column, select, update
+from sqlalchemy import Connection, and_, false, literal_column, select, update
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
@@ -20,7 +20,8 @@ from faststream_sqlbroker.dialects.standby import standing
 from faststream_sqlbroker.schema.types import clock, later
 
 Change = Callable[[Connection, Any], None]
-"""What is done with the locked row: its id, queue, state, marks and last_error."""
+"""What is done with the locked row: its id, queue, state, marks and last_error, and whether it
+stands by."""
 OfLeased = Callable[[Connection, Any], Repair]
 """What is done of a row with a lease: its id, queue and lease_token, and whether that lease is
 over."""
@@ -55,7 +56,8 @@ def repair(
     c = table.c
     over = (c.lease_expires_at < clock()).label("over")
     columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
-    locking = select(*columns).where(c.id == message_id)
+    stands = standing(table).label("stands")
+    locking = select(*columns, stands).where(c.id == message_id)
     # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
     row = connection.execute(locking.with_for_update(skip_locked=True)).first()
     if row is None:
@@ -96,10 +98,11 @@ def note(connection: Connection, dialect: Operations, row: Any, text: str) -> No
 
 
 def set_due(dialect: Operations, at: datetime | float) -> Change:
-    """Make the message due at a moment, or in so many seconds."""
+    """Make the message due at a moment, or in so many seconds, unless it stands by."""
 
     def change(connection: Connection, row: Any) -> None:
-        connection.execute(_of(dialect, row).values(due_at(dialect, at)))
+        if not row.stands:
+            connection.execute(_of(dialect, row).values(due_at(dialect, at)))
 
     return change
 
@@ -111,14 +114,15 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
 
     def change(connection: Connection, row: Any) -> None:
         values = dict(fields)
-        if at is not None:
+        if at is not None and not row.stands:
             values |= due_at(dialect, at)
         if "key" in fields:
             marks = row.policy_marks & ~(BURST | HELD_BURST)
             values["policy_marks"] = marks if at is None else marks & KEPT
             if at is not None or row.policy_marks & HELD_BURST:
                 values["next_attempt_at"] = clock() if at is None else _moment(at)
-        connection.execute(_of(dialect, row).values(values))
+        if values:
+            connection.execute(_of(dialect, row).values(values))
 
     return change
 
@@ -142,17 +146,11 @@ def due_at(dialect: Operations, at: datetime | float) -> dict[str, Any]:
     """What makes a message due at a moment, or in so many seconds: columns and their new values. It
     keeps no slot of a Throttle.
 
-    One that stands by stays as it is: elsewhere, the message that is delivered in its place would
-    not find it, and it would come after that one.
+    Not for one that stands by: elsewhere, the message that is delivered in its place would not find
+    it, and it would come after that one.
     """
-    table = dialect.tables.message
-    c = table.c
-    # Trap: MySQL reads columns as they were set before. Either order gives the same.
-    stands = standing(table)
-    return {
-        "next_attempt_at": case((stands, c.next_attempt_at), else_=_moment(at)),
-        "policy_marks": case((stands, c.policy_marks), else_=c.policy_marks.op("&")(KEPT)),
-    }
+    marks = dialect.tables.message.c.policy_marks.op("&")(KEPT)
+    return {"next_attempt_at": _moment(at), "policy_marks": marks}
 
 
 def _moment(at: datetime | float) -> Any:

@@ -326,14 +326,17 @@ CASES: dict[str, tuple[str, History]] = {
         "policies",
         good(deliveries=[replace(FIRST, queue="once a key", number=n) for n in (1, 2)]),
     ),
-    "the last of a burst is gone": (
+    "left out for an older one": (
         "policies",
         good(archived=[DEBOUNCED, {**DEBOUNCED, "id": 2, "number": 4, "related_id": 1}]),
     ),
-    "superseded by what was not delivered": (
+    "left out for one that never started": (
         "policies",
         good(
-            archived=[{**DEBOUNCED, "related_id": 3}, {**DEBOUNCED, "id": 2, "state": "COMPLETED"}]
+            archived=[
+                {**DEBOUNCED, "related_id": 3},
+                {**DEBOUNCED, "id": 3, "state": "FAILED", "deliveries_count": 0},
+            ]
         ),
     ),
     "dead, and not in the queue of the dead": (

@@ -20,7 +20,7 @@ from tests.proxy import Proxy
 SOAK = "soak: all features, with kills and stops"
 PACE = 0.1
 """Mean seconds between two transactions that publish; on SQLite, with one writer, twice as long."""
-CANCELLED = ("plain", "tx", "forwarded", "throttled")
+CANCELLED = ("plain", "tx", "forwarded", "throttled", "debounced")
 """Queues of which an operator ends messages, and one of which is paused."""
 
 
