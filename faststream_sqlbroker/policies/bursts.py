@@ -26,13 +26,11 @@ class BurstHeads(KeyHeads):
         """Up to `limit` of the messages (id, key, due time) to deliver now; the others get a later
         due time.
         """
-        ended = self._read(key for _, key, _ in due if key is not None)
+        due = self._read_due(due)
         chosen: list[int] = []
         taken: set[str] = set()
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
-            if message in ended:
-                continue
             live = {} if key is None else self._live[key]
             turn = None if key is None else self._known[key].next(set(live))
             if key in taken or (turn is not None and turn != message):

@@ -17,19 +17,13 @@ class NewestHeads(KeyHeads):
         """Up to `limit` of the messages (id, key, due time) to deliver now; the others stand by, or
         get a later due time.
         """
-        ended = self._read(key for _, key, _ in due if key is not None)
+        due = self._read_due(due)
         turns = self._turns()
         chosen: list[int] = []
         waiting: dict[int, int | None] = {}
-        older = {
-            message: (key, by)
-            for key, turn in turns.items()
-            for message, by in turn.superseded.items()
-        }
+        older = _superseded(turns)
         for message, key, _ in due:
-            turn = Turn(message) if key is None else turns[key]
-            if message in ended:
-                continue
+            turn = turns.get(key or "", Turn(message))
             if (at := self._waits_until(turn, key, message)) is not None:
                 waiting[message] = at
             elif key is not None and turn.goes is not None and turn.goes != message:
@@ -79,3 +73,10 @@ class NewestHeads(KeyHeads):
         if turn.goes is not None and message > turn.goes:
             return self._now + max(SHORTEST_BURST_RECHECK, self._policy.window)
         return None
+
+
+def _superseded(turns: Mapping[str, Turn]) -> dict[int, tuple[str, int]]:
+    """Of messages in whose place another one is delivered, their keys and that one."""
+    return {
+        message: (key, by) for key, turn in turns.items() for message, by in turn.superseded.items()
+    }

@@ -91,6 +91,13 @@ class KeyHeads:
         since = max(self._due_of(self._known[key], owner), standing.created)
         return looked_at(waits_for.due, self._now, max(0, self._now - since))
 
+    def _read_due(
+        self, due: Sequence[tuple[int, str | None, int]]
+    ) -> list[tuple[int, str | None, int]]:
+        """Read what is known of the keys of the due messages; which are to be delivered still."""
+        ended = self._read(key for _, key, _ in due if key is not None)
+        return [each for each in due if each[0] not in ended]
+
     def _read(
         self, keys: Iterable[str], looked: Mapping[str, Sequence[Standing]] | None = None
     ) -> set[int]:
@@ -100,6 +107,19 @@ class KeyHeads:
         keys = set(keys)
         looked = looked or {}
         self._load(keys)
+        self._read_live()
+        expired = self._expired()
+        changed = {self._key_of[message] for message in expired}
+        for message in expired:
+            del self._live[self._key_of[message]][message]
+        replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
+        placed = self._replace(replaced, expired)
+        self._discard(expired)
+        # What is looked at is known for longer.
+        self._save(changed | set(replaced) | looked.keys())
+        return placed | expired.keys()
+
+    def _read_live(self) -> None:
         known = {i for state in self._known.values() for i in state.known()}
         found = self._rows.live(self._connection, self._queue, known)
         self._key_of = {i: each.key for i, each in found.items() if each.key is not None}
@@ -112,16 +132,6 @@ class KeyHeads:
             }
             for key, state in self._known.items()
         }
-        expired = self._expired()
-        changed = {self._key_of[message] for message in expired}
-        for message in expired:
-            del self._live[self._key_of[message]][message]
-        replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
-        placed = self._replace(replaced, expired)
-        self._discard(expired)
-        # What is looked at is known for longer.
-        self._save(changed | set(replaced) | looked.keys())
-        return placed | expired.keys()
 
     def _load(self, keys: Iterable[str]) -> None:
         at = self._rows, self._connection, self._queue, self._policy
@@ -155,19 +165,7 @@ class KeyHeads:
         """
         if not keys:
             return set()
-        leading = self._policy.leading
-        found, whole = self._rows.standby_of(
-            self._connection,
-            self._queue,
-            dict.fromkeys(keys, (0, NEWEST)),
-            last=not leading,
-        )
-        by_key: dict[str, list[int]] = {key: [] for key in keys}
-        for each, key in self._keyed(found):
-            if each.expired:
-                gone[each.id] = Discard(EXPIRED)
-            else:
-                by_key[key].append(each.id)
+        by_key, whole = self._read_standing(keys, gone)
         due: dict[int, int] = {}
         for key, standing in by_key.items():
             self.more |= key not in whole
@@ -189,6 +187,21 @@ class KeyHeads:
             if live.key in self._live and not _stands_by(live):
                 self._live[live.key][message] = live
         return set(due)
+
+    def _read_standing(
+        self, keys: Sequence[str], gone: dict[int, Discard]
+    ) -> tuple[dict[str, list[int]], set[str]]:
+        """What stands by of `keys`, as far as `SCAN` goes, and the keys of which all was read."""
+        ranges = dict.fromkeys(keys, (0, NEWEST))
+        last = not self._policy.leading
+        found, whole = self._rows.standby_of(self._connection, self._queue, ranges, last=last)
+        by_key: dict[str, list[int]] = {key: [] for key in keys}
+        for each, key in self._keyed(found):
+            if each.expired:
+                gone[each.id] = Discard(EXPIRED)
+            else:
+                by_key[key].append(each.id)
+        return by_key, whole
 
     def _fill(
         self,
