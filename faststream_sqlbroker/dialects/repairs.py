@@ -20,8 +20,8 @@ from faststream_sqlbroker.dialects.standby import standing
 from faststream_sqlbroker.schema.types import clock, later
 
 Change = Callable[[Connection, Any], None]
-"""What is done with the locked row: its id, queue, state, marks and last_error, and whether it
-stands by."""
+"""What is done with the locked row: its id, queue, state, key, marks and last_error, and whether
+it stands by."""
 OfLeased = Callable[[Connection, Any], Repair]
 """What is done of a row with a lease: its id, queue and lease_token, and whether that lease is
 over."""
@@ -55,7 +55,7 @@ def repair(
     table = dialect.tables.message
     c = table.c
     over = (c.lease_expires_at < clock()).label("over")
-    columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
+    columns = c.id, c.queue, c.state, c.key, c.policy_marks, c.last_error, c.lease_token, over
     stands = standing(table).label("stands")
     locking = select(*columns, stands).where(c.id == message_id)
     # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
@@ -116,7 +116,7 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
         values = dict(fields)
         if at is not None and not row.stands:
             values |= due_at(dialect, at)
-        if "key" in fields:
+        if "key" in fields and fields["key"] != row.key:
             marks = row.policy_marks & ~(BURST | HELD_BURST)
             values["policy_marks"] = marks if at is None else marks & KEPT
             if at is not None or row.policy_marks & HELD_BURST:

@@ -8,6 +8,7 @@ last scan of this process. All of it runs under the queue's lock, in lists.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection
@@ -182,17 +183,18 @@ class Intake:
         known = burst_states(self.rows, self.connection, self.queue, policy, by_key, self.now)
         states: dict[str, tuple[Any, int]] = {}
         standby: dict[int, int] = {}
-        keys = {a.id: a.key for a in arrivals if a.key is not None}
+        keys: dict[int, str | None] = {a.id: a.key for a in arrivals}
         for key, messages in by_key.items():
             info, taken, until = policy.take(known.get(key), sorted(messages))
-            due |= taken.due
-            keys |= dict.fromkeys((*taken.standby, *taken.superseded), key)
-            standby |= {i: looked_at(at, self.now) for i, at in taken.standby.items()}
-            gone |= {message: Discard(SUPERSEDED, by) for message, by in taken.superseded.items()}
+            due |= _of_key(taken.due, key, keys)
+            standing = _of_key(taken.standby, key, keys)
+            standby |= {i: looked_at(at, self.now) for i, at in standing.items()}
+            superseded = _of_key(taken.superseded, key, keys)
+            gone |= {message: Discard(SUPERSEDED, by) for message, by in superseded.items()}
             states[key] = info, forgotten_at(info, max(until, self.now))
         self.rows.keep(self.connection, scope, states)
         self.rows.discard(self.connection, self.queue, gone, keep=self.keep, keys=keys)
-        self._shift(due, BURST, HELD_BURST)
+        self._shift(due, BURST, HELD_BURST, keys)
         self.rows.stand_by(self.connection, self.queue, standby, keys)
         self.later += standby.values()
         return due, gone.keys() | standby.keys()
@@ -207,8 +209,15 @@ class Intake:
         """Give them `mark`; their due times stay."""
         self._shift(dict.fromkeys(messages), mark)
 
-    def _shift(self, due: Mapping[int, int | None], mark: int, held: int = 0) -> None:
-        self.rows.shift(self.connection, self.queue, due, mark | held, ~HELD | held)
+    def _shift(
+        self,
+        due: Mapping[int, int | None],
+        mark: int,
+        held: int = 0,
+        keys: Mapping[int, str | None] = MappingProxyType({}),
+    ) -> None:
+        marks = mark | held, ~HELD | held
+        self.rows.shift(self.connection, self.queue, due, *marks, keys=keys)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
     def arrivals(self, own: int) -> tuple[list[Arrival], bool]:
@@ -240,6 +249,13 @@ class Intake:
         # What is due later may come after something of another priority that was not read yet.
         self.scan_back(own, horizon)
         return [a for a in found if a.due <= horizon], False
+
+
+def _of_key(values: Mapping[int, int], key: str, keys: dict[int, str | None]) -> dict[int, int]:
+    """Those of messages of `key`, which may know some that have got another key since."""
+    return {
+        message: value for message, value in values.items() if keys.setdefault(message, key) == key
+    }
 
 
 def _is_behind(arrival: Arrival) -> bool:

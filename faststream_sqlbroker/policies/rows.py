@@ -211,7 +211,7 @@ class PolicyRows:
         connection: Connection,
         queue: str,
         due: Mapping[int, int],
-        keys: Mapping[int, str] = MappingProxyType({}),
+        keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
         """Let messages stand by until they are looked at when they are `due`; `keys` as for
         `discard`.
@@ -238,7 +238,7 @@ class PolicyRows:
         mark: int,
         kept: int = ~0,
         *,
-        keys: Mapping[int, str] = MappingProxyType({}),
+        keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
         """Give messages `mark`, of their marks leave `kept`, and another due time unless it is
         None; `keys` as for `discard`.
@@ -256,7 +256,7 @@ class PolicyRows:
         ends: Mapping[int, Discard],
         *,
         keep: bool,
-        keys: Mapping[int, str] = MappingProxyType({}),
+        keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
         """End messages that have no lease as DISCARDED, archived if `keep`; those of `keys` only if
         their keys are still these.
@@ -423,7 +423,9 @@ def _put_off(due: int | None) -> str:
     return "taken in" if due is None else f"due at {from_microseconds(due).isoformat()}"
 
 
-def _ends_json(ends: Mapping[int, Discard], keys: Mapping[int, str] = MappingProxyType({})) -> str:
+def _ends_json(
+    ends: Mapping[int, Discard], keys: Mapping[int, str | None] = MappingProxyType({})
+) -> str:
     return json.dumps(
         [
             {

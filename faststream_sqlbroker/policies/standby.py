@@ -75,7 +75,8 @@ class KeyHeads:
             for each in standing
             if each.id not in done
         }
-        self._rows.stand_by(self._connection, self._queue, later)
+        keys = {each.id: each.key for each in found if each.key is not None}
+        self._rows.stand_by(self._connection, self._queue, later, keys)
         self.later += later.values()
         # Without a key nothing can stand by: the policy goes by another one now, or another program
         # has taken it away.
@@ -312,7 +313,7 @@ class KeyHeads:
         """Let the next claim look at these, and so at the rest of their keys."""
         due = dict.fromkeys(messages, self._now)
         self._looked_on |= due.keys()
-        self._rows.stand_by(self._connection, self._queue, due)
+        self._rows.stand_by(self._connection, self._queue, due, self._key_of)
         self.more |= bool(due)
 
     def _range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:

@@ -354,7 +354,8 @@ def test_a_message_that_comes_back_takes_part_anew(world: World) -> None:
         messages = [world.put("k"), world.put("k")]
         assert len(ids(world.claim(0, 1))) == 1
         for message in messages:
-            assert world.run(world.store.repairs.edit(message, {"key": "k"}, None)).done
+            for key in ("other", "k"):
+                assert world.run(world.store.repairs.edit(message, {"key": key}, None)).done
         found = delivered(world, 8)
         assert messages[0 if policy.leading else 1] in found
         assert {*found, *superseded(world)} == set(messages)
@@ -684,6 +685,36 @@ def test_an_old_key_does_not_hold_back_a_message_of_another(world: World) -> Non
     later = world.put("k")
     assert delivered(world, 8) == [edited, newer, later]
     assert not superseded(world)
+
+
+def test_an_old_key_gives_no_due_time_to_a_message_of_another(world: World) -> None:
+    """An older message of the key that it had is due later, and joins the burst that knows it."""
+    world.begin([Debounce("3s")])
+    world.put("old", delay=SECOND)
+    edited = world.put("old")
+    assert ids(world.claim(0, 20)) == []
+    world.advance(SECOND)
+    assert world.run(world.store.repairs.edit(edited, {"key": "k"}, 60.0)).done
+    assert edited not in delivered(world, 60)
+    assert edited in delivered(world, 5)
+
+
+def test_its_own_key_again_changes_nothing(world: World) -> None:
+    """Two bursts wait, each for its first message."""
+    world.begin([Debounce("3s", edge="leading")])
+    first = world.put("k")
+    [running] = world.claim(0, 20).rows
+    assert running.id == first
+    bursts = []
+    for _ in range(2):
+        world.advance(4 * SECOND)
+        bursts.append([world.put("k"), world.put("k")])
+        assert ids(world.claim(0, 20)) == []
+    assert world.run(world.store.repairs.edit(bursts[0][0], {"key": "k"}, None)).done
+    world.advance(SECOND)
+    assert ids(world.claim(0, 20)) == []
+    world.settle(running, outcome("ack", 0))
+    assert delivered(world, 20) == [burst[0] for burst in bursts]
 
 
 def test_a_message_that_two_keys_know_holds_back_its_own(world: World) -> None:
