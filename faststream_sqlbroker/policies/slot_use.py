@@ -127,7 +127,8 @@ class SlotUse:
 
     def tell(self, row: ClaimedMessage) -> None:
         """The start of `row` was the last one; or it has not started, and does not."""
-        self._tell("unused" if row.slot_started is None else "started", row)
+        if row.slot is not None:
+            self._tell("unused" if row.slot_started is None else "started", row)
 
     def _tell(self, how: str, row: ClaimedMessage) -> None:
         slot = row.slot
