@@ -4,7 +4,7 @@ A picture has its own background, so that it is legible on any page. It follows 
 of a dark or a light scheme.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from docs.pictures.streams import Seen, Stream
@@ -62,9 +62,10 @@ def _style() -> str:
 
 def svg(stream: Stream, seen: Seen) -> str:
     """The picture."""
-    rows = _rows(stream, seen)
+    rows = _rows(stream, [start.at for start in seen.starts], stream.work)
+    end_rows = _rows(stream, [end.at for end in seen.ends])
     gone = START + 44 + ROW * max(rows, default=0)
-    axis = (gone if seen.ends else gone - 44) + 34
+    axis = (gone + ROW * max(end_rows) if seen.ends else gone - 44) + 34
     height = axis + 34
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     label = quoteattr(description(stream, seen))
@@ -78,20 +79,20 @@ def svg(stream: Stream, seen: Seen) -> str:
         *_legend(),
         *_lanes(seen, gone),
         *_axis(stream, axis),
-        *_messages(stream, seen, rows, gone),
+        *_messages(stream, seen, rows, [gone + ROW * row for row in end_rows]),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _rows(stream: Stream, seen: Seen) -> list[int]:
-    """In which row each start is drawn, so that none covers another."""
+def _rows(stream: Stream, moments: Sequence[float], length: float = 0.0) -> list[int]:
+    """In which row the mark of each moment is drawn, so that none covers another."""
     ends: list[float] = []
     rows = []
-    for start in seen.starts:
-        begin = _x(stream, start.at) - RADIUS
+    for at in moments:
+        begin = _x(stream, at) - RADIUS
         row = next((n for n, end in enumerate(ends) if end <= begin), len(ends))
-        ends[row : row + 1] = [max(begin + 2 * RADIUS, _x(stream, start.at + stream.work))]
+        ends[row : row + 1] = [max(begin + 2 * RADIUS, _x(stream, at + length))]
         rows.append(row)
     return rows
 
@@ -136,7 +137,9 @@ def _axis(stream: Stream, y: int) -> Iterator[str]:
         yield f'<text class="quiet" x="{x}" y="{y + 20}" text-anchor="middle">{text}</text>'
 
 
-def _messages(stream: Stream, seen: Seen, rows: list[int], gone: int) -> Iterator[str]:
+def _messages(
+    stream: Stream, seen: Seen, rows: Sequence[int], gone: Sequence[int]
+) -> Iterator[str]:
     """Lines first, so that no mark is covered."""
     marks: list[str] = []
     for number, arrival in enumerate(stream.arrivals, 1):
@@ -156,11 +159,11 @@ def _messages(stream: Stream, seen: Seen, rows: list[int], gone: int) -> Iterato
         if start.failed:
             place = f'x="{x}" y="{y + RADIUS + 12}" text-anchor="middle"'
             marks.append(f'<text class="ink" {place}>fails</text>')
-    for end in seen.ends:
+    for end, y in zip(seen.ends, gone, strict=True):
         x = _x(stream, end.at)
         begin = _x(stream, stream.arrivals[end.number - 1].at)
-        yield f'<path class="line" stroke-dasharray="3 3" d="M{begin} {ARRIVE}L{x} {gone}"/>'
-        marks += _mark(x, gone, end.number, None)
+        yield f'<path class="line" stroke-dasharray="3 3" d="M{begin} {ARRIVE}L{x} {y}"/>'
+        marks += _mark(x, y, end.number, None)
     yield from marks
 
 
