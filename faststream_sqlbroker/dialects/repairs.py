@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, false, literal_column, select, update
 from sqlalchemy.sql.dml import Update
 
-from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.operations import Operations
@@ -55,7 +55,7 @@ def repair(
     table = dialect.tables.message
     c = table.c
     over = (c.lease_expires_at < clock()).label("over")
-    columns = c.id, c.queue, c.state, c.key, c.policy_marks, c.last_error, c.lease_token, over
+    columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
     stands = standing(table).label("stands")
     locking = select(*columns, stands).where(c.id == message_id)
     # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
@@ -116,7 +116,7 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
         values = dict(fields)
         if at is not None and not row.stands:
             values |= due_at(dialect, at)
-        if "key" in fields and fields["key"] != row.key:
+        if "key" in fields and not _has_key(connection, dialect, row, fields["key"]):
             marks = row.policy_marks & ~(BURST | HELD_BURST)
             values["policy_marks"] = marks if at is None else marks & KEPT
             if at is not None or row.policy_marks & HELD_BURST:
@@ -125,6 +125,15 @@ def set_fields(dialect: Operations, fields: dict[str, Any], at: datetime | float
             connection.execute(_of(dialect, row).values(values))
 
     return change
+
+
+def _has_key(connection: Connection, dialect: Operations, row: Any, key: str | None) -> bool:
+    """Whether that is its key. Compared there: SQLite may hold text that is not UTF-8."""
+    if row.policy_marks & HEADER_KEY:
+        return True  # policies go by that of a header, which stays
+    c = dialect.tables.message.c
+    same = c.key.is_(None) if key is None else c.key == key
+    return connection.execute(select(c.id).where(c.id == row.id, same)).first() is not None
 
 
 def move_to(dialect: Operations, queue: str) -> Change:

@@ -40,7 +40,9 @@ class BurstHeads(KeyHeads):
                 if key is not None:
                     taken.add(key)
         # A message that is put off gives up its slot, which would be for another time.
-        self._rows.shift(self._connection, self._queue, waiting, HELD_BURST, KEPT | HELD_BURST)
+        keys = {message: key for message, key, _ in due}
+        marks = HELD_BURST, KEPT | HELD_BURST
+        self._rows.shift(self._connection, self._queue, waiting, *marks, keys=keys)
         self.later += [at for at in waiting.values() if at is not None]
         return chosen
 

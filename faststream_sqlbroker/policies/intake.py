@@ -5,7 +5,7 @@ Each policy sees each message once and marks it. So a scan begins a little befor
 last scan of this process. All of it runs under the queue's lock, in lists.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast
-from faststream_sqlbroker.core.policies.debounce import mend_clock
+from faststream_sqlbroker.core.policies.debounce import Taken, mend_clock
 from faststream_sqlbroker.core.policies.flags import (
     BURST,
     DELAYED,
@@ -184,8 +184,9 @@ class Intake:
         states: dict[str, tuple[Any, int]] = {}
         standby: dict[int, int] = {}
         keys: dict[int, str | None] = {a.id: a.key for a in arrivals}
-        for key, messages in by_key.items():
-            info, taken, until = policy.take(known.get(key), sorted(messages))
+        takes = {k: policy.take(known.get(k), sorted(of)) for k, of in by_key.items()}
+        keys |= self._keys_of_two(takes.values(), keys)
+        for key, (info, taken, until) in takes.items():
             due |= _of_key(taken.due, key, keys)
             standing = _of_key(taken.standby, key, keys)
             standby |= {i: looked_at(at, self.now) for i, at in standing.items()}
@@ -198,6 +199,19 @@ class Intake:
         self.rows.stand_by(self.connection, self.queue, standby, keys)
         self.later += standby.values()
         return due, gone.keys() | standby.keys()
+
+    def _keys_of_two(
+        self, takes: Iterable[Taken], known: Mapping[int, str | None]
+    ) -> dict[int, str | None]:
+        """The keys of messages that two keys know, beyond those `known`: they got another one."""
+        named = Counter(
+            message
+            for _, changes, _ in takes
+            for message in {*changes.due, *changes.standby, *changes.superseded} - known.keys()
+        )
+        twice = [message for message, times in named.items() if times > 1]
+        live = self.rows.live(self.connection, self.queue, twice)
+        return {message: each.key for message, each in live.items()}
 
     def scan_back(self, own: int, at: int) -> None:
         """Let the next scan begin at `at` or earlier: what is due from then on lacks `own`."""

@@ -32,7 +32,9 @@ class NewestHeads(KeyHeads):
             elif len(chosen) < limit:
                 chosen.append(message)
         self._wait_for_others(older)
-        self._rows.shift(self._connection, self._queue, waiting, HELD_BURST, KEPT | HELD_BURST)
+        keys = {message: key for message, key, _ in due}
+        marks = HELD_BURST, KEPT | HELD_BURST
+        self._rows.shift(self._connection, self._queue, waiting, *marks, keys=keys)
         self.later += [at for at in waiting.values() if at is not None]
         return chosen
 

@@ -440,10 +440,14 @@ def _ends_json(
 
 
 def as_key(value: Any) -> str | None:
-    """A key as text; None for bytes (SQLite) that are no text, which no broker has written."""
+    """A key as text; None for bytes (SQLite) that are no text, which no broker has written.
+
+    Nor has one written a NUL: SQLite's functions of JSON end a text there.
+    """
     if value is None or isinstance(value, str):
         return value
     try:
-        return bytes(value).decode()
+        text = bytes(value).decode()
     except UnicodeDecodeError:
         return None
+    return None if "\0" in text else text

@@ -717,6 +717,85 @@ def test_its_own_key_again_changes_nothing(world: World) -> None:
     assert delivered(world, 20) == [burst[0] for burst in bursts]
 
 
+@pytest.mark.parametrize("first", ["old", "k"])
+def test_of_two_keys_that_know_a_message_its_own_counts(world: World, first: str) -> None:
+    """A message of each comes in the same claim, in either order."""
+    world.begin([Debounce("3s")])
+    edited = world.put("old")
+    world.claim(0, 20)
+    world.advance(SECOND)
+    assert world.run(world.store.repairs.edit(edited, {"key": "k"}, None)).done
+    world.claim(0, 20)
+    world.advance(SECOND)
+    newer = {key: world.put(key) for key in (first, {"old": "k", "k": "old"}[first])}
+    assert ids(world.claim(0, 20)) == []
+    assert sorted(delivered(world, 8)) == sorted(newer.values())
+    assert superseded(world) == {edited: newer["k"]}
+
+
+@pytest.mark.parametrize("how", ["edit", "undo"])
+def test_what_comes_back_while_it_was_delivered_last_leaves_the_others(
+    world: World, how: str
+) -> None:
+    """It was postponed, so it counts as not delivered; a newer burst waits behind it."""
+    world.begin([Debounce("2s")])
+    back = world.put("k")
+    world.claim(0, 20)
+    world.advance(2 * SECOND + 1_000)
+    [row] = world.claim(0, 20).rows
+    assert row.id == back
+    world.settle(row, outcome("postpone", 30 * SECOND))
+    if how == "edit":
+        for key in ("other", "k"):
+            assert world.run(world.store.repairs.edit(back, {"key": key}, None)).done
+    else:
+        jobs = world.store.jobs
+        job = Job(action="cancel", by="", filters=Filters(), arguments={"text": ""})
+        undo = world.run(jobs.begin_undo(world.run(run_job(jobs, job)).id, "", "jobs"))
+        assert undo is not None
+        world.run(jobs.step(undo.id))
+    world.advance(SECOND)
+    one = world.put("k")
+    world.claim(0, 20)
+    world.advance(3 * SECOND)
+    *older, newest = [world.put("k") for _ in range(3)]
+    found = delivered(world, 60)
+    assert found[-1] == newest
+    assert not {*older} & {*found}
+    assert {back, one, *older, newest} == {*found, *superseded(world)}
+
+
+def test_another_key_of_the_publish_is_nothing_to_a_header(world: World) -> None:
+    """Two bursts wait, each for its first message."""
+    world.begin([Debounce("3s", edge="leading", key=Header("tenant"))])
+    tenant = {"headers": '{"tenant": "t"}'}
+    first = world.put("k", **tenant)
+    [running] = world.claim(0, 20).rows
+    assert running.id == first
+    bursts = []
+    for _ in range(2):
+        world.advance(4 * SECOND)
+        bursts.append([world.put("k", **tenant), world.put("k", **tenant)])
+        assert ids(world.claim(0, 20)) == []
+    assert world.run(world.store.repairs.edit(bursts[0][0], {"key": "other"}, None)).done
+    assert ids(world.claim(0, 20)) == []
+    world.settle(running, outcome("ack", 0))
+    assert delivered(world, 20) == [burst[0] for burst in bursts]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("key", ["'k' || char(0) || 'x'", "CAST(x'ff' AS TEXT)"])
+def test_keys_that_no_broker_has_written_stop_nothing(world: World, key: str) -> None:
+    """Another program has."""
+    for policy in (Debounce("3s"), KeepLast("3s")):
+        world.begin([policy])
+        messages = [world.put("k") for _ in range(3)]
+        world.run(execute(world, f"UPDATE message SET key = {key}"))
+        assert world.run(world.store.repairs.edit(messages[0], {"priority": 1}, None)).done
+        assert world.run(world.store.repairs.cancel(messages[1], "")).done
+        assert sorted(delivered(world, 8)) == [messages[0], messages[2]]
+
+
 def test_a_message_that_two_keys_know_holds_back_its_own(world: World) -> None:
     """It got another key, and is handled under that one."""
     world.begin([Debounce("3s")])

@@ -330,7 +330,8 @@ class Bursts(Standby):
             self.past = message
             self.past_end = self.end
             self.start = self.newest = None
-            self.ended = []
+            if message != self.current:
+                self.ended = []
         if message in self.ended:
             place = self.ended.index(message)
             if self.past in self.ended[:place]:
