@@ -16,10 +16,11 @@ import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+from tools import words
+from tools.sources import File, Place, parsed, read
 from tools.worktree import ROOT, worktree
 
 LONGEST_LINE = 100
@@ -33,41 +34,6 @@ BRANCHES = (
     *(ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler),
     *(ast.comprehension, ast.match_case),
 )
-
-
-@dataclass(frozen=True, order=True)
-class Place:
-    """One line that a measure counts."""
-
-    file: str
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.text}"
-
-
-@dataclass(frozen=True)
-class File:
-    """A file's text, by its path below the measured folder."""
-
-    name: str
-    text: str
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines without their ends."""
-        return self.text.splitlines()
-
-    def place(self, line: int, text: str | None = None) -> Place:
-        """A place in this file, told by `text` or by the line itself."""
-        return Place(self.name, line, text or self.lines[line - 1].strip())
-
-
-@cache
-def parsed(file: File) -> ast.Module:
-    """The syntax tree; one per file, as several measures read it."""
-    return ast.parse(file.text, file.name)
 
 
 def functions(file: File) -> Iterator[tuple[Function, int]]:
@@ -204,26 +170,39 @@ def format_skips(file: File) -> Iterator[Place]:
 PACKAGES = ("faststream_sqlbroker", "pyspark_sqlbroker")
 CODE = (*PACKAGES, "tests", "tools", "benchmarks", "docs")
 PER_THOUSAND = "per 1,000 lines"
+PER_THOUSAND_WORDS = "per 1,000 words"
 PERCENT = "% of lines"
+DOCSTRINGS = "docstrings"
 PROSE = (".py", ".md", ".toml", ".sh", "justfile")
+
+
+Files = Sequence[File]
+Find = Callable[[Files], Iterator[Place]]
+
+
+def each(find: Callable[[File], Iterator[Place]]) -> Find:
+    """Find in each file by itself."""
+    return lambda files: (place for file in files for place in find(file))
 
 
 @dataclass(frozen=True)
 class Measure:
     """What is counted, where, and how the count is told."""
 
-    find: Callable[[File], Iterator[Place]]
+    find: Find
     folders: Sequence[str]
     unit: str
     limit: float | None = None
     least: float | None = None
     suffixes: Sequence[str] = (".py",)
+    total: Callable[[File], int] = lambda file: len(file.lines)
+    """How many there are of what the count is a share of."""
 
-    def figure(self, files: Sequence[File]) -> float:
-        """The count, or the count in relation to all lines."""
-        count = sum(1 for file in files for _ in self.find(file))
-        lines = sum(len(file.lines) for file in files) or 1
-        return count * {"": 1, PER_THOUSAND: 1000 / lines, PERCENT: 100 / lines}[self.unit]
+    def figure(self, files: Files) -> float:
+        """The count, or its share of the total."""
+        count = sum(1 for _ in self.find(files))
+        total = sum(map(self.total, files)) or 1
+        return count * {"": 1, "per": 1000 / total, "%": 100 / total}[self.unit.split(" ")[0]]
 
     def holds(self, figure: float) -> bool:
         """Whether the figure is within its limits."""
@@ -232,33 +211,53 @@ class Measure:
         )
 
 
+def _share(
+    find: Callable[[File], Iterator[Place]],
+    of: Callable[[File], Iterator[object]],
+    unit: str,
+    limit: float,
+) -> Measure:
+    return Measure(
+        each(find), PACKAGES, f"% of {unit}", limit, total=lambda file: sum(1 for _ in of(file))
+    )
+
+
+def _in_pages(name: str, limit: float | None = None, least: float | None = None) -> Measure:
+    find = each(words.in_pages(name))
+    return Measure(find, ("docs",), PER_THOUSAND_WORDS, limit, least, (".md",), words.words)
+
+
 FLOW = ("faststream_sqlbroker/flow",)
 MEASURES = {
-    "complex_functions": Measure(complex_functions, PACKAGES, "", limit=15),
-    "packed_assignments": Measure(packed_assignments, PACKAGES, PER_THOUSAND, limit=0),
-    "long_lines": Measure(long_lines, PACKAGES, PERCENT, limit=0),
-    "long_lines_everywhere": Measure(long_lines, CODE, PERCENT, limit=0),
-    "foreign_writes": Measure(foreign_writes, FLOW, PER_THOUSAND, limit=5),
-    "comments": Measure(comments, PACKAGES, PERCENT, least=1.7),
-    "bare_constants": Measure(bare_constants, PACKAGES, "", limit=0),
-    "riddle_words": Measure(riddle_words, PACKAGES, "", limit=0),
-    "riddle_words_everywhere": Measure(riddle_words, (*CODE, "."), "", limit=0, suffixes=PROSE),
-    "format_skips": Measure(format_skips, CODE, "", limit=5),
+    "complex_functions": Measure(each(complex_functions), PACKAGES, "", limit=15),
+    "packed_assignments": Measure(each(packed_assignments), PACKAGES, PER_THOUSAND, limit=0),
+    "long_lines": Measure(each(long_lines), PACKAGES, PERCENT, limit=0),
+    "long_lines_everywhere": Measure(each(long_lines), CODE, PERCENT, limit=0),
+    "foreign_writes": Measure(each(foreign_writes), FLOW, PER_THOUSAND, limit=5),
+    "comments": Measure(each(comments), PACKAGES, PERCENT, least=1.7),
+    "bare_constants": Measure(each(bare_constants), PACKAGES, "", limit=0),
+    "riddle_words": Measure(each(riddle_words), PACKAGES, "", limit=0),
+    "riddle_words_everywhere": Measure(
+        each(riddle_words), (*CODE, "."), "", limit=0, suffixes=PROSE
+    ),
+    "format_skips": Measure(each(format_skips), CODE, "", limit=5),
+    "vague_names": _share(words.vague_names, words.assigned_names, "names", 12.0),
+    "participle_functions": _share(words.participle_functions, words.functions, "functions", 6.17),
+    "relative_docstrings": _share(words.relative_docstrings, words.docstrings, DOCSTRINGS, 21.45),
+    "leaning_docstrings": _share(words.leaning_docstrings, words.docstrings, DOCSTRINGS, 42.95),
+    "shared_class_names": Measure(words.shared_class_names, PACKAGES, "", limit=46),
+    "shared_file_names": Measure(words.shared_file_names, PACKAGES, "", limit=238),
+    "extreme_constants": Measure(each(words.extreme_constants), PACKAGES, "", limit=147),
+    "templates": Measure(each(words.templates), PACKAGES, "", limit=20),
+    "nominal_what": _in_pages("nominal_what", limit=4.86),
+    "tell_told": _in_pages("tell_told", limit=1.0),
+    "nothing_none": _in_pages("nothing_none", limit=5.22),
+    "the_ones_that": _in_pages("the_ones_that", limit=0.53),
+    "you": _in_pages("you", least=2.06),
 }
 """Each measure with its limit: `--check` fails beyond it."""
 HELD: frozenset[str] = frozenset(MEASURES)
 """The measures whose limits the tests hold."""
-
-
-def read(root: Path, folders: Sequence[str], suffixes: Sequence[str]) -> list[File]:
-    """The files below the folders; `.` stands for the root's own files."""
-    found: set[Path] = set()
-    for name in folders:
-        inside = root.iterdir() if name == "." else (root / name).rglob("*")
-        found |= {
-            path for path in inside if path.is_file() and (path.suffix or path.name) in suffixes
-        }
-    return [File(str(path.relative_to(root)), path.read_text()) for path in sorted(found)]
 
 
 def files_of(measure: Measure, root: Path) -> list[File]:
@@ -270,7 +269,7 @@ def files_of(measure: Measure, root: Path) -> list[File]:
 def places(name: str, root: Path) -> list[Place]:
     """All that one measure counts."""
     measure = MEASURES[name]
-    return [place for file in files_of(measure, root) for place in measure.find(file)]
+    return list(measure.find(files_of(measure, root)))
 
 
 def mean_complexity(root: Path) -> float:
@@ -281,18 +280,19 @@ def mean_complexity(root: Path) -> float:
 
 
 def column(root: Path) -> dict[str, float]:
-    """The figures of one tree."""
-    figures = {name: m.figure(files_of(m, root)) for name, m in MEASURES.items()}
+    """The figures of one tree, of all measures that it has files for."""
+    files = {name: files_of(measure, root) for name, measure in MEASURES.items()}
+    figures = {name: MEASURES[name].figure(read) for name, read in files.items() if read}
     return {"mean_complexity": mean_complexity(root)} | figures
 
 
 def table(columns: dict[str, dict[str, float]]) -> str:
     """Markdown: one row for each measure, one column for each tree."""
     rows = [f"| measure | {' | '.join(columns)} | limit |", "|---|" + "---:|" * (len(columns) + 1)]
-    for name in next(iter(columns.values())):
+    for name in dict.fromkeys(name for figures in columns.values() for name in figures):
         measure = MEASURES.get(name)
         unit = f" {measure.unit}" if measure and measure.unit else ""
-        cells = [f"{figures[name]:.3g}" for figures in columns.values()]
+        cells = [f"{figures[name]:.3g}" if name in figures else "–" for figures in columns.values()]
         rows.append(f"| {name}{unit} | {' | '.join(cells)} | {_limits(measure)} |")
     return "\n".join(rows)
 
@@ -305,7 +305,7 @@ def _limits(measure: Measure | None) -> str:
 
 def beyond(figures: dict[str, float]) -> list[str]:
     """The measures whose limits the figures exceed."""
-    return [name for name, measure in MEASURES.items() if not measure.holds(figures[name])]
+    return [name for name, m in MEASURES.items() if name in figures and not m.holds(figures[name])]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tools import measure
-from tools.measure import File, Place
+from tools import measure, sources, words
+from tools.sources import File, Place
+from tools.worktree import ROOT
 
 
 @cache
 def read(folders: tuple[str, ...], suffixes: tuple[str, ...]) -> list[File]:
     """This repository's files; each is read once."""
-    return measure.read(measure.ROOT, folders, suffixes)
+    return sources.read(ROOT, folders, suffixes)
 
 
 def lines(find: Callable[[File], Iterator[Place]], text: str) -> list[int]:
@@ -115,6 +116,54 @@ def test_a_limit_that_is_exceeded_fails_the_check(
     assert "packed_assignments is beyond its limit" in capsys.readouterr().out
     assert measure.main(["--list", "packed_assignments", str(tmp_path)]) == 0
     assert "bad.py:1: a, b = 1, 2\n1 places\n" in capsys.readouterr().out
+
+
+def test_names_that_say_nothing_are_found() -> None:
+    text = (
+        "found = 1\n_kept = 2\nfor each in rows:\n    row = each\n"
+        "def told(): ...\ndef tell(): ...\n"
+    )
+    assert lines(words.vague_names, text) == [1, 3]
+    assert lines(words.participle_functions, text) == [5]
+    assert measure.MEASURES["vague_names"].figure([File("a.py", text)]) == 50
+
+
+def test_docstrings_that_need_another_sentence_are_found() -> None:
+    text = (
+        'def a():\n    """Whether it is."""\n'
+        'class B:\n    """The time of one."""\n'
+        'def c():\n    """Publish a message."""\n'
+        "def d(): ...\n"
+    )
+    assert lines(words.relative_docstrings, text) == [1]
+    assert lines(words.leaning_docstrings, text) == [1, 3]
+    assert measure.MEASURES["leaning_docstrings"].figure([File("a.py", text)]) == 200 / 3
+
+
+def test_constants_and_templates_are_found() -> None:
+    text = "MOST_ROWS = 1\n_LONGEST_WAIT = 2\nMAX_ROWS = 3\na = b.replace" + '("{c}", d)\n'
+    assert lines(words.extreme_constants, text) == [1, 2]
+    assert lines(words.templates, text) == [4]
+
+
+def test_names_that_two_files_share_are_found() -> None:
+    texts = {"a/b.py": "class X: ...\n", "c/b.py": "class _X: ...\n", "d.py": "class Y: ...\n"}
+    files = [File(name, text) for name, text in texts.items()]
+    assert [place.text for place in words.shared_class_names(files)] == ["X"]
+    assert [place.file for place in words.shared_file_names(files)] == ["a/b.py", "c/b.py"]
+
+
+def test_words_of_pages_are_counted_outside_of_code() -> None:
+    page = File("a.md", "You see what is there.\n```\nyou\n```\nNothing told.\n")
+    found = {name: [place.line for place in words.in_pages(name)(page)] for name in words.IN_PAGES}
+    assert found == {
+        "you": [1],
+        "nominal_what": [1],
+        "nothing_none": [5],
+        "tell_told": [5],
+        "the_ones_that": [],
+    }
+    assert measure.MEASURES["you"].figure([page]) == 1000 / 7
 
 
 @pytest.mark.parametrize("name", sorted(measure.HELD))
