@@ -1,0 +1,1 @@
+SET @@SESSION.wait_timeout = CAST(LEAST(@sqlbroker_idle, :limit) AS UNSIGNED)

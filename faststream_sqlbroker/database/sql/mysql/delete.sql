@@ -1,0 +1,2 @@
+DELETE m FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id BIGINT PATH '$')) u
+STRAIGHT_JOIN {message} m FORCE INDEX (PRIMARY) ON m.id = u.id

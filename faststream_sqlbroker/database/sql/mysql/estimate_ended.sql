@@ -1,0 +1,1 @@
+EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM {archive} WHERE queue = :queue

@@ -1,0 +1,1 @@
+SELECT @@auto_increment_increment

@@ -1,0 +1,2 @@
+SET @sqlbroker_wait = @@innodb_lock_wait_timeout, \
+  SESSION innodb_lock_wait_timeout = :seconds

@@ -1,0 +1,1 @@
+UPDATE {message} SET payload = :payload WHERE id = :id

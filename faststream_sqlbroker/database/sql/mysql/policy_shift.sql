@@ -1,0 +1,10 @@
+-- variants: by_header
+-- :rows text :mark int :kept int :queue varchar
+UPDATE JSON_TABLE(:rows, '$[*]' COLUMNS (id BIGINT PATH '$.id', \
+  due BIGINT PATH '$.due', k VARCHAR(255) CHARACTER \
+  SET utf8mb4 COLLATE utf8mb4_bin PATH '$.k')) u STRAIGHT_JOIN {message} m \
+  FORCE INDEX (PRIMARY) ON m.id = u.id \
+  SET m.next_attempt_at = COALESCE((TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL \
+  u.due MICROSECOND), m.next_attempt_at), \
+  m.policy_marks = (m.policy_marks | :mark) & :kept WHERE m.queue = :queue \
+  AND m.claimable = 1 AND (u.k IS NULL OR m.{key_column} = u.k)

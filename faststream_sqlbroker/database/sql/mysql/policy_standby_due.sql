@@ -1,0 +1,14 @@
+-- variants: by_header
+-- :queue varchar :priority smallint :now bigint :size int
+SELECT m.id, m.{key_column}, \
+  TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.next_attempt_at),
+  CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 \
+    ELSE 0 END, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', LEAST(m.created_at, \
+    UTC_TIMESTAMP(6)))
+FROM {message} m FORCE INDEX ({ready_index})
+WHERE m.queue = :queue AND m.priority = :priority AND m.claimable = 1 \
+  AND m.next_attempt_at >= (TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL {standby} \
+  MICROSECOND) AND (m.policy_marks & {held_burst}) > 0
+  AND m.next_attempt_at <= (TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL :now \
+    MICROSECOND)
+ORDER BY m.next_attempt_at, m.id LIMIT :size

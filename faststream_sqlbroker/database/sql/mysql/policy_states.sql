@@ -1,0 +1,5 @@
+-- :rows text :scope varchar
+SELECT p.`key`, p.info
+FROM JSON_TABLE(:rows, '$[*]' COLUMNS (k VARCHAR(255) CHARACTER \
+  SET utf8mb4 COLLATE utf8mb4_bin PATH '$.k')) u STRAIGHT_JOIN {policy_state} p \
+  ON p.scope = :scope AND p.`key` = u.k

@@ -1,0 +1,6 @@
+-- :scope1 varchar :key1 varchar :scope2 varchar :key2 varchar
+SELECT s.scope, s.key, s.info FROM {policy_state} s
+WHERE s.scope = :scope1 AND s.key = :key1
+UNION ALL
+SELECT s.scope, s.key, s.info FROM {policy_state} s
+WHERE s.scope = :scope2 AND s.key = :key2

@@ -1,0 +1,4 @@
+SELECT count(*) FROM (SELECT 1 FROM {message}
+WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority \
+  AND next_attempt_at <= statement_timestamp() ORDER BY next_attempt_at \
+  LIMIT :most) AS found

@@ -1,0 +1,5 @@
+-- variants: by_header
+-- :queue varchar
+SELECT m.{key_column} FROM {message} m 
+WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL \
+  AND m.{key_column} IS NOT NULL

@@ -1,0 +1,14 @@
+-- :queue varchar :start varchar :size int
+WITH RECURSIVE k(k, n) AS (
+  SELECT (SELECT m.key FROM {message} m 
+    WHERE m.queue = :queue AND m.key >= :start ORDER BY m.queue, m.key LIMIT 1), 1
+  UNION ALL
+  SELECT (SELECT m.key FROM {message} m 
+    WHERE m.queue = :queue AND m.key > k.k ORDER BY m.queue, m.key LIMIT 1), k.n + 1
+  FROM k WHERE k.k IS NOT NULL AND k.n < :size
+)
+SELECT k.k, (SELECT e.id FROM {message} e 
+  WHERE e.queue = :queue AND e.key = k.k \
+    AND (e.expires_at IS NULL OR e.expires_at > statement_timestamp()) ORDER BY e.id \
+    LIMIT 1) AS head
+FROM k WHERE k.k IS NOT NULL ORDER BY k.n

@@ -1,0 +1,3 @@
+-- :scope varchar
+UPDATE {policy_state} SET due_at = statement_timestamp()
+WHERE scope = :scope AND due_at > statement_timestamp()

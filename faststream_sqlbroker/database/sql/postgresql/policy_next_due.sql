@@ -1,0 +1,3 @@
+-- :scope varchar
+SELECT (extract(epoch FROM MIN(p.due_at)) * 1000000)::bigint FROM {policy_state} p
+WHERE p.scope = :scope AND p.due_at > statement_timestamp()

@@ -1,0 +1,4 @@
+-- :queue varchar :size int
+SELECT count(*) FROM (SELECT 1 FROM {message} m 
+  WHERE m.queue = :queue AND m.state = 'PROCESSING' AND m.lease_expires_at IS NOT NULL \
+    LIMIT :size) r

@@ -1,0 +1,2 @@
+-- :ids bigint[]
+DELETE FROM {message} m WHERE m.id = ANY(:ids)

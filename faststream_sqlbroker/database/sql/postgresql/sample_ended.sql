@@ -1,0 +1,3 @@
+SELECT count(*), count(CASE WHEN state = 'COMPLETED' THEN 1 END)
+FROM (SELECT state FROM {archive} WHERE queue >= :queue AND queue <= :queue
+ORDER BY queue DESC, archived_at DESC LIMIT :most) AS found

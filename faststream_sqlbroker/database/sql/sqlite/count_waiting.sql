@@ -1,0 +1,8 @@
+SELECT (SELECT count(*) FROM (SELECT 1 FROM {message} \
+  WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority \
+  AND next_attempt_at <= {now}
+  ORDER BY next_attempt_at LIMIT :most_due) AS found),
+  (SELECT count(*) FROM (SELECT 1 FROM {message} \
+    WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue \
+    AND priority = :priority AND next_attempt_at > {now} AND next_attempt_at < {standby}
+  ORDER BY next_attempt_at LIMIT :most_later) AS found)

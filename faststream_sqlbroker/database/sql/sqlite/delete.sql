@@ -1,0 +1,2 @@
+-- :ids in
+DELETE FROM {message} WHERE id IN :ids

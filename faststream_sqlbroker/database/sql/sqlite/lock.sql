@@ -1,0 +1,3 @@
+-- variants: free
+-- :ids in
+SELECT id, lease_token FROM {message} WHERE id IN :ids

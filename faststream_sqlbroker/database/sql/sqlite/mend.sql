@@ -1,0 +1,1 @@
+UPDATE {message} SET next_attempt_at = {now} WHERE id = :id

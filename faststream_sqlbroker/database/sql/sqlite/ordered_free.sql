@@ -1,0 +1,15 @@
+-- variants: by_header, others, others by_header
+-- :queue varchar :priority smallint :mask smallint :id bigint :size int :final int :losses int
+WITH w AS (
+  SELECT m.id, m.{key_column} AS k, m.next_attempt_at AS due
+  FROM {message} m INDEXED BY {ready_index}
+  WHERE m.queue = :queue AND m.priority = :priority \
+    AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= {now}
+    AND (m.policy_marks & :mask) >= :mask AND (m.next_attempt_at, m.id) > (:due, :id)
+    AND NOT (m.deliveries_count = :final  --? others
+      OR m.deliveries_count < :final \  --? others
+        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+  ORDER BY m.next_attempt_at, m.id LIMIT :size
+)
+SELECT w.id, w.due, CASE WHEN w.k IS NULL THEN 1 ELSE 0 END AS free FROM w \
+  ORDER BY w.due, w.id

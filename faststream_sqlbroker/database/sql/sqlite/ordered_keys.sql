@@ -1,0 +1,13 @@
+-- :queue varchar :start varchar :size int
+WITH RECURSIVE k(k, n) AS (
+  SELECT (SELECT m."key" FROM {message} m INDEXED BY {key_index}
+    WHERE m.queue = :queue AND m."key" >= :start ORDER BY m.queue, m."key" LIMIT 1), 1
+  UNION ALL
+  SELECT (SELECT m."key" FROM {message} m INDEXED BY {key_index}
+    WHERE m.queue = :queue AND m."key" > k.k ORDER BY m.queue, m."key" LIMIT 1), k.n + 1
+  FROM k WHERE k.k IS NOT NULL AND k.n < :size
+)
+SELECT CAST(k.k AS BLOB), (SELECT e.id FROM {message} e INDEXED BY {key_index}
+  WHERE e.queue = :queue AND e."key" = k.k \
+    AND (e.expires_at IS NULL OR e.expires_at > {now}) ORDER BY e.id LIMIT 1) AS head
+FROM k WHERE k.k IS NOT NULL ORDER BY k.n

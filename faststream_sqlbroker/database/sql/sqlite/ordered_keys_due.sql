@@ -1,0 +1,9 @@
+-- variants: by_header
+-- :queue varchar :mask smallint :scope varchar :size int
+SELECT CAST(k.k AS BLOB), (SELECT m.id FROM {message} m INDEXED BY {key_index}
+  WHERE m.queue = :queue AND m.{key_column} = k.k \
+    AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= {now}
+    AND (m.policy_marks & :mask) >= :mask ORDER BY m.id LIMIT 1) AS head
+FROM (SELECT p."key" AS k, p.due_at AS due FROM {policy_state} p
+  WHERE p.scope = :scope AND p.due_at <= {now} ORDER BY p.due_at LIMIT :size) k
+ORDER BY k.due

@@ -1,0 +1,17 @@
+-- variants: by_header
+-- :queue varchar :start varchar :size int :mask smallint
+WITH RECURSIVE k(k, n) AS (
+  SELECT (SELECT m.{key_column} FROM {message} m INDEXED BY {key_index}
+    WHERE m.queue = :queue AND m.{key_column} >= :start \
+      ORDER BY m.queue, m.{key_column} LIMIT 1), 1
+  UNION ALL
+  SELECT (SELECT m.{key_column} FROM {message} m INDEXED BY {key_index}
+    WHERE m.queue = :queue AND m.{key_column} > k.k ORDER BY m.queue, m.{key_column} \
+      LIMIT 1), k.n + 1
+  FROM k WHERE k.k IS NOT NULL AND k.n < :size
+)
+SELECT CAST(k.k AS BLOB), (SELECT m.id FROM {message} m INDEXED BY {key_index}
+  WHERE m.queue = :queue AND m.{key_column} = k.k \
+    AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= {now}
+    AND (m.policy_marks & :mask) >= :mask ORDER BY m.id LIMIT 1) AS head
+FROM k WHERE k.k IS NOT NULL ORDER BY k.n

@@ -1,0 +1,6 @@
+-- :rows text :queue varchar
+UPDATE {message} AS m NOT INDEXED \
+  SET policy_key = u.k, policy_marks = m.policy_marks | {header_key} \
+  FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.k') AS k \
+  FROM json_each(:rows)) u WHERE m.id = u.id AND m.queue = :queue \
+  AND m.state IN ('PENDING', 'RETRYABLE')

@@ -1,0 +1,10 @@
+-- variants: by_header
+-- :mark int :kept int :rows text :queue varchar
+UPDATE {message} AS m NOT INDEXED \
+  SET next_attempt_at = COALESCE(u.due, m.next_attempt_at), \
+  policy_marks = (m.policy_marks | :mark) & :kept \
+  FROM (SELECT json_extract(value, '$.id') AS id, json_extract(value, '$.due') AS due, \
+  json_extract(value, '$.k') AS k \
+  FROM json_each(:rows)) u WHERE m.id = u.id AND m.queue = :queue \
+  AND m.state IN ('PENDING', 'RETRYABLE') \
+  AND (u.k IS NULL OR CAST(m.{key_column} AS BLOB) = CAST(u.k AS BLOB))

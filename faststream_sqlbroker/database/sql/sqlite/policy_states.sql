@@ -1,0 +1,4 @@
+-- :rows text :scope varchar
+SELECT CAST(p."key" AS BLOB), p.info
+FROM (SELECT json_extract(value, '$.k') AS k FROM json_each(:rows)) u CROSS \
+  JOIN {policy_state} p ON p.scope = :scope AND p."key" = u.k

@@ -1,0 +1,3 @@
+-- :scope1 varchar :key1 varchar
+SELECT s.scope, s."key", s.info FROM {policy_state} s
+WHERE s.scope = :scope1 AND s."key" = :key1

@@ -1,0 +1,4 @@
+SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)
+FROM (SELECT state FROM {message} WHERE state IN ('PENDING', 'RETRYABLE') \
+  AND queue = :queue AND priority = :priority AND next_attempt_at <= {now} \
+  ORDER BY next_attempt_at LIMIT :most) AS found
