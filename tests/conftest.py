@@ -17,7 +17,6 @@ from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.broker import broker
 from faststream_sqlbroker.broker.engine import through_pgbouncer
-from faststream_sqlbroker.dialects import operations
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.store import store
 from faststream_sqlbroker.testing import clock
@@ -286,9 +285,7 @@ def _quick_tables() -> Iterator[QuickTables]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "create_all", quick)
         patch.setattr(broker, "build_tables", quick_tables.built)
-        # A broker has a hundred statements: those that others have had are not read again.
-        patch.setattr(operations, "text", cache(text))
-        # So are the hundred options of our commands, which each test of a command would build.
+        # Our commands have a hundred options, which each test of a command would build.
         patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))
         patch.setattr(
             Tables,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from faststream_sqlbroker.database.statements import list_statements
 from faststream_sqlbroker.dialects import DIALECTS, Dialect, dialect_for
 from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -24,7 +25,7 @@ DRIVERS = {"mysql": "+pymysql", "mariadb": "+pymysql", "postgresql": "+psycopg"}
 
 def statements(dialect: Dialect) -> dict[str, str]:
     """The statements of `dialect` by name, with SQLAlchemy's `:name` binds."""
-    found = {name: str(clause) for name, clause in dialect.sql.items()}
+    found = {name: str(dialect.sql[name]) for name in list_statements(dialect.name)}
     if isinstance(dialect, MultiStatementDialect):
         found["insert_two_rows"] = str(dialect.insert_statement(2))
     return found

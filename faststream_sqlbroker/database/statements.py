@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -47,7 +47,7 @@ NO_ARCHIVE = "no_archive"
 BY_HEADER = "by_header"
 """The word of variants that go by the key that was read from a header, in place of the message's
 key: `{key_column}` and `{key_index}`."""
-_TYPES: dict[str, TypeEngine[object]] = {
+_TYPES: dict[str, TypeEngine[Any]] = {
     "bigint": BigInteger(),
     "bytes": LargeBinary(),
     "float": Float(53),
@@ -99,7 +99,7 @@ class Statements(dict[str, TextClause]):
         self._archive = archive
 
     def __missing__(self, name: str) -> TextClause:
-        source, variant = find_source(self._database, name)
+        source, variant = self._source(name)
         without = f"{variant}_{NO_ARCHIVE}".removeprefix("_")
         if not self._archive and without in source.variants:
             variant = without
@@ -109,11 +109,20 @@ class Statements(dict[str, TextClause]):
 
     def has(self, name: str) -> bool:
         """Whether the database has this statement."""
-        try:
-            find_source(self._database, name)
-        except KeyError:
-            return False
-        return True
+        return find_source(self._database, name) is not None
+
+    def by_header(self, name: str) -> TextClause:
+        """The variant that goes by the key of a header, or the statement, if no key is in it."""
+        variant = f"{name}_{BY_HEADER}"
+        if variant not in self:
+            self[variant] = self[variant if self.has(variant) else name]
+        return self[variant]
+
+    def _source(self, name: str) -> tuple[Source, str]:
+        source = find_source(self._database, name)
+        if source is None:
+            raise KeyError(name)
+        return source
 
     def _bind(self, source: Source, variant: str) -> TextClause:
         names = self._names
@@ -128,20 +137,20 @@ class Statements(dict[str, TextClause]):
         return clause.bindparams(*binds) if binds else clause
 
 
-def find_source(database: str, name: str) -> tuple[Source, str]:
+@cache
+def find_source(database: str, name: str) -> tuple[Source, str] | None:
     """The file that makes the statement `name`, and the end of the name that is its variant.
 
-    Raises:
-        KeyError: no file makes it.
+    None: no file makes it.
     """
     stem, variant = name, ""
     while stem:
         source = _read(database, stem)
-        if source is not None and (not variant or variant in source.variants):
+        if source is not None and (stem == name or variant in source.variants):
             return source, variant
         stem, _, word = stem.rpartition("_")
         variant = f"{word}_{variant}".removesuffix("_")
-    raise KeyError(name)
+    return None
 
 
 def list_statements(database: str) -> list[str]:
@@ -149,8 +158,9 @@ def list_statements(database: str) -> list[str]:
     folders = [FOLDER / each for each in (database, LIKE.get(database)) if each]
     names = set[str]()
     for stem in {path.stem for folder in folders for path in folder.glob("*.sql")}:
-        source, _ = find_source(database, stem)
-        names |= {stem, *(f"{stem}_{variant}" for variant in source.variants)}
+        source = _read(database, stem)
+        variants = () if source is None else source.variants
+        names |= {stem, *(f"{stem}_{variant}" for variant in variants)}
     return sorted(name for name in names if not name.endswith(NO_ARCHIVE))
 
 
@@ -183,7 +193,7 @@ def _has_word(variant: str, word: str) -> bool:
     return has != word.startswith("!")
 
 
-def _bind_parameter(name: str, kind: str) -> BindParameter[object]:
+def _bind_parameter(name: str, kind: str) -> BindParameter[Any]:
     if kind == "in":
         return bindparam(name, expanding=True)
     if kind.endswith("[]"):

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, String, Table, bindparam, text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import Connection, Table, text
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
@@ -27,30 +26,6 @@ _DENIED_STATES = frozenset({"42501", "42P01", "3F000"})
 _UNSEEN = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
 _READ_ONLY = 8
 """SQLITE_READONLY, in the lowest byte of its extended codes."""
-
-_IDS = """
-SELECT w.name, f.id, f.schema, f.allowed
-FROM unnest(:names) AS w(name)
-LEFT JOIN LATERAL (
-  SELECT c.oid AS id, n.nspname AS schema, has_schema_privilege(n.oid, 'USAGE') AS allowed
-  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  WHERE c.relname = w.name AND c.relkind IN ('r', 'p', 'v', 'f') AND (n.nspname = :schema
-    OR :schema = '' AND (pg_table_is_visible(c.oid) OR NOT has_schema_privilege(n.oid, 'USAGE')
-      AND n.nspname = ANY (\
-string_to_array(translate(current_setting('search_path'), '" ', ''), ','))))
-  ORDER BY pg_table_is_visible(c.oid) DESC LIMIT 1
-) f ON true
-"""
-# A column that does not exist has no attnum, so the function gives NULL: no right is missing.
-_LACKED = """
-SELECT w.at::int, w.name
-FROM unnest(:ats, :ids, :verbs, :names) AS w(at, id, verb, name)
-LEFT JOIN pg_attribute a ON a.attrelid = w.id::oid AND a.attname = w.name AND NOT a.attisdropped
-WHERE CASE w.verb WHEN 'USAGE' THEN NOT coalesce(has_sequence_privilege(
-      pg_get_serial_sequence((w.id::oid)::regclass::text, 'id'), 'USAGE, UPDATE'), true)
-  WHEN 'DELETE' THEN NOT has_table_privilege(w.id::oid, w.verb)
-  ELSE NOT coalesce(has_column_privilege(w.id::oid, a.attnum, w.verb), true) END
-"""
 
 
 Denied = tuple[Right, Sequence[str]]
@@ -77,17 +52,12 @@ def missing_tables(dialect: "Dialect", connection: Connection, activities: Activ
     tables = list(dict.fromkeys(right.table for right in wanted)) or [dialect.tables.message]
     names = [table.name for table in tables]
     if dialect.name == "postgresql":
-        known = set(_ids(connection, tables))
+        known = set(_ids(dialect, connection, tables))
     elif dialect.name in MYSQL:
-        known = _names(
-            connection,
-            "SELECT table_name FROM information_schema.tables WHERE table_name IN :names "
-            "AND table_schema = COALESCE(:schema, DATABASE())",
-            names,
-            schema=tables[0].schema,
-        )
+        binds = {"names": names, "schema": tables[0].schema}
+        known = set(connection.execute(dialect.sql["known_tables"], binds).scalars())
     else:
-        known = _sqlite_tables(connection, tables)
+        known = _sqlite_tables(dialect, connection, tables)
     if not activities and dialect.name in MYSQL:
         # They hide a table from users without a right on it, so ask by a statement: its error tells
         # which of the two it is. Rights are checked before any lock, so it cannot block.
@@ -112,36 +82,35 @@ def find_lacks(dialect: "Dialect", connection: Connection, activities: Activitie
     """What the connection's user lacks for `activities`: rights, and tables."""
     wanted = rights(dialect.tables, connection.dialect, activities)
     if dialect.name == "postgresql":
-        return _ask_postgresql(connection, wanted)
+        return _ask_postgresql(dialect, connection, wanted)
     if dialect.name in MYSQL:
         return _ask_mysql(dialect, connection, wanted)
-    return _ask_sqlite(connection, wanted)
+    return _ask_sqlite(dialect, connection, wanted)
 
 
 # PostgreSQL: its functions for rights tell what each GRANT would add.
 
 
-def _ids(connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
+def _ids(dialect: "Dialect", connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
     """The tables that exist, by name: their id, their schema, and whether the user may use it."""
-    statement = text(_IDS).bindparams(
-        bindparam("names", type_=ARRAY(String)), bindparam("schema", type_=String)
-    )
     names = list(dict.fromkeys(table.name for table in tables))
-    found = connection.execute(statement, {"names": names, "schema": tables[0].schema or ""})
+    found = connection.execute(
+        dialect.sql["table_ids"], {"names": names, "schema": tables[0].schema or ""}
+    )
     return {row.name: row for row in found if row.id is not None}
 
 
-def _ask_postgresql(connection: Connection, wanted: Sequence[Right]) -> Access:
+def _ask_postgresql(dialect: "Dialect", connection: Connection, wanted: Sequence[Right]) -> Access:
     user = connection.execute(text("SELECT current_user")).scalar_one()
     if not wanted:
         return Access(f"the role {user}")
-    known = _ids(connection, [right.table for right in wanted])
+    known = _ids(dialect, connection, [right.table for right in wanted])
     lacks = list(_not_there(connection, wanted, known))
     there = [right for right in wanted if right.table.name in known]
     lacks += _closed_schemas(connection, there, known, user)
     # In a closed schema its other rights cannot be asked for, so they are told after that GRANT.
     open_ = [right for right in there if known[right.table.name].allowed]
-    lacks += _grants(connection, _denied(connection, open_, known), known, user)
+    lacks += _grants(connection, _denied(dialect, connection, open_, known), known, user)
     return Access(f"the role {user}", lacks)
 
 
@@ -156,8 +125,10 @@ def _closed_schemas(
         yield Lack(f"USAGE on schema {schema}", cure, activities)
 
 
-def _denied(connection: Connection, asked: Sequence[Right], known: dict[str, Any]) -> list[Denied]:
-    lacked = _lacked(connection, asked, known)
+def _denied(
+    dialect: "Dialect", connection: Connection, asked: Sequence[Right], known: dict[str, Any]
+) -> list[Denied]:
+    lacked = _lacked(dialect, connection, asked, known)
     return [
         (right, [column for column in right.columns if column in lacked[at]])
         for at, right in enumerate(asked)
@@ -181,7 +152,7 @@ def _grants(
 
 
 def _lacked(
-    connection: Connection, asked: Sequence[Right], known: dict[str, Any]
+    dialect: "Dialect", connection: Connection, asked: Sequence[Right], known: dict[str, Any]
 ) -> dict[int, set[str]]:
     """The denied columns of each right in `asked`, by its index.
 
@@ -194,14 +165,10 @@ def _lacked(
     ]
     if not each:
         return {}
-    strings = ARRAY(String)
-    statement = text(_LACKED).bindparams(
-        *(bindparam(name, type_=strings) for name in ("ats", "ids", "verbs", "names"))
-    )
     ats, ids, verbs, names = zip(*each, strict=True)
     binds = {"ats": [*map(str, ats)], "ids": [*map(str, ids)], "verbs": [*verbs], "names": [*names]}
     found: dict[int, set[str]] = {}
-    for at, column in connection.execute(statement, binds):
+    for at, column in connection.execute(dialect.sql["lacked_rights"], binds):
         found.setdefault(at, set()).add(column)
     return found
 
@@ -279,8 +246,8 @@ def _literal(value: str) -> str:
 # SQLite: a file that can be written, or cannot.
 
 
-def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
-    known = _sqlite_tables(connection, [right.table for right in wanted])
+def _ask_sqlite(dialect: "Dialect", connection: Connection, wanted: Sequence[Right]) -> Access:
+    known = _sqlite_tables(dialect, connection, [right.table for right in wanted])
     file = connection.execute(
         text("SELECT file FROM pragma_database_list WHERE name = 'main'")
     ).scalar_one()
@@ -309,19 +276,12 @@ def _ask_sqlite(connection: Connection, wanted: Sequence[Right]) -> Access:
     return Access("the account of this process", lacks)
 
 
-def _sqlite_tables(connection: Connection, tables: Sequence[Table]) -> set[str]:
-    schema = next((table.schema for table in tables if table.schema), None)
-    prefix = "" if schema is None else connection.dialect.identifier_preparer.quote(schema) + "."
-    statement = f"SELECT name FROM {prefix}sqlite_master WHERE name IN :names"
-    return _names(connection, statement, [table.name for table in tables])
+def _sqlite_tables(dialect: "Dialect", connection: Connection, tables: Sequence[Table]) -> set[str]:
+    binds = {"names": [table.name for table in tables]}
+    return set(connection.execute(dialect.sql["known_tables"], binds).scalars())
 
 
 # What is missing, in words.
-
-
-def _names(connection: Connection, statement: str, names: Sequence[str], **binds: Any) -> set[str]:
-    expanding = text(statement).bindparams(bindparam("names", expanding=True))
-    return set(connection.execute(expanding, {"names": list(names), **binds}).scalars())
 
 
 def _not_there(

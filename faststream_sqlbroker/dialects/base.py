@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -22,17 +21,13 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects import live_subscribers
-from faststream_sqlbroker.dialects.depths import add_depths
 from faststream_sqlbroker.dialects.handler_locks import HandlerLocks
-from faststream_sqlbroker.dialects.job_counts import add_job_counts
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.policy_state import note_started
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import DeadSessions
 from faststream_sqlbroker.dialects.postgresql.quick_jobs import QuickJobs
 from faststream_sqlbroker.dialects.query import Work
-from faststream_sqlbroker.dialects.queue_counts import add_queue_counts
-from faststream_sqlbroker.dialects.queue_states import add_queue_states
 from faststream_sqlbroker.dialects.units import settle_units
 
 
@@ -47,17 +42,6 @@ class Dialect(Operations):
     """Single statements for jobs of pull consumers; None: they take transactions."""
     handler_locks: HandlerLocks
     """The locks that transactions of handlers begin with."""
-
-    def add_looks(self, pairs: str, now: str, *binds: Any) -> None:
-        """Add the scans for ready `pairs`, and those of queues for metrics and operators.
-
-        `now` is the expression for the database's clock.
-        """
-        super().add_looks(pairs, now, *binds)
-        add_queue_states(self, now)
-        add_queue_counts(self, now)
-        add_job_counts(self)
-        add_depths(self, now)
 
     @abstractmethod
     def removing(self, ids: Sequence[int]) -> Work[None]:

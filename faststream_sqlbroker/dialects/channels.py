@@ -6,7 +6,6 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Select,
-    String,
     Table,
     and_,
     bindparam,
@@ -32,9 +31,6 @@ MOST_CONSUMERS = 1_000
 """Consumers of a channel."""
 READ_AT_ONCE = 1_000
 """Consumers of all channels that one statement reads."""
-_READ = "SELECT s.scope, s.{key}, s.info FROM {policy_state} s\n"
-_ONE = _READ + "WHERE s.scope = :scope1 AND s.{key} = :key1"
-_BOTH = _ONE + "\nUNION ALL\n" + _READ + "WHERE s.scope = :scope2 AND s.{key} = :key2"
 
 
 def place_of(queue: str) -> tuple[str, str]:
@@ -59,15 +55,6 @@ def is_pulled(connection: Connection, dialect: Operations, queue: str) -> bool:
     statement = dialect.built("type_of_consumer", build)
     row = connection.execute(statement, {"scope": scope, "consumer": key}).first()
     return row is not None and _registered(row.key, row.info).type == "pull"
-
-
-def add_registered(dialect: Operations) -> None:
-    """Add the statements that read channels and consumers to `dialect`."""
-    first, second = (
-        [bindparam(f"{name}{n}", type_=String) for name in ("scope", "key")] for n in (1, 2)
-    )
-    dialect.add_statement("registered", _ONE, *first)
-    dialect.add_statement("both_registered", _BOTH, *first, *second)
 
 
 def finding(dialect: Operations, *places: tuple[str, str]) -> Query[list[Registered | None]]:

@@ -14,39 +14,16 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.message_walks import UNCOMPLETED_STATES, ended_as
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.queue_counts import (
-    ESTIMATE,
     EXACT,
     QueueCounts,
     estimated,
     queue_counts,
     sample_all,
 )
-from faststream_sqlbroker.schema.types import MYSQL
 
 MOST_DEAD = 5_000
 """Archived messages of each state that are read for the dead jobs of all queues together."""
-_SAMPLE = (
-    "SELECT count(*), count(CASE WHEN state = 'COMPLETED' THEN 1 END)\n"
-    "FROM (SELECT state FROM {archive}{hint} WHERE {of}\n"
-    "ORDER BY queue DESC, archived_at DESC LIMIT :most) AS found"
-)
-# A range of one name, ordered by it: PostgreSQL drops a column that equals a value from the order,
-# and may then walk the times of all queues in the hope of many rows of this one.
-_OF = "queue >= :queue AND queue <= :queue"
 Ended = tuple[Count, Count]
-
-
-def add_job_counts(dialect: Operations) -> None:
-    """Add the statements to `dialect`."""
-    if dialect.tables.archive is None:
-        return
-    hint = ""
-    if dialect.name in MYSQL:
-        hint = " FORCE INDEX ({archive_queue_index})".format(**dialect.names)
-    dialect.add_statement("sample_ended", _SAMPLE, hint=hint, of=_OF)
-    table = dialect.names["archive"]
-    of = "queue = :queue"
-    dialect.add_statement("estimate_ended", ESTIMATE[dialect.name], table=table, of=of)
 
 
 def job_counts(
@@ -122,8 +99,6 @@ def _failed(dialect: Operations, state: MessageState) -> Any:
     assert archive is not None  # noqa: S101 - the caller has looked
     a = archive.c
     statement = select(a.queue).where(ended_as(dialect, state))
-    for database in MYSQL:
-        index = dialect.names["uncompleted_index"]
-        statement = statement.with_hint(archive, f"FORCE INDEX ({index})", database)
+    statement = dialect.use_index(statement, archive, "uncompleted_index")
     newest = statement.order_by(a.archived_at.desc(), a.id.desc()).limit(MOST_DEAD + 1).subquery()
     return select(newest.c.queue, func.count()).group_by(newest.c.queue)

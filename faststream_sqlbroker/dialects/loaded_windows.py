@@ -25,7 +25,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.retention import archive_of, behind
 from faststream_sqlbroker.dialects.sizes import chunks
-from faststream_sqlbroker.schema.types import MYSQL, clock
+from faststream_sqlbroker.schema.types import clock
 
 PAGE = 1_000
 """Rows that are compared, and removed, at a time."""
@@ -172,10 +172,8 @@ def _rows(
     archive = archive_of(dialect)
     c = archive.c
     statement = select(c.archived_at, c.id, c.state)
-    for database in MYSQL:
-        # For a large window it would read the whole index from its begin, for each page.
-        index = dialect.names["archived_index"]
-        statement = statement.with_hint(archive, f"FORCE INDEX ({index})", database)
+    # For a large window MySQL would read the whole index from its begin, for each page.
+    statement = dialect.use_index(statement, archive, "archived_index")
     statement = statement.where(
         c.archived_at >= window.start if after is None else behind(dialect, after),
         c.archived_at < window.end if last is None else c.archived_at <= last.at,

@@ -1,43 +1,26 @@
 """Handlers' locks where transactions have no numbers: MySQL, MariaDB and SQLite."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, bindparam
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.policies.flags import JOINED
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock, HandlerLocks
-from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
-SAVEPOINT = "sqlbroker_joined"
-
-_JOIN = """
-UPDATE {message} {by_id}
-SET policy_marks = policy_marks | {joined}
-WHERE id IN :ids AND (id, lease_token) IN :pairs{in_order}
-"""
-_JOINED = """
-SELECT id, lease_token FROM {message} {by_id}
-WHERE id IN :ids AND (policy_marks & {joined}) <> 0{in_order}{wait}
-"""
+if TYPE_CHECKING:
+    from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 
 
 class MarkedLocks(HandlerLocks):
     """A savepoint, and a mark in the rows."""
 
-    def __init__(self, dialect: MultiStatementDialect, by_id: str) -> None:
-        """Prepare the statements; `by_id` is the dialect's hint to use the primary key."""
+    def __init__(self, dialect: "MultiStatementDialect") -> None:
         self._dialect = dialect
-        binds: list[Any] = [bindparam(name, expanding=True) for name in ("ids", "pairs")]
-        in_order, wait = (" ORDER BY id", " FOR UPDATE") if dialect.row_locks else ("", "")
-        words = {"by_id": by_id, "in_order": in_order, "wait": wait, "joined": str(JOINED)}
-        dialect.add_statement("join", _JOIN, *binds, **words)
-        dialect.add_statement("joined", _JOINED, binds[0], **words)
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
         """Mark the rows, which locks them; if a lease was lost, find out which are still held."""
@@ -52,13 +35,13 @@ class MarkedLocks(HandlerLocks):
             if marked == len(leases)
             else self._dialect.lock(connection, leases)
         )
-        connection.exec_driver_sql(f"SAVEPOINT {SAVEPOINT}")
+        connection.exec_driver_sql("SAVEPOINT sqlbroker_joined")
         return HandlerLock(leases, held)
 
     def prove(self, connection: Connection, lock: HandlerLock) -> None:  # noqa: ARG002
         """Release the savepoint, and with it any that the handler has left open."""
         try:
-            connection.exec_driver_sql(f"RELEASE SAVEPOINT {SAVEPOINT}")
+            connection.exec_driver_sql("RELEASE SAVEPOINT sqlbroker_joined")
         except DBAPIError as error:
             if error.connection_invalidated or (
                 error.orig and self._dialect.is_transient(error.orig)

@@ -19,7 +19,6 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TextClause,
     and_,
     case,
     cast,
@@ -37,9 +36,9 @@ from sqlalchemy.types import NullType
 
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.database.constants import FIRST_MOMENT, LAST_MOMENT
 from faststream_sqlbroker.dialects.claimed_rows import NEEDED_TIMES
 from faststream_sqlbroker.dialects.operations import Operations
-from faststream_sqlbroker.dialects.sqlite.sql import FIRST_MOMENT, LAST_MOMENT
 from faststream_sqlbroker.schema.types import MYSQL, UtcTimestamp, clock, later
 
 SCANNED = 20_000
@@ -74,12 +73,7 @@ class Walk:
     def select(self, dialect: Operations, columns: Sequence[Any]) -> Select[Any]:
         """The rows of the range, in its order."""
         statement = select(*columns).select_from(self.table).where(*self.where)
-        if dialect.name in MYSQL:
-            index = dialect.names[self.index] if self.index else "PRIMARY"
-            statement = statement.with_hint(self.table, f"FORCE INDEX ({index})", dialect.name)
-        elif self.index:
-            index = dialect.names[self.index]
-            statement = statement.with_hint(self.table, f"INDEXED BY {index}", "sqlite")
+        statement = dialect.use_index(statement, self.table, self.index, on_sqlite=True)
         return statement.order_by(*(c.desc() if self.falling else c.asc() for c in self.order))
 
     def beyond(self, position: Position, dialect: Operations, *, inclusive: bool = False) -> Any:
@@ -277,11 +271,11 @@ def archive_walk(dialect: Operations, filters: Filters) -> Walk:
     return Walk("archive", table, index, where, (c.archived_at, c.id), falling=True)
 
 
-def ended_as(dialect: Operations, state: MessageState) -> TextClause:
+def ended_as(dialect: Operations, state: MessageState) -> ColumnElement[bool]:
     """The condition for archived messages of one of `UNCOMPLETED_STATES`, by their own index."""
     # A literal, for generic plans.
-    of_state = f"state = '{state.name}'"
-    return text(of_state if dialect.knows_implied else f"{of_state} AND {_UNCOMPLETED}")
+    of_state = literal_column("state") == literal_column(f"'{state.name}'")
+    return of_state if dialect.knows_implied else and_(of_state, text(_UNCOMPLETED))
 
 
 def _between(column: Any, filters: Filters) -> Iterator[Any]:

@@ -34,7 +34,6 @@ from faststream_sqlbroker.schema.types import MYSQL, later
 
 MIRROR = "mirror:"
 """The scope is this and the lookup value; the key is the message's id, and so is the counter."""
-SAVEPOINT = "sqlbroker_mirror"
 KEPT = 300.0
 """Seconds after which it is looked at whether the message of a new row still lives."""
 
@@ -87,15 +86,15 @@ def _insert_or_roll_back(
 ) -> list[int | None]:
     # A producer may have no right to delete. Without a transaction, in autocommit mode, there is no
     # savepoint to go back to or to release, and the server says so.
-    connection.exec_driver_sql(f"SAVEPOINT {SAVEPOINT}")
+    connection.exec_driver_sql("SAVEPOINT sqlbroker_mirror")
     try:
         ids = insert_mirrored(dialect, connection, rows)
     except SQLAlchemyError:
         with suppress(SQLAlchemyError):
-            connection.exec_driver_sql(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+            connection.exec_driver_sql("ROLLBACK TO SAVEPOINT sqlbroker_mirror")
         raise
     with suppress(DBAPIError):
-        connection.exec_driver_sql(f"RELEASE SAVEPOINT {SAVEPOINT}")
+        connection.exec_driver_sql("RELEASE SAVEPOINT sqlbroker_mirror")
     return ids
 
 

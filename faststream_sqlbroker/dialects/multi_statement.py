@@ -8,12 +8,12 @@ INSERT … SELECT followed by DELETE duplicated a row that was released in betwe
 
 import json
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, TextClause, bindparam, text
+from sqlalchemy import Connection, TextClause, text
 
 from faststream_sqlbroker.core.rows import (
     Claimed,
@@ -27,13 +27,11 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects import ordered_sql
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS, MESSAGE_COLUMNS
+from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.dialects.sizes import SizeLimit, chunks, parts_that_fit
-from faststream_sqlbroker.dialects.suspects import OTHERS
 from faststream_sqlbroker.schema.tables import Tables
 
 ROWS_PER_INSERT = (512, 64, 8, 1)
@@ -45,7 +43,7 @@ INSERT_COLUMNS = (
 
 
 class MultiStatementDialect(Dialect):
-    """Shared steps; the SQL comes from the subclass under the same names."""
+    """Shared steps; the statements have the same names on each database."""
 
     row_locks = True
     """Whether rows are locked one by one."""
@@ -54,70 +52,15 @@ class MultiStatementDialect(Dialect):
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
+        self.ordered = OrderedClaims(self)
+        self.handler_locks = MarkedLocks(self)
         self._inserts: dict[tuple[int, str], TextClause] = {}
-
-    def prepare(self, plain: Mapping[str, str], by_ids: Mapping[str, str], archive: str) -> None:
-        """Keep the subclass's SQL: what takes a list of ids as the bind `ids` is `by_ids`."""
-        for name, sql in plain.items():
-            self.add_statement(name, sql)
-        for name, sql in by_ids.items():
-            self.add_statement(name, sql, bindparam("ids", expanding=True))
-        if self.has_archive:
-            self.add_statement(
-                "archive", archive, columns=MESSAGE_COLUMNS.format(key=self.names["key"])
-            )
-
-    def prepare_claims(
-        self,
-        claim: str,
-        columns: str,
-        due: Mapping[str, str],
-        these: Mapping[str, str],
-        *,
-        of: str = "",
-        apart: str | None = None,
-    ) -> None:
-        """Keep the claims made of `claim`, a text with `{columns}` and `{which}`, and names of the
-        subclass's own.
-
-        `due` fills those in for a claim of what is due, `these` for one of `ids` in `queues`; `of`
-        is the table's alias with its dot, or nothing. `apart` is the claim that leaves suspects,
-        where it leases what it finds.
-        """
-        self.add_statement("claim", claim, columns=columns, which="", **due)
-        self.add_statement(
-            "claim_others", claim, columns=columns, which=OTHERS.format(of=of), **due
-        )
-        lists: Any = [bindparam(name, expanding=True) for name in ("ids", "queues")]
-        self.add_statement("claim_ids", claim, *lists, columns=columns, which="", **these)
-        if apart is not None:
-            self.add_statement("claim_apart", apart, columns=columns, which="", **due)
-            self.add_statement("claim_ids_apart", apart, *lists, columns=columns, which="", **these)
-
-    def prepare_ordered(
-        self, words: dict[str, str], hint: str, keys: str = ordered_sql.KEYS
-    ) -> None:
-        """Keep the claims that keep an order; `hint` names an index, see `OrderedClaims` for the
-        rest.
-        """
-        hints = {
-            f"{name}_hint": hint.format(self.names[f"{name}_index"])
-            for name in ("ready", "key", "policy_key", "leased")
-        }
-        ids: Any = bindparam("ids", expanding=True)
-        filled = {"in_index": "", "in_policy_index": "", **words, **hints, "of_ids": "IN :ids"}
-        self.ordered = OrderedClaims(self, filled, ids, keys=keys)
-
-    @property
-    def claimed_columns(self) -> str:
-        """What a claim selects, quoted."""
-        return ", ".join(self.names["key"] if c == "key" else c for c in CLAIMED_COLUMNS)
 
     def insert_statement(self, count: int, tail: str = "") -> TextClause:
         """The INSERT of `count` rows ending in `tail`, made once."""
         made = self._inserts.get((count, tail))
         if made is None:
-            columns = INSERT_COLUMNS.format(key=self.names["key"])
+            columns = INSERT_COLUMNS.format(key=self.names["key_column"])
             values = ",\n".join(self.insert_row.replace("{n}", str(n)) for n in range(count))
             # The dialect has quoted the names.
             head = f"INSERT INTO {self.names['message']} ({columns})"

@@ -6,15 +6,14 @@ commits; `store` does.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Select, Table
 
-from faststream_sqlbroker.core.policies.flags import KEPT
 from faststream_sqlbroker.core.rows import (
     Claimed,
     Leases,
@@ -26,15 +25,17 @@ from faststream_sqlbroker.core.rows import (
     SettleResult,
 )
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.claimed_rows import ClaimedRows
+from faststream_sqlbroker.database.constants import CONSTANTS
+from faststream_sqlbroker.database.statements import Statements
+from faststream_sqlbroker.dialects.claimed_rows import (
+    ARCHIVED_COLUMNS,
+    CLAIMED_COLUMNS,
+    ClaimedRows,
+)
 from faststream_sqlbroker.dialects.policy_state import SCOPE, lock_order
 from faststream_sqlbroker.dialects.sizes import SizeLimit
 from faststream_sqlbroker.schema.tables import Tables
-
-_OPEN = """
-  WHERE NOT EXISTS (SELECT 1 FROM {policy_state} s
-    WHERE s.scope = 'paused' AND s.{key} = q.queue AND (s.expires_at IS NULL \
-OR s.expires_at > {now}))"""
+from faststream_sqlbroker.schema.types import MYSQL
 
 UNRESTORED = "sqlbroker_unrestored"
 """Key in the `info` of a connection whose session settings the broker has changed; `restore`
@@ -42,6 +43,7 @@ changes them back and removes the key."""
 
 
 T = TypeVar("T")
+AnySelect = TypeVar("AnySelect", bound=Select[Any])
 
 
 class Operations(ClaimedRows, ABC):
@@ -70,17 +72,24 @@ class Operations(ClaimedRows, ABC):
     both, if both are there, for independent ones, and expects far too few rows."""
     known_limit: SizeLimit | None = None
     """How large a message may be, if known without asking the server."""
+    claimed_as: ClassVar[Mapping[str, str]]
+    """How a claim selects a column that it does not select by its plain name."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         """Prepare the statements of `tables`, quoted for `sqlalchemy_dialect`."""
         preparer = sqlalchemy_dialect.identifier_preparer
         self.tables = tables
+        key = preparer.quote("key")
+        schema = tables.message.schema
+        message = preparer.format_table(tables.message)
         self.names = {
-            "message": preparer.format_table(tables.message),
-            "archive": preparer.format_table(tables.archive) if tables.archive is not None else "",
-            "key": preparer.quote("key"),
-            "kept_marks": str(KEPT),
-            "materialized": "",
+            **CONSTANTS,
+            "message": message,
+            "message_literal": "'" + message.replace("'", "''") + "'",
+            "archived": ", ".join(key if name == "key" else name for name in ARCHIVED_COLUMNS),
+            "claimed": ", ".join(self.claimed_as.get(name, name) for name in CLAIMED_COLUMNS),
+            "key_column": key,
+            "schema_prefix": "" if schema is None else preparer.quote(schema) + ".",
             "ready_index": preparer.quote(f"{tables.message.name}_ready"),
             "leased_index": preparer.quote(f"{tables.message.name}_leased"),
             "policy_state": preparer.format_table(tables.policy_state),
@@ -88,21 +97,20 @@ class Operations(ClaimedRows, ABC):
             "policy_key_index": preparer.quote(f"{tables.message.name}_policy_key"),
         }
         if tables.archive is not None:
+            self.names["archive"] = preparer.format_table(tables.archive)
             self.names["archived_index"] = preparer.quote(f"{tables.archive.name}_archived")
             self.names["archive_queue_index"] = preparer.quote(f"{tables.archive.name}_queue")
             uncompleted = preparer.quote(f"{tables.archive.name}_uncompleted")
             self.names["uncompleted_index"] = uncompleted
-        self.sql: dict[str, TextClause] = {}
+        self.sql = self.statements_of(self.name)
         self._built: dict[str, Any] = {}
         self.warn = lambda _text: None
         self.time_limit = 30.0
         """Seconds that a transaction of the broker may take; set by the store."""
 
-    def add_statement(self, name: str, sql: str, *binds: Any, **extra: str) -> TextClause:
-        """Fill the table names into `sql`, declare its binds and keep it under `name`."""
-        clause = text(sql.format(**{**self.names, **extra}).strip())
-        self.sql[name] = clause.bindparams(*binds) if binds else clause
-        return self.sql[name]
+    def statements_of(self, database: str) -> Statements:
+        """The statements of `database` over these tables."""
+        return Statements(database, self.names, archive=self.has_archive)
 
     def built(self, name: str, build: Callable[[], T]) -> T:
         """A statement of SQLAlchemy's constructs, built when it is first needed.
@@ -114,15 +122,18 @@ class Operations(ClaimedRows, ABC):
         found: T = self._built[name]
         return found
 
-    def add_looks(self, pairs: str, now: str, *binds: Any) -> None:
-        """Add the scan for ready `pairs`, once for all queues and once without paused ones.
-
-        `now` is the expression for the database's clock.
+    def use_index(
+        self, statement: AnySelect, table: Table, index: str | None, *, on_sqlite: bool = False
+    ) -> AnySelect:
+        """`statement` with a hint to read `table` by `index`, None: by the primary key, on MySQL
+        and MariaDB; `on_sqlite` there, too, where the index must serve the statement.
         """
-        plain = {"sign": "", "columns": ""}
-        self.add_statement("ready_pairs", pairs, *binds, which_queues="", **plain)
-        which = _OPEN.format(**{**self.names, "now": now})
-        self.add_statement("open_pairs", pairs, *binds, which_queues=which, **plain)
+        name = self.names[index] if index else "PRIMARY"
+        if self.name in MYSQL:
+            return statement.with_hint(table, f"FORCE INDEX ({name})", self.name)
+        if index and on_sqlite:
+            return statement.with_hint(table, f"INDEXED BY {name}", "sqlite")
+        return statement
 
     @property
     def has_archive(self) -> bool:

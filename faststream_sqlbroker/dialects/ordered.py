@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Connection, Integer, SmallInteger, String, bindparam
+from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import Claimed, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects import ordered_sql as sql
+from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.dialects.key_gate import UNLIMITED, Key, KeyGate
 from faststream_sqlbroker.dialects.operations import Operations
-from faststream_sqlbroker.dialects.suspects import OTHERS, SUSPECT_BINDS
 
 WINDOW = 100
 """Least number of messages, and of keys, that a claim looks at; twice its limit if that is more."""
@@ -47,52 +46,9 @@ class Cursors:
 class OrderedClaims:
     """The claims of one dialect."""
 
-    def __init__(
-        self,
-        dialect: Operations,
-        words: dict[str, str],
-        ids: Any,
-        due: Any = None,
-        keys: str = sql.KEYS,
-    ) -> None:
-        """Prepare the statements.
-
-        Args:
-            dialect: Whose they are.
-            words: The database's own: now, claimable (of `m`), hints to indexes, in_index and
-                in_policy_index, after, due_in, of_ids, and open and close round keys.
-            ids: The bind of that name.
-            due: The type of a due time, if the driver wants to know.
-            keys: How a queue's next keys are found.
-        """
+    def __init__(self, dialect: Operations) -> None:
+        """Claim by the statements of `dialect`."""
         self._dialect = dialect
-        queue = bindparam("queue", type_=String)
-        size = bindparam("size", type_=Integer)
-        pair = (queue, bindparam("priority", type_=SmallInteger), size)
-        one = bindparam("id", type_=BigInteger)
-        after = (bindparam("due", type_=due), one)
-        mask = bindparam("mask", type_=SmallInteger)
-
-        def add(name: str, text: str, *binds: Any, which: str = "") -> None:
-            asked = SUSPECT_BINDS if which else ()
-            more = {"which": which, **words}
-            dialect.add_statement(f"ordered_{name}", text, *binds, *asked, **more)
-            if name == "busy" or any(bind is mask for bind in binds):
-                of_header = sql.by_header(text)
-                dialect.add_statement(
-                    f"ordered_{name}{sql.BY_HEADER}", of_header, *binds, *asked, **more
-                )
-
-        for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
-            add(f"window{end}", sql.WINDOW, *pair, mask, which=which)
-            add(f"free{end}", sql.FREE, *pair, *after, mask, which=which)
-            add(f"heads{end}", sql.HEADS, ids, mask, which=which)
-        add("busy", sql.BUSY, queue)
-        add("one", sql.ONE, one)
-        add("soon", sql.SOON, ids)
-        add("keys", keys, queue, size, bindparam("start", type_=String))
-        add("keys_ready", sql.of_ready(keys), queue, size, bindparam("start", type_=String), mask)
-        add("keys_due", sql.KEYS_DUE, queue, size, bindparam("scope", type_=String), mask)
 
     def claim(
         self,
@@ -175,7 +131,7 @@ class Heads:
     def __init__(
         self,
         connection: Connection,
-        statements: Any,
+        statements: Statements,
         limit: int,
         *,
         others: Suspicion | None = None,
@@ -389,9 +345,8 @@ class Heads:
         ).all()
 
     def _execute(self, name: str, **binds: Any) -> Any:
-        if self._by_header and f"{name}{sql.BY_HEADER}" in self._sql:
-            name += sql.BY_HEADER
-        return self._connection.execute(self._sql[name], binds)
+        statement = self._sql.by_header(name) if self._by_header else self._sql[name]
+        return self._connection.execute(statement, binds)
 
 
 def _text(key: Key) -> str | None:

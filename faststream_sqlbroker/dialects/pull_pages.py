@@ -14,9 +14,6 @@ PAGE_BYTES = 8 * 1024 * 1024
 """Bytes of the bodies of one page; a page of large jobs is shorter, but never empty."""
 LARGEST_ID = 2**63 - 1
 """Of a job; drivers refuse larger numbers."""
-LONG_AGO = 60
-"""Seconds after which a job that has expired is ended by a page. Until then a client that takes it
-from an older page is told that it has expired; later it would retry what is dead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from sqlalchemy import (
     text,
 )
 
+from faststream_sqlbroker.database.constants import LONG_AGO
 from faststream_sqlbroker.dialects.live_subscribers import is_lasting, pause_of
 from faststream_sqlbroker.dialects.message_walks import Walk, row_by_row, shown_columns
 from faststream_sqlbroker.dialects.operations import Operations
-from faststream_sqlbroker.dialects.pull_pages import LONG_AGO
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 _CLAIMABLE = "state IN ('PENDING', 'RETRYABLE')"

@@ -24,16 +24,13 @@ from sqlalchemy import (
 
 from faststream_sqlbroker.core.overview import Count, How
 from faststream_sqlbroker.core.rates import per_minute
-from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
+from faststream_sqlbroker.database.constants import SQLITE_COUNTS
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.sizes import chunks
-from faststream_sqlbroker.dialects.standby import standby_time
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 EXACT = 1_000
 """Messages that are counted of a queue, of each kind."""
-SQLITE_COUNTS = 500_000
-"""Where SQLite stops to count: some 100 ms."""
 RATED = 10_000
 """Messages that are read at most for the rates of all queues together."""
 TOGETHER = 20
@@ -41,50 +38,9 @@ TOGETHER = 20
 WINDOW = 60.0
 """Seconds that rates are taken of."""
 _MINUTE_AGO: Any = literal_column(str(-round(WINDOW * 1_000_000)))
-_SAMPLE = (
-    "SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)\n"
-    "FROM (SELECT state FROM {message}{hint} WHERE {of} ORDER BY {order} LIMIT :most) AS found"
-)
-# In the order of the index: else PostgreSQL may read the table from its begin, in the hope of many
-# messages of the queue, and so messages of other queues without a limit.
-ESTIMATE = {
-    "postgresql": "EXPLAIN SELECT 1 FROM {table} WHERE {of}",
-    "sqlite": "SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {of} LIMIT "
-    f"{SQLITE_COUNTS}) AS found",
-    # Without a hint: with one, MySQL does not look into the index.
-    **dict.fromkeys(MYSQL, "EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM {table} WHERE {of}"),
-}
-"""By database, of the rows `{of}` in `{table}`; `estimated` reads the answer."""
 _PLAN_ROWS = re.compile(r" rows=(\d+)")
 _OF_RANGE = re.compile(r":(queue|priority)\b")
 NONE = Count(0)
-KINDS = ("due", "later", "held")
-
-
-def add_queue_counts(dialect: Operations, now: str) -> None:
-    """Add the statements to `dialect`; `now` is its clock."""
-    states = ", ".join(f"'{s.name}'" for s in MessageState if s in CLAIMABLE_STATES)
-    # Written out, not bound: partial indexes serve only conditions that name their own.
-    claimable = f"state IN ({states})"
-    leased = f"state = '{MessageState.PROCESSING.name}'"
-    ready_hint = leased_hint = ""
-    if dialect.name in MYSQL:
-        ready_hint = " FORCE INDEX ({ready_index})".format(**dialect.names)
-        leased_hint = " FORCE INDEX ({leased_index})".format(**dialect.names)
-        claimable = "claimable = 1"
-        leased = "lease_expires_at IS NOT NULL"
-    pair = f"{claimable} AND queue = :queue AND priority = :priority AND next_attempt_at"
-    # A newer message of its key is delivered in the place of what stands by.
-    standby = standby_time(dialect.name)
-    ranges = (
-        (ready_hint, f"{pair} <= {now}", "next_attempt_at"),
-        (ready_hint, f"{pair} > {now} AND next_attempt_at < {standby}", "next_attempt_at"),
-        (leased_hint, f"queue = :queue AND {leased}", "lease_expires_at"),
-    )
-    for kind, (hint, of, order) in zip(KINDS, ranges, strict=True):
-        dialect.add_statement(f"sample_{kind}", _SAMPLE, hint=hint, of=of, order=order)
-        table = dialect.names["message"]
-        dialect.add_statement(f"estimate_{kind}", ESTIMATE[dialect.name], table=table, of=of)
 
 
 @dataclass(slots=True)
@@ -163,7 +119,7 @@ def _together(dialect: Operations, name: str, count: int) -> TextClause:
 
 
 def estimated(database: str, answer: Any, counted: int) -> Count:
-    """The number of rows in an `answer` to `ESTIMATE`, of which `counted` were seen."""
+    """The number of rows in an `answer` to an estimate, of which `counted` were seen."""
     # Statistics may be old: there are at least those that were counted.
     value = max(counted, _rows_of(database, answer))
     how: How = "about"
@@ -218,9 +174,7 @@ def _add_ended(connection: Connection, dialect: Operations, rates: QueueRates) -
     assert archive is not None  # noqa: S101 - the caller has looked
     a = archive.c
     statement = select(a.queue, a.created_at, a.archived_at)
-    for database in MYSQL:
-        index = dialect.names["archived_index"]
-        statement = statement.with_hint(archive, f"FORCE INDEX ({index})", database)
+    statement = dialect.use_index(statement, archive, "archived_index")
     ended = (
         statement.where(a.archived_at > later(_MINUTE_AGO))
         .order_by(a.archived_at.desc(), a.id.desc())

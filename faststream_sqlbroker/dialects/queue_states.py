@@ -14,59 +14,13 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.metrics import QueueState
 from faststream_sqlbroker.core.rates import summed
-from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
 from faststream_sqlbroker.dialects.operations import Operations
-from faststream_sqlbroker.dialects.standby import standby_time
-from faststream_sqlbroker.schema.types import MYSQL
 
 MOST_COUNTED = 100_000
 """Messages that are counted of a queue, of each kind: some 20 ms each."""
 MOST_QUEUES = 500
 """Queues that are looked at: more would be too many series for most collections of metrics."""
-
-_NEXT = "SELECT queue FROM {message}{hint} WHERE {of}queue > :after ORDER BY queue LIMIT 1"
-_COUNT = (
-    "(SELECT count(*) FROM (SELECT 1 FROM {message}{hint} WHERE {of}\n"
-    "  ORDER BY {order} LIMIT {most}) AS found)"
-)
-# In the order of the index: else PostgreSQL may read the table from its begin, in the hope of many
-# messages of the queue, and so messages of other queues without a limit.
-
-
-def add_queue_states(dialect: Operations, now: str) -> None:
-    """Add the statements to `dialect`; `now` is its clock."""
-    states = ", ".join(f"'{s.name}'" for s in MessageState if s in CLAIMABLE_STATES)
-    # Written out, not bound: partial indexes serve only conditions that name their own.
-    claimable = f"state IN ({states})"
-    leased = f"state = '{MessageState.PROCESSING.name}'"
-    ready_hint = leased_hint = ""
-    if dialect.name in MYSQL:
-        # No partial indexes. That of leases has every message, so one walk finds all queues.
-        ready_hint = " FORCE INDEX ({ready_index})".format(**dialect.names)
-        leased_hint = " FORCE INDEX ({leased_index})".format(**dialect.names)
-        claimable = "claimable = 1"
-        leased = "lease_expires_at IS NOT NULL"
-        dialect.add_statement("next_queue", _NEXT, of="", hint=leased_hint)
-    else:
-        dialect.add_statement("next_queue", _NEXT, of=f"{claimable} AND ", hint="")
-        dialect.add_statement("next_leased_queue", _NEXT, of=f"{leased} AND ", hint="")
-    pair = f"{claimable} AND queue = :queue AND priority = :priority AND next_attempt_at"
-    # A newer message of its key is delivered in the place of what stands by.
-    later_of = f"{pair} > {now} AND next_attempt_at < {standby_time(dialect.name)}"
-    due, later, held = (
-        _COUNT.replace("{hint}", hint)
-        .replace("{of}", of)
-        .replace("{order}", order)
-        .replace("{most}", most)
-        for hint, of, order, most in (
-            (ready_hint, f"{pair} <= {now}", "next_attempt_at", ":most_due"),
-            (ready_hint, later_of, "next_attempt_at", ":most_later"),
-            (leased_hint, f"queue = :queue AND {leased}", "lease_expires_at", ":most"),
-        )
-    )
-    dialect.add_statement("count_waiting", f"SELECT {due},\n  {later}")
-    dialect.add_statement("count_leased", f"SELECT {held}")
 
 
 class LiveQueues(NamedTuple):
@@ -102,7 +56,7 @@ def queues_with_messages(connection: Connection, dialect: Operations, after: str
     # A step from each name to the next, in an index: DISTINCT would read every message.
     names = set[str]()
     for walk in ("next_queue", "next_leased_queue"):
-        if walk not in dialect.sql:
+        if not dialect.sql.has(walk):
             continue
         place: str | None = after
         for _ in range(MOST_QUEUES):

@@ -12,62 +12,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Integer, String, Table, bindparam, delete, select
+from sqlalchemy import Connection, Table, bindparam, delete, select
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.database.constants import MAX_REPLIES
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.policy_state import upsert
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.schema.types import clock, later
 
 SCOPE = "replies"
 """Scope of the queues of replies in the policy state; the key is the queue."""
-MOST_READ = 500
-"""Replies that one look reads at most."""
 _CLEANED = 100
 """Queues that one heartbeat looks after at most, so that it stays short."""
 _NO_TOKEN = UUID(int=0)
-
-READ = """
-SELECT {columns}
-FROM {message} m{index}
-WHERE {claimable} AND m.queue = :queue AND m.next_attempt_at <= {now}
-{order}LIMIT {most}
-"""
-LEFT = """
-SELECT m.id
-FROM {message} m{index}
-WHERE {claimable} AND m.queue = :queue AND (m.expires_at < {now} OR :everything = 1)
-{order}LIMIT {most}
-"""
-
-
-def add_replies(
-    dialect: Operations,
-    columns: str,
-    *,
-    claimable: str,
-    now: str,
-    index: str = "",
-    order: str = "",
-) -> None:
-    """Add the statements to `dialect`.
-
-    Args:
-        dialect: The database's.
-        columns: What a claim selects.
-        claimable: The condition that a row is PENDING or RETRYABLE.
-        now: The expression for the database's clock.
-        index: The hint that names the index of ready rows.
-        order: The order of that index, where only this makes the database use it.
-    """
-    words = {"columns": columns, "claimable": claimable, "now": now, "most": str(MOST_READ)}
-    words |= {"index": index, "order": order}
-    queue = bindparam("queue", type_=String)
-    everything = bindparam("everything", type_=Integer)
-    dialect.add_statement("replies", READ, queue, **words)
-    dialect.add_statement("left_replies", LEFT, queue, everything, **words)
 
 
 def reading(dialect: Dialect, queue: str) -> Query[list[ClaimedMessage]]:
@@ -114,5 +72,5 @@ def _remove_left(dialect: Dialect, connection: Connection, queue: str, *, everyt
     binds = {"queue": queue, "everything": int(everything)}
     while ids := connection.execute(dialect.sql["left_replies"], binds).scalars().all():
         dialect.removing(sorted(ids))(connection)
-        if len(ids) < MOST_READ:
+        if len(ids) < MAX_REPLIES:
             return

@@ -6,21 +6,11 @@ row as it was before: they see its lease end, as neither a renewal nor a release
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, bindparam, select, text
+from sqlalchemy import Connection, select
 
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL
-
-# A row that is locked names the transaction, which holds a lock on its own number until it ends.
-# Nothing is locked here, so it is allowed in a transaction that only reads.
-_POSTGRESQL = """
-SELECT m.id FROM {message} AS m
-WHERE m.id IN :ids AND EXISTS (
-  SELECT 1 FROM pg_catalog.pg_locks AS l
-  WHERE l.locktype = 'transactionid' AND l.transactionid = m.xmax
-    AND l.mode = 'ExclusiveLock' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid())
-"""
 
 
 def locked_by_others(
@@ -52,11 +42,7 @@ def _of_postgresql(
 ) -> set[int] | None:
     if connection.exec_driver_sql("SELECT pg_catalog.pg_is_in_recovery()").scalar_one():
         return None
-    message = connection.dialect.identifier_preparer.format_table(dialect.tables.message)
     found: set[int] = set()
-    statement = text(_POSTGRESQL.format(message=message)).bindparams(
-        bindparam("ids", expanding=True)
-    )
     for part in chunks(sorted(ids)):
-        found |= set(connection.execute(statement, {"ids": part}).scalars())
+        found |= set(connection.execute(dialect.sql["locked_by_others"], {"ids": part}).scalars())
     return found

@@ -1,22 +1,10 @@
-"""How statements recognise suspects, and how the suspects that a claim found are read."""
+"""How the suspects that a claim found are read; statements tell them as `Suspicion.of` does."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Integer, bindparam
-
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 
-SUSPECT = (
-    "({of}deliveries_count = :final\n"
-    "      OR {of}deliveries_count < :final AND {of}deliveries_count - {of}attempts_count >= "
-    ":losses)"
-)
-"""Whether a message runs alone, as `Suspicion.of`; `of` is the table's alias with its dot, or
-nothing."""
-OTHERS = f"\n    AND NOT {SUSPECT}"
-"""Condition that skips suspects."""
-SUSPECT_BINDS = bindparam("losses", type_=Integer), bindparam("final", type_=Integer)
 _ATTEMPTS = 6
 """Index of attempts_count in `CLAIMED_COLUMNS`."""
 _DELIVERIES = 7

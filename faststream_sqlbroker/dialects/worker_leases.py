@@ -38,9 +38,8 @@ def release(
             table.c.lease_token.between(first, last),
         )
         .limit(limit)
-        .with_hint(table, f"FORCE INDEX ({dialect.names['leased_index']})", "mysql")
-        .with_hint(table, f"FORCE INDEX ({dialect.names['leased_index']})", "mariadb")
     )
+    find = dialect.use_index(find, table, "leased_index")
     found: list[tuple[int, UUID]] = []
     for names in chunks(list(queues)):
         rows = connection.execute(find.where(table.c.queue.in_(names)))

@@ -25,7 +25,6 @@ from faststream_sqlbroker.policies.gates import SHARED_SLOTS
 from faststream_sqlbroker.policies.intake import burst_scope, slot_scope
 from faststream_sqlbroker.policies.rows import Live, PolicyRows
 from faststream_sqlbroker.policies.shared_leases import SHARED_LEASES
-from faststream_sqlbroker.schema.types import MYSQL
 
 MOST_LEASES = 10_000
 """Leases of the keys asked about that are read at most."""
@@ -229,11 +228,8 @@ class PolicyFacts:
     def _leased(self) -> Select[Any]:
         table = self._dialect.tables.message
         found = select(table.c.id, self._key, table.c.lease_token)
-        index = self._dialect.names["leased_index"]
         # A key may have many messages, but few are leased.
-        for database in MYSQL:
-            found = found.with_hint(table, f"FORCE INDEX ({index})", database)
-        found = found.with_hint(table, f"INDEXED BY {index}", "sqlite")
+        found = self._dialect.use_index(found, table, "leased_index", on_sqlite=True)
         return found.where(table.c.queue == self.queue, _LEASED).order_by(table.c.id)
 
     def _read_leases(self, statement: Select[Any]) -> list[Lease]:

@@ -374,10 +374,7 @@ class LiveMessage:
 
     def _indexed(self, statement: Select[Any], index: str) -> Select[Any]:
         """Force this index, on databases that allow it."""
-        name = self._dialect.names[f"{index}_index"]
-        for database in MYSQL:
-            statement = statement.with_hint(self._table, f"FORCE INDEX ({name})", database)
-        return statement.with_hint(self._table, f"INDEXED BY {name}", "sqlite")
+        return self._dialect.use_index(statement, self._table, f"{index}_index", on_sqlite=True)
 
 
 def _up_to(count: int) -> str:

@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
-from faststream_sqlbroker.dialects.replies import MOST_READ
+from faststream_sqlbroker.database.constants import MAX_REPLIES
 from faststream_sqlbroker.exceptions import (
     BrokerStoppedError,
     PublishError,
@@ -227,7 +227,7 @@ class Requests:
             # The callers that wait go on before the replies are deleted.
             await asyncio.sleep(0)
             await self._store.replies.remove([row.id for row in replies])
-        if len(replies) >= MOST_READ:
+        if len(replies) >= MAX_REPLIES:
             self._hinted = True
             return 0.0
         return self._next_look(self._poll)

@@ -15,7 +15,6 @@ from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.ordered_sql import BY_HEADER
 from faststream_sqlbroker.policies.read_time import ReadTime
 
 Decided = Callable[[str, Mapping[int, str], Mapping[int, Any]], None]
@@ -89,9 +88,9 @@ class PolicyRows:
         """Told of what is decided of messages without a lease, before it is written."""
 
     def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
-        if self.by_header and name + BY_HEADER in self._dialect.sql:
-            name += BY_HEADER
-        return connection.execute(self._dialect.sql[name], binds)
+        statements = self._dialect.sql
+        statement = statements.by_header(name) if self.by_header else statements[name]
+        return connection.execute(statement, binds)
 
     def now(self, connection: Connection, clock: Clock) -> ReadTime:
         """The database's clock, and when it was read by the process's."""
@@ -266,10 +265,10 @@ class PolicyRows:
         self._tell(connection, queue, {i: f"ended, {end.reason}" for i, end in ends.items()})
         rows = _ends_json(ends, keys)
         archived = keep and self._dialect.has_archive
-        if archived and "policy_discard" in self._dialect.sql:
+        if archived and self._dialect.sql.has("policy_discard"):
             self._run(connection, "policy_discard", rows=rows, queue=queue)
             return
-        if "policy_lock" in self._dialect.sql:
+        if self._dialect.sql.has("policy_lock"):
             # Lock first, then copy and delete exactly the locked rows: a row that another
             # transaction takes in between must not be copied.
             held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())

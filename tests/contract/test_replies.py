@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects import replies
+from faststream_sqlbroker.database.constants import MAX_REPLIES
 from faststream_sqlbroker.dialects.replies import SCOPE
 from tests.contract.conftest import Bench
 
@@ -50,10 +50,10 @@ async def test_replies_are_read_and_stay_until_they_are_removed(bench: Bench) ->
 async def test_more_replies_than_one_look_reads(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = replies.MOST_READ + 3
+    count = MAX_REPLIES + 3
     await bench.store.insert([NewMessage(MINE, b"x") for _ in range(count)])
     rows = await bench.store.replies.read(MINE)
-    assert len(rows) == replies.MOST_READ
+    assert len(rows) == MAX_REPLIES
     await bench.store.replies.leave_queue(MINE, forget=True)
     assert await bench.rows() == []
 

@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import make_url, text
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects.postgresql.sql import IDLE_LIMIT
 from faststream_sqlbroker.store import Store, dead_sessions
 from tests.clock import ShiftedTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
+from tools.golden_sql import FOLDER as STATEMENTS
 
 pytestmark = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 IDLE = 30.0
@@ -65,7 +65,8 @@ async def fall_silent(raw: Any, locking: str, limit: float = IDLE) -> int:
     """In a transaction like the broker's, which may idle for `limit` seconds, and has run
     `locking`: ask for a parse, and say no more."""
     await raw.execute("BEGIN")
-    await raw.execute(IDLE_LIMIT.replace(":limit", f"'{round(limit * 1000)}ms'"))
+    marking = (STATEMENTS / "postgresql" / "idle_limit.sql").read_text()
+    await raw.execute(marking.replace(":limit", f"'{round(limit * 1000)}ms'"))
     await raw.execute(locking)
     await raw.prepare("DELETE FROM message WHERE id = $1")
     return int(raw.get_server_pid())

@@ -6,22 +6,20 @@ partial index, so the ready index leads with `claimable`, a generated column tha
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
-from sqlalchemy import Connection, bindparam
+from sqlalchemy import Connection
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.channels import add_registered
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
-from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.multi_statement import (
     MultiStatementDialect,
     note_prefetched,
@@ -29,27 +27,12 @@ from faststream_sqlbroker.dialects.multi_statement import (
 )
 from faststream_sqlbroker.dialects.mysql import session
 from faststream_sqlbroker.dialects.mysql.errors import DUPLICATE_ENTRY, MysqlErrors
-from faststream_sqlbroker.dialects.mysql.queues import FIRST_IDS, READY_PAIRS, PairsClaim
+from faststream_sqlbroker.dialects.mysql.queues import PairsClaim
 from faststream_sqlbroker.dialects.mysql.session import (
     refuse_plain_backslashes,
     refuse_settings,
 )
-from faststream_sqlbroker.dialects.mysql.settle import ARCHIVE
-from faststream_sqlbroker.dialects.mysql.sql import (
-    BY_IDS,
-    BY_QUEUES,
-    CLAIM,
-    INSERT_ROW,
-    ORDERED,
-    PLAIN,
-    PRIMARY,
-)
-from faststream_sqlbroker.dialects.ordered_sql import KEYS_WALKED
-from faststream_sqlbroker.dialects.policy_sql import MYSQL
-from faststream_sqlbroker.dialects.policy_sql import add_statements as add_policy_statements
-from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import SizeLimit, chunks
-from faststream_sqlbroker.dialects.suspects import OTHERS
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
 
@@ -63,7 +46,15 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
 
     name = "mysql"
     outwaits_clients = True
-    insert_row = INSERT_ROW
+    claimed_as: ClassVar[Mapping[str, str]] = {
+        "key": "`key`",
+        "acquired_at": "UTC_TIMESTAMP(6) AS claimed_at",
+    }
+    insert_row = (
+        "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
+        "UTC_TIMESTAMP(6), COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
+        "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
+    )
     _may_return = True
     """Whether MariaDB has not refused RETURNING yet."""
 
@@ -79,38 +70,12 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         )
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
-        self.prepare({**PLAIN, **session.STATEMENTS}, BY_IDS, ARCHIVE)
-        self.add_looks(READY_PAIRS, "UTC_TIMESTAMP(6)")
-        columns = self.claimed_columns.replace("acquired_at", "UTC_TIMESTAMP(6) AS claimed_at")
-        due = {"of": "queue = :queue AND priority = :priority", "index": self.names["ready_index"]}
-        these = {"of": "id IN :ids AND queue IN :queues", "index": "PRIMARY"}
-        self.prepare_claims(CLAIM, columns, due, these)
-        add_registered(self)
-        add_replies(
-            self,
-            columns,
-            claimable="m.claimable = 1",
-            now="UTC_TIMESTAMP(6)",
-            index=f" FORCE INDEX ({self.names['ready_index']})",
-        )
-        for end, which in (("", ""), ("_others", OTHERS.format(of="m."))):
-            self.add_statement(f"first_ids{end}", FIRST_IDS.format(which=which, **self.names))
-        for name, sql in BY_QUEUES.items():
-            self.add_statement(name, sql, bindparam("queues", expanding=True))
-        self.handler_locks = MarkedLocks(self, PRIMARY)
-        self._prepare_for(is_mariadb(sqlalchemy_dialect))
-        add_policy_statements(self, MYSQL)
-
-    def _prepare_for(self, mariadb: bool) -> None:
-        """Statements whose plan is good on one of the two only; their rows are the same on both."""
-        in_index = "" if mariadb else f"queue, {self.names['key']}, "
-        in_policy_index = "" if mariadb else "queue, policy_key, "
-        words = {**ORDERED, "in_index": in_index, "in_policy_index": in_policy_index}
-        self.prepare_ordered(words, "FORCE INDEX ({})", KEYS_WALKED)
 
     def setup(self, connection: Connection) -> None:
         """Refuse settings under which statements fail; look which of the two servers it is."""
-        self._prepare_for(is_mariadb(connection.dialect))
+        if is_mariadb(connection.dialect):
+            # Their plans differ, their rows do not.
+            self.sql = self.statements_of("mariadb")
         refuse_settings(connection)
         self.size_limit(connection)
 

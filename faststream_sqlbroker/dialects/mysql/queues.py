@@ -22,65 +22,6 @@ FIRST_ROWS = 8
 """With more pairs, one statement looks for so many rows of each; a pair that has as many is claimed
 by a statement of its own."""
 
-_NAME = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-_UP = "ORDER BY m.claimable, m.queue, m.priority, m.next_attempt_at, m.id LIMIT 1"
-_DOWN = (
-    "ORDER BY m.claimable DESC, m.queue DESC, m.priority DESC, m.next_attempt_at DESC, "
-    "m.id DESC LIMIT 1"
-)
-_DUE = "IF(m.next_attempt_at < '1000-01-01', '1000-01-01', m.next_attempt_at)"
-"""A zero date counts as long past: it sorts first, and as NULL would hide the rest of its pair."""
-
-
-def _first(column: str, where: str, order: str) -> str:
-    return (
-        f"(SELECT {column} FROM {{message}} m FORCE INDEX ({{ready_index}})\n"
-        f"    WHERE m.claimable = 1 AND {where} {order})"
-    )
-
-
-READY_PAIRS = f"""
-WITH RECURSIVE q AS (
-  SELECT q.place, q.queue, {_first("m.priority", "m.queue = q.queue", _DOWN)} AS top
-  FROM JSON_TABLE(:queues, '$[*]' COLUMNS (place FOR ORDINALITY, queue {
-    _NAME
-} PATH '$')) q{{which_queues}}
-), p AS (
-  SELECT q.place, q.queue, q.top AS priority, {
-    _first("m.priority", "m.queue = q.queue", _UP)
-} AS bottom
-  FROM q WHERE q.top IS NOT NULL
-  UNION ALL
-  SELECT p.place, p.queue, p.priority - 1, p.bottom FROM p WHERE p.priority > p.bottom
-)
-SELECT p.queue, p.priority, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {
-    _first(_DUE, "m.queue = p.queue AND m.priority = p.priority", _UP)
-}) / 1000000
-FROM p ORDER BY p.place, p.priority DESC
-"""
-"""Tries each priority from a queue's highest to its lowest: mostly one, at most 201 (the CHECK of
-the table)."""
-
-_IDS = ",\n  ".join(
-    _first(
-        "IF(m.next_attempt_at <= UTC_TIMESTAMP(6), m.id, NULL)",
-        "m.queue = p.queue AND m.priority = p.priority{which}",
-        f"{_UP} OFFSET {n}",
-    )
-    + f" AS id_{n}"
-    for n in range(FIRST_ROWS)
-)
-FIRST_IDS = f"""
-SELECT p.place,
-  {_IDS}
-FROM JSON_TABLE(:pairs, '$[*]' COLUMNS (
-    place FOR ORDINALITY, queue {_NAME} PATH '$[0]', priority INT PATH '$[1]')) p
-HAVING id_0 IS NOT NULL LIMIT :most
-"""
-"""Takes the first rows, then asks whether they are due: a search for due rows would read all that
-are not."""
-
-
 LockPair = Callable[[ReadyPair, int], Claimed]
 """Locks so many due rows of a pair at most, in their order."""
 

@@ -3,8 +3,9 @@
 from math import ceil
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, text
 
+from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.dialects.operations import UNRESTORED
 from faststream_sqlbroker.dialects.sizes import SizeLimit, max_allowed_packet
 from faststream_sqlbroker.exceptions import SetupError
@@ -15,37 +16,12 @@ MOST_SECONDS = 31_536_000
 
 _SIZE_LIMIT = "sqlbroker_size_limit"
 
-# `was` is the application's own limit. The shorter one counts; in MariaDB 0 means no limit.
-_LEAST_MARIADB = "CASE {was} WHEN 0 THEN :limit ELSE LEAST({was}, :limit) END"
-_LEAST_MYSQL = "CAST(LEAST({was}, :limit) AS UNSIGNED)"
-_MARIADB = "@@SESSION.idle_transaction_timeout"
-_MYSQL = "@@SESSION.wait_timeout"
-
-
-def _set(variable: str, least: str, isolation: str) -> str:
-    limit = least.replace("{was}", variable)
-    return (
-        f"SET @sqlbroker_idle = {variable},\n  {variable} = {limit},\n"
-        f"  @@{isolation} = 'READ-COMMITTED'"
-    )
-
-
-STATEMENTS = {
-    # MySQL has no limit for idle transactions, only one for all idling; `restore` changes it back.
-    "begin_limited": _set(_MYSQL, _LEAST_MYSQL, "transaction_isolation"),
-    "begin_limited_mariadb": _set(_MARIADB, _LEAST_MARIADB, "transaction_isolation"),
-    # MariaDB 11.1 renamed the variable to MySQL's name, and warns of the old one.
-    "begin_limited_mariadb_10": _set(_MARIADB, _LEAST_MARIADB, "tx_isolation"),
-    "allow_idling": f"SET {_MYSQL} = " + _LEAST_MYSQL.replace("{was}", "@sqlbroker_idle"),
-    "allow_idling_mariadb": f"SET {_MARIADB} = "
-    + _LEAST_MARIADB.replace("{was}", "@sqlbroker_idle"),
-    "restore": f"SET {_MYSQL} = @sqlbroker_idle",
-    "restore_mariadb": f"SET {_MARIADB} = @sqlbroker_idle",
-}
 _NEW_NAME = (11, 1)
+"""The MariaDB that has renamed the variable of the isolation level to MySQL's name; it warns of the
+old one."""
 
 
-def begin_limited(connection: Connection, sql: dict[str, TextClause], idle_limit: float) -> None:
+def begin_limited(connection: Connection, sql: Statements, idle_limit: float) -> None:
     """Set READ COMMITTED; after `idle_limit` idle seconds the server ends the session."""
     name = _of_server(connection, "begin_limited")
     version: Any = connection.dialect.server_version_info
@@ -64,14 +40,14 @@ def size_limit(connection: Connection) -> SizeLimit:
     return found
 
 
-def allow_idling(connection: Connection, sql: dict[str, TextClause], seconds: float) -> None:
+def allow_idling(connection: Connection, sql: Statements, seconds: float) -> None:
     """Change the idle limit of a transaction that was begun with one."""
     connection.execute(
         sql[_of_server(connection, "allow_idling")], {"limit": _whole_seconds(seconds)}
     )
 
 
-def restore(connection: Connection, sql: dict[str, TextClause]) -> None:
+def restore(connection: Connection, sql: Statements) -> None:
     """Give the session the application's idle limit back."""
     connection.execute(sql[_of_server(connection, "restore")])
     del connection.info[UNRESTORED]
@@ -87,6 +63,7 @@ def _whole_seconds(limit: float) -> int:
 
 # Settings of servers and connections that are refused.
 
+_SETTINGS = "SELECT @@log_bin, @@binlog_format, @@sql_select_limit, @@sql_safe_updates"
 NO_LIMIT = 2**64 - 1
 """The default of sql_select_limit."""
 _ANOTHER = (
@@ -124,8 +101,7 @@ def refuse_settings(connection: Connection) -> None:
         SetupError: the binary log holds statements, which READ COMMITTED cannot write; a SELECT
             gives a part of its rows; or MariaDB refuses each settlement.
     """
-    settings = "@@log_bin, @@binlog_format, @@sql_select_limit, @@sql_safe_updates"
-    log, log_format, most_rows, safe = connection.execute(text(f"SELECT {settings}")).one()
+    log, log_format, most_rows, safe = connection.execute(text(_SETTINGS)).one()
     if log and str(log_format).upper() == "STATEMENT":
         msg = (
             "binlog_format is 'STATEMENT', but the broker writes under READ COMMITTED, which needs "

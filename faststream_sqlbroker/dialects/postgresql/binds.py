@@ -5,21 +5,17 @@ once, what nearly every row has is left to a statement that says so, and numbers
 an array, which it sends as it is (0.06 µs an element).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import TextClause
-
 from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement
-from faststream_sqlbroker.dialects.postgresql.sql import ANEW, INSIDE
+from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.dialects.sizes import by_bytes
 from faststream_sqlbroker.exceptions import StoreError
-
-Statements = Mapping[str, TextClause]
 
 MOST_MILLISECONDS = 2**31 - 1
 """Of idle_in_transaction_session_timeout."""
@@ -147,8 +143,8 @@ def _by_statement(
 def _variant(inside: str | None, *, anew: bool) -> tuple[str, dict[str, Any]]:
     """How the names of the statements end, and what they ask for besides."""
     if anew:
-        return ANEW, {"one": 1}
-    return ("", {}) if inside is None else (INSIDE, {"transaction": inside})
+        return "_anew", {"one": 1}
+    return ("", {}) if inside is None else ("_inside", {"transaction": inside})
 
 
 def _new_bytes(settlement: Settlement) -> int:

@@ -1,13 +1,13 @@
-"""PostgreSQL: one statement for each step, arrays for each batch (`postgresql.sql`)."""
+"""PostgreSQL: one statement for each step, arrays for each batch."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
-from sqlalchemy import Connection, DateTime
+from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies.seen import Seen, Swap
 from faststream_sqlbroker.core.rows import (
@@ -25,12 +25,9 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.channels import add_registered
+from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS
 from faststream_sqlbroker.dialects.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
-from faststream_sqlbroker.dialects.policy_sql import POSTGRESQL
-from faststream_sqlbroker.dialects.policy_sql import add_statements as add_policy_statements
-from faststream_sqlbroker.dialects.postgresql import sql
 from faststream_sqlbroker.dialects.postgresql.answers import (
     PostgresqlErrors,
     in_order,
@@ -50,15 +47,8 @@ from faststream_sqlbroker.dialects.postgresql.numbered_locks import NumberedLock
 from faststream_sqlbroker.dialects.postgresql.on_ack import settling_on_ack
 from faststream_sqlbroker.dialects.postgresql.once import free_key_binds, read_claimed_keys
 from faststream_sqlbroker.dialects.postgresql.quick_jobs import QuickJobs
-from faststream_sqlbroker.dialects.postgresql.statements import (
-    BINDS,
-    TWO_LENGTHS,
-    add_statements,
-    claimed_columns,
-)
 from faststream_sqlbroker.dialects.postgresql.swap import read_seen, read_swapped, swap_binds
 from faststream_sqlbroker.dialects.query import Query, Work
-from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.dialects.sizes import by_bytes, bytes_of
 from faststream_sqlbroker.dialects.suspects import apart, statement_end
@@ -75,27 +65,22 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     ranges_by_rows = True
     knows_implied = True
     known_limit = POSTGRESQL_SIZE
+    claimed_as: ClassVar[Mapping[str, str]] = {
+        **{name: f"m.{name}" for name in CLAIMED_COLUMNS},
+        "headers": "m.headers::text",
+        "created_at": "timestamptz_send(m.created_at)",
+        "next_attempt_at": "timestamptz_send(m.next_attempt_at)",
+        "acquired_at": "timestamptz_send(m.acquired_at)",
+    }
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
-        add_statements(self)
-        columns = claimed_columns(self.names)
-        add_registered(self)
-        add_replies(
-            self,
-            columns.replace("m.acquired_at", "statement_timestamp()"),
-            claimable="m.state IN ('PENDING', 'RETRYABLE')",
-            now="statement_timestamp()",
-            order="ORDER BY m.queue, m.priority DESC, m.next_attempt_at, m.id\n",
-        )
-        queues, ids, _ = BINDS
-        self.add_looks(sql.PAIRS, "statement_timestamp()", queues)
-        self.ordered = OrderedClaims(self, sql.ORDERED, ids, DateTime(timezone=True))
-        add_policy_statements(self, POSTGRESQL)
+        self.ordered = OrderedClaims(self)
         self.handler_locks = NumberedLocks(self)
-        self.silent_sessions = DeadSessions(tables, sqlalchemy_dialect.identifier_preparer)
+        preparer = sqlalchemy_dialect.identifier_preparer
+        self.silent_sessions = DeadSessions(self.sql, tables, preparer)
         if self.has_archive:
-            self.quick_jobs = QuickJobs(self, columns)
+            self.quick_jobs = QuickJobs(self)
 
     def setup(self, connection: Connection) -> None:
         """Refuse a DateStyle that psycopg, which reads times as text, does not read."""
@@ -210,7 +195,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             **(suspicion.binds if suspicion is not None else {}),
         }
         if prefetch is not None and prefetch.after > 0:
-            statement += TWO_LENGTHS
+            statement += "_two_lengths"
             binds |= {"free": prefetch.after, "waiting": prefetch.lease}
         elif prefetch is not None:
             binds["lease"] = prefetch.lease

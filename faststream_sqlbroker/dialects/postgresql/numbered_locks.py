@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import BigInteger, Connection, DateTime, bindparam
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock, HandlerLocks
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.postgresql.answers import settled_of
 from faststream_sqlbroker.dialects.postgresql.binds import milliseconds, settle_queries
-from faststream_sqlbroker.dialects.postgresql.sql import WAS_COMMITTED
 from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.exceptions import TransactionEndedError
 
@@ -20,12 +18,6 @@ class NumberedLocks(HandlerLocks):
 
     def __init__(self, dialect: Operations) -> None:
         self._dialect = dialect
-        dialect.add_statement("transaction", "SELECT pg_current_xact_id_if_assigned()::text")
-        binds = (
-            bindparam("since", type_=DateTime(timezone=True)),
-            bindparam("ids", type_=ARRAY(BigInteger)),
-        )
-        dialect.add_statement("was_committed", WAS_COMMITTED, *binds)
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
         """Lock, read the number and set the idle limit, in one statement."""

@@ -8,39 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult
+from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.dialects.postgresql.answers import settled_of
-from faststream_sqlbroker.dialects.postgresql.binds import (
-    Statements,
-    insert_binds,
-    removing_query,
-)
+from faststream_sqlbroker.dialects.postgresql.binds import insert_binds, removing_query
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
 from faststream_sqlbroker.exceptions import StoreError
-
-ON_ACK = "_on_ack"
-"""Suffix of the names of statements that also insert what is published with the acks."""
-
-_INSERTED = """, n AS (
-  INSERT INTO {message} (queue, payload, headers, priority, {key}, created_at, next_attempt_at, \
-expires_at)
-  SELECT u.queue, u.payload, u.headers::jsonb, u.priority, u.key, statement_timestamp(),
-    coalesce(u.at, statement_timestamp() + coalesce(u.delay, 0) * interval '1 second'),
-    statement_timestamp() + u.expires_in * interval '1 second'
-  FROM unnest(:owners, :queues, :payloads, :headers, :priorities, :keys, :delays, :times, :expiries)
-    WITH ORDINALITY AS u(owner, queue, payload, headers, priority, key, delay, at, expires_in, ord)
-  WHERE u.owner IN (SELECT d.id FROM d)
-  ORDER BY u.ord
-  RETURNING id
-)
-SELECT d.id, (SELECT count(*) FROM n) FROM d
-"""
-
-
-def on_ack(settle: str) -> str:
-    """`settle`, which removes rows, changed to insert the messages of the rows that it removed."""
-    removed, found, _ = settle.rpartition("\nSELECT id FROM d")
-    return (removed if found else f"\nWITH d AS ({settle.rstrip()}\n)") + _INSERTED
 
 
 def settling_on_ack(
@@ -56,7 +29,7 @@ def settling_on_ack(
         (s.id, message) for s in settlements if s.unit is not None for message in s.unit.on_ack
     ]
     messages = [message for _, message in published]
-    query = removing_query(sql, settlements, archive=archive, end=ON_ACK)
+    query = removing_query(sql, settlements, archive=archive, end="_on_ack")
     if query is None or not _are_simple(settlements, messages):
         return None
     owners = [owner for owner, _ in published]

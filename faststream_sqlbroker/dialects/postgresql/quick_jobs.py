@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Float, Integer, String, Uuid, bindparam
-
 from faststream_sqlbroker.core.channels import JobState, PullJob
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
@@ -19,99 +17,15 @@ from faststream_sqlbroker.dialects.channels import place_of
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.postgresql.answers import read_claimed
-from faststream_sqlbroker.dialects.postgresql.sql import ANEW_GUARD, KEEP_ACKED, LEASED
-from faststream_sqlbroker.dialects.postgresql.statements import kept_columns
 from faststream_sqlbroker.dialects.pull_pages import JobsPage
 from faststream_sqlbroker.dialects.query import Query
-
-_CLAIMABLE = "m.state IN ('PENDING', 'RETRYABLE')"
-_LIVES = "coalesce(m.expires_at > statement_timestamp(), true)"
-_LONG_AGO = f"statement_timestamp() - interval '{pull_pages.LONG_AGO} seconds'"
-_OPEN = """NOT EXISTS (SELECT 1 FROM {policy_state} s
-    WHERE s.scope = 'paused' AND s.key = :queue
-      AND (s.expires_at IS NULL OR s.expires_at > statement_timestamp()))"""
-_FIRST = f"""
-WITH RECURSIVE p(priority) AS (
-  SELECT (SELECT m.priority FROM {{message}} m
-    WHERE m.queue = :queue AND {_CLAIMABLE}
-    ORDER BY m.queue, m.priority DESC LIMIT 1)
-  WHERE {ANEW_GUARD} AND {_OPEN}
-  UNION ALL
-  SELECT (SELECT m.priority FROM {{message}} m
-    WHERE m.queue = :queue AND m.priority < p.priority AND {_CLAIMABLE}
-    ORDER BY m.queue, m.priority DESC LIMIT 1)
-  FROM p WHERE p.priority IS NOT NULL
-), d AS MATERIALIZED (
-  SELECT x.* FROM p CROSS JOIN LATERAL (
-    SELECT m.id, m.priority, m.next_attempt_at, m.deliveries_count, m.headers, m.payload,
-      NOT {_LIVES} AS gone
-    FROM {{message}} m
-    WHERE m.queue = :queue AND m.priority = p.priority AND {_CLAIMABLE}
-    AND m.next_attempt_at <= statement_timestamp()
-    AND ({_LIVES} OR :gone = 1 AND m.expires_at <= {_LONG_AGO})
-    ORDER BY m.next_attempt_at, m.id LIMIT :limit) x
-  LIMIT :limit
-), s AS (
-  SELECT d.*, sum(octet_length(d.payload)) OVER place AS size, row_number() OVER place AS number
-  FROM d WINDOW place AS (ORDER BY d.priority DESC, d.next_attempt_at, d.id)
-)
-SELECT s.id, s.priority, s.next_attempt_at, s.deliveries_count, s.headers::text,
-  CASE WHEN s.number = 1 OR s.size <= :bytes THEN s.payload END,
-  coalesce((SELECT m.lease_expires_at <= statement_timestamp() FROM {{message}} m
-    WHERE m.queue = :queue AND m.state = 'PROCESSING'
-    ORDER BY m.lease_expires_at LIMIT 1), false), s.gone
-FROM (SELECT 1) AS at_least_one_row LEFT JOIN s ON true
-ORDER BY s.number
-"""
-"""Priorities are walked lazily until `limit` jobs are found. No page reads bodies that it does not
-show: of a large body only its length is known before."""
-_PULLED = """EXISTS (SELECT 1 FROM {policy_state} s
-    WHERE s.scope = :channel AND s.key = :consumer AND s.info ->> 'type' = 'pull')"""
-# Trap: without fresh statistics the planner takes another index than that of ids, and reads all
-# rows of a deep queue. No index serves a CASE.
-_TAKE = f"""
-UPDATE {{message}} m
-SET {LEASED}
-WHERE m.id = :job AND {ANEW_GUARD} AND CASE WHEN m.queue = :queue AND {_CLAIMABLE}
-    AND m.next_attempt_at <= statement_timestamp()
-    AND {_LIVES}
-    AND {_OPEN}
-    AND {_PULLED}
-    THEN true ELSE false END
-RETURNING {{columns}}
-"""
-_DELIVER = (
-    """
-WITH d AS (
-  DELETE FROM {message} m
-  WHERE m.id = :job AND {guard} AND CASE WHEN m.queue = :queue AND m.state = 'PROCESSING'
-    AND m.lease_expires_at > statement_timestamp()
-    AND m.lease_token = coalesce(:token, m.lease_token) THEN true ELSE false END
-  RETURNING {of_message}, m.lease_token, greatest(m.acquired_at, statement_timestamp()) AS ended_at
-), """
-    + KEEP_ACKED
-    + "SELECT d.id, d.lease_token, extract(epoch FROM d.ended_at - d.acquired_at)::float8 FROM d\n"
-)
 
 
 class QuickJobs:
     """Statements for jobs of pull consumers."""
 
-    def __init__(self, dialect: Operations, claimed_columns: str) -> None:
-        """Add them to `dialect`; `claimed_columns` are those of a claim."""
+    def __init__(self, dialect: Operations) -> None:
         self._sql = dialect.sql
-        of_queue = bindparam("queue", type_=String)
-        anew = bindparam("one", type_=Integer)
-        sizes = bindparam("limit", type_=Integer), bindparam("bytes", type_=BigInteger)
-        gone = bindparam("gone", type_=Integer)
-        dialect.add_statement("first_jobs", _FIRST, of_queue, *sizes, gone, anew)
-        one = of_queue, bindparam("job", type_=BigInteger), bindparam("token", type_=Uuid())
-        lease = bindparam("lease", type_=Float(53))
-        claiming = {"columns": claimed_columns}
-        consumer = [bindparam(name, type_=String) for name in ("channel", "consumer")]
-        dialect.add_statement("take_job", _TAKE, *one, *consumer, lease, anew, **claiming)
-        ending = {**kept_columns(dialect.names), "guard": ANEW_GUARD}
-        dialect.add_statement("deliver_job", _DELIVER, *one, anew, **ending)
 
     def first(self, queue: str, limit: int, *, gone: bool) -> Query[JobsPage]:
         """The first page of the jobs that are due, with up to `limit` jobs; with `gone`, also those

@@ -7,9 +7,9 @@ the write lock at its start and waits for it (busy timeout). Times are integers,
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from sqlalchemy import Connection, null, text, update
@@ -19,34 +19,15 @@ from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyP
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.text import load_text, short
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.dialects.channels import add_registered
+from faststream_sqlbroker.database.constants import SQLITE_NOW
 from faststream_sqlbroker.dialects.claimed_rows import NEEDED_TIMES
-from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.multi_statement import (
     MultiStatementDialect,
     lease_binds,
     note_prefetched,
 )
-from faststream_sqlbroker.dialects.policy_sql import add_statements as add_policy_statements
-from faststream_sqlbroker.dialects.policy_sql import sqlite_fragments
-from faststream_sqlbroker.dialects.replies import add_replies
 from faststream_sqlbroker.dialects.sizes import SQLITE
 from faststream_sqlbroker.dialects.sqlite.errors import SqliteErrors
-from faststream_sqlbroker.dialects.sqlite.sql import (
-    ARCHIVE,
-    BY_IDS,
-    CLAIM,
-    CLAIM_APART,
-    DUE,
-    FIRST_MOMENT,
-    INSERT_ROW,
-    LAST_MOMENT,
-    NOW,
-    ORDERED,
-    PAIRS,
-    PLAIN,
-    THESE,
-)
 from faststream_sqlbroker.dialects.suspects import apart, statement_end
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
@@ -67,36 +48,22 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
     row_locks = False
     one_writer = True
     known_limit = SQLITE
-    insert_row = INSERT_ROW
+    # A column holds whatever was put there; text that is no UTF-8 would make the whole answer
+    # unreadable.
+    claimed_as: ClassVar[Mapping[str, str]] = {
+        "payload": "CAST(payload AS BLOB) AS payload",
+        "headers": "CAST(headers AS BLOB) AS headers",
+        "key": 'CAST("key" AS BLOB) AS "key"',
+    }
+    insert_row = (
+        "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
+        f"{SQLITE_NOW}, COALESCE(:at_{{n}}, {SQLITE_NOW} + :delay_{{n}}), "
+        f"{SQLITE_NOW} + :expires_{{n}})"
+    )
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
-        self.names |= {"now": NOW, "first": str(FIRST_MOMENT), "last": str(LAST_MOMENT)}
         self._unusable: list[tuple[int, Sequence[str]]] = []
-        self.prepare(PLAIN, BY_IDS, ARCHIVE)
-        self.add_looks(PAIRS, NOW)
-        # A column holds whatever was put there; text that is no UTF-8 would make the whole answer
-        # unreadable.
-        as_bytes = {
-            name: f"CAST({name} AS BLOB) AS {name}"
-            for name in ("payload", "headers", self.names["key"])
-        }
-        columns = ", ".join(as_bytes.get(name, name) for name in self.claimed_columns.split(", "))
-        due, these = (
-            {k: v.format(**self.names) for k, v in words.items()} for words in (DUE, THESE)
-        )
-        self.prepare_claims(CLAIM, columns, due, these, of="m.", apart=CLAIM_APART)
-        add_registered(self)
-        add_replies(
-            self,
-            columns.replace("acquired_at", f"{NOW} AS acquired_at"),
-            claimable="m.state IN ('PENDING', 'RETRYABLE')",
-            now=NOW,
-            index=f" INDEXED BY {self.names['ready_index']}",
-        )
-        self.handler_locks = MarkedLocks(self, "")
-        self.prepare_ordered(ORDERED, "INDEXED BY {}")
-        add_policy_statements(self, sqlite_fragments(NOW))
 
     def setup(self, connection: Connection) -> None:
         """Turn on WAL (kept by the file), which lets readers go on while one writes."""

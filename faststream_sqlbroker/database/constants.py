@@ -1,0 +1,50 @@
+"""Numbers and expressions that both statements and Python know; `{name}` in a statement."""
+
+from datetime import datetime, timezone
+
+from faststream_sqlbroker.core.policies.flags import HEADER_KEY, HELD_BURST, JOINED, KEPT, LET_IN
+from faststream_sqlbroker.core.policies.standby import STANDBY
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+
+SQLITE_NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
+"""The clock of SQLite has milliseconds; it stands still within one statement."""
+FIRST_MOMENT = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
+LAST_MOMENT = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
+"""The years 1 to 9999, which Python knows. In SQLite text and bytes, which any column takes, sort
+after all numbers."""
+TRANSACTION_MARK = 1936813154
+"""First key of the advisory lock that marks a transaction of PostgreSQL as the broker's: "sqlb" in
+ASCII. The second key is the transaction's limit in milliseconds."""
+MAX_REPLIES = 500
+"""Replies that one look reads."""
+SQLITE_COUNTS = 500_000
+"""Where SQLite stops to count: some 100 ms."""
+LONG_AGO = 60
+"""Seconds after which a page of a pull consumer's jobs ends a job that has expired. Until then a
+client that takes it from an older page is told that it has expired; later it would retry what is
+dead."""
+MAX_SESSIONS = 20
+"""Transactions that the health of a database tells of."""
+MAX_QUERY_CHARACTERS = 200
+"""Of a session's query: enough to know it by, few enough for a line."""
+
+CONSTANTS = {
+    "first_moment": str(FIRST_MOMENT),
+    "header_key": str(HEADER_KEY),
+    "held_burst": str(HELD_BURST),
+    "joined": str(JOINED),
+    "kept_marks": str(KEPT),
+    "last_moment": str(LAST_MOMENT),
+    "let_in": str(LET_IN),
+    "long_ago": str(LONG_AGO),
+    "max_sessions": str(MAX_SESSIONS),
+    "mark": str(TRANSACTION_MARK),
+    "most_counted": str(SQLITE_COUNTS),
+    "most_read": str(MAX_REPLIES),
+    "now": SQLITE_NOW,
+    "query_characters": str(MAX_QUERY_CHARACTERS),
+    "standby": str(STANDBY),
+    "standby_time": f"{from_microseconds(STANDBY):%Y-%m-%d %H:%M:%S}",
+}
+"""As text, by the names that statements use. `standby` is in microseconds since 1970, as SQLite
+stores times; `standby_time` is the same moment for the others."""

@@ -1,0 +1,2 @@
+-- Versions of rows that wait for the purge.
+SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'

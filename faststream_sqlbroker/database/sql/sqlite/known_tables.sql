@@ -1,0 +1,2 @@
+-- :names in
+SELECT name FROM {schema_prefix}sqlite_master WHERE name IN :names
