@@ -1,3 +1,5 @@
+-- Leases the first due messages of some pairs of queue and priority, which a look has found. It is
+-- sent by claims that know no suspects.
 UPDATE {message}
 SET state = 'PROCESSING',
   acquired_at = {now},
@@ -5,10 +7,16 @@ SET state = 'PROCESSING',
   lease_expires_at = {now} + :lease,
   deliveries_count = deliveries_count + 1
 WHERE id IN (
-  SELECT m.id FROM json_each(:pairs) p CROSS JOIN {message} m INDEXED BY {ready_index}
+  -- CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit
+  -- is read. ORDER BY, which knows of neither, would read and sort it.
+  SELECT m.id \
+  FROM json_each(:pairs) p \
+  CROSS JOIN {message} m INDEXED BY {ready_index}
   WHERE m.queue = json_extract(p.value, '$[0]') \
     AND m.priority = json_extract(p.value, '$[1]') \
     AND m.state IN ('PENDING', 'RETRYABLE')
     AND m.next_attempt_at <= {now}
   LIMIT :limit)
+-- `{claimed}` casts body, headers and key to BLOB: a column holds whatever was put there, and text
+-- that is no UTF-8 would make the whole answer unreadable.
 RETURNING {claimed}

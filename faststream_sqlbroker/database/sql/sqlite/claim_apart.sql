@@ -1,3 +1,7 @@
+-- Leases as `claim` does, but no suspects. They stay as they are, are told by an `acquired_at` of
+-- NULL, and count towards the limit. It is sent by claims that report suspects.
+-- A suspect has one permitted delivery left, or has lost `:losses` leases: deliveries that ended
+-- without an attempt. Beyond `:final` it is none: it ends without a handler.
 UPDATE {message}
 SET state = CASE WHEN (deliveries_count = :final
       OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
@@ -15,10 +19,16 @@ SET state = CASE WHEN (deliveries_count = :final
       OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
     THEN deliveries_count ELSE deliveries_count + 1 END
 WHERE id IN (
-  SELECT m.id FROM json_each(:pairs) p CROSS JOIN {message} m INDEXED BY {ready_index}
+  -- CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit
+  -- is read. ORDER BY, which knows of neither, would read and sort it.
+  SELECT m.id \
+  FROM json_each(:pairs) p \
+  CROSS JOIN {message} m INDEXED BY {ready_index}
   WHERE m.queue = json_extract(p.value, '$[0]') \
     AND m.priority = json_extract(p.value, '$[1]') \
     AND m.state IN ('PENDING', 'RETRYABLE')
     AND m.next_attempt_at <= {now}
   LIMIT :limit)
+-- `{claimed}` casts body, headers and key to BLOB: a column holds whatever was put there, and text
+-- that is no UTF-8 would make the whole answer unreadable.
 RETURNING {claimed}

@@ -1,4 +1,8 @@
 -- :ids in :queues in
+-- Leases as `claim_ids` does, but no suspects. They stay as they are, and are told by an
+-- `acquired_at` of NULL. It is sent by claims that know suspects, told or not.
+-- A suspect has one permitted delivery left, or has lost `:losses` leases: deliveries that ended
+-- without an attempt. Beyond `:final` it is none: it ends without a handler.
 UPDATE {message}
 SET state = CASE WHEN (deliveries_count = :final
       OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
@@ -20,4 +24,6 @@ WHERE id IN (
   WHERE m.id IN :ids AND m.queue IN :queues AND m.state IN ('PENDING', 'RETRYABLE')
     AND m.next_attempt_at <= {now}
   LIMIT :limit)
+-- `{claimed}` casts body, headers and key to BLOB: a column holds whatever was put there, and text
+-- that is no UTF-8 would make the whole answer unreadable.
 RETURNING {claimed}

@@ -1,3 +1,4 @@
+-- Leases as `claim` does, but skips suspects. It is sent by claims that do not report them.
 UPDATE {message}
 SET state = 'PROCESSING',
   acquired_at = {now},
@@ -5,13 +6,20 @@ SET state = 'PROCESSING',
   lease_expires_at = {now} + :lease,
   deliveries_count = deliveries_count + 1
 WHERE id IN (
-  SELECT m.id FROM json_each(:pairs) p CROSS JOIN {message} m INDEXED BY {ready_index}
+  -- CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit
+  -- is read. ORDER BY, which knows of neither, would read and sort it.
+  SELECT m.id \
+  FROM json_each(:pairs) p \
+  CROSS JOIN {message} m INDEXED BY {ready_index}
   WHERE m.queue = json_extract(p.value, '$[0]') \
     AND m.priority = json_extract(p.value, '$[1]') \
     AND m.state IN ('PENDING', 'RETRYABLE')
     AND m.next_attempt_at <= {now}
+    -- A suspect has one permitted delivery left, or has lost `:losses` leases: deliveries that
+    -- ended without an attempt. Beyond `:final` it is none: it ends without a handler.
     AND NOT (m.deliveries_count = :final
-      OR m.deliveries_count < :final \
-        AND m.deliveries_count - m.attempts_count >= :losses)
+      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
   LIMIT :limit)
+-- `{claimed}` casts body, headers and key to BLOB: a column holds whatever was put there, and text
+-- that is no UTF-8 would make the whole answer unreadable.
 RETURNING {claimed}

@@ -1,2 +1,7 @@
-SELECT queue FROM {message} WHERE state IN ('PENDING', 'RETRYABLE') AND queue > :after \
-  ORDER BY queue LIMIT 1
+-- Steps from a queue's name to the next that has a message without a lease: DISTINCT would read
+-- every message.
+-- The states are written out, not bound: a partial index serves only conditions that name its own.
+-- Another program may have stored bytes as a name. They come last, and no queue is theirs.
+SELECT queue FROM {message} \
+WHERE state IN ('PENDING', 'RETRYABLE') AND queue > :after \
+ORDER BY queue LIMIT 1

@@ -1,4 +1,12 @@
+-- Counts the messages of a queue and priority that are due later, and those of them that had an
+-- attempt, up to `:most`, for what operators see.
+-- `sample_all` joins several of these by UNION ALL. It removes the first word, and gives `:queue`
+-- and `:priority` a number.
 SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)
-FROM (SELECT state FROM {message} WHERE state IN ('PENDING', 'RETRYABLE') \
-  AND queue = :queue AND priority = :priority AND next_attempt_at > {now} \
-  AND next_attempt_at < {standby} ORDER BY next_attempt_at LIMIT :most) AS found
+-- The states are written out, not bound: a partial index serves only conditions that name its own.
+-- The order is that of the index: nothing is sorted, and the walk ends at the limit.
+-- What stands by is left out: a newer message of its key is delivered in its place.
+FROM (SELECT state FROM {message} \
+WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority \
+  AND next_attempt_at > {now} AND next_attempt_at < {standby} \
+ORDER BY next_attempt_at LIMIT :most) AS found
