@@ -176,7 +176,7 @@ PER_THOUSAND = "per 1,000 lines"
 PER_THOUSAND_WORDS = "per 1,000 words"
 PERCENT = "% of lines"
 DOCSTRINGS = "docstrings"
-PROSE = (".py", ".md", ".toml", ".sh", "justfile")
+PROSE = (".py", ".md", ".sql", ".toml", ".sh", "justfile")
 
 
 Files = Sequence[File]

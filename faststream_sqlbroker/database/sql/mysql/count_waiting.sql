@@ -1,8 +1,13 @@
-SELECT (SELECT count(*) FROM (SELECT 1 FROM {message} FORCE INDEX ({ready_index}) \
-  WHERE claimable = 1 AND queue = :queue AND priority = :priority \
-  AND next_attempt_at <= UTC_TIMESTAMP(6)
-  ORDER BY next_attempt_at LIMIT :most_due) AS found),
+-- Counts what is due of a queue and a priority, and what is due later, each up to its limit.
+-- Metrics send it. What is due and what is not are two ranges of an index, in its order; each is
+-- left as soon as its limit is reached. `claimable`, which leads the index, is 1 or NULL.
+SELECT \
   (SELECT count(*) FROM (SELECT 1 FROM {message} FORCE INDEX ({ready_index}) \
-    WHERE claimable = 1 AND queue = :queue AND priority = :priority \
-    AND next_attempt_at > UTC_TIMESTAMP(6) AND next_attempt_at < '8970-01-01 00:00:00'
+  WHERE claimable = 1 AND queue = :queue AND priority = :priority \
+    AND next_attempt_at <= UTC_TIMESTAMP(6)
+  ORDER BY next_attempt_at LIMIT :most_due) AS found),
+  -- What stands by is due from 8970 on. A newer message of its key is delivered in its place.
+  (SELECT count(*) FROM (SELECT 1 FROM {message} FORCE INDEX ({ready_index}) \
+  WHERE claimable = 1 AND queue = :queue AND priority = :priority \
+    AND next_attempt_at > UTC_TIMESTAMP(6) AND next_attempt_at < '{standby_time}'
   ORDER BY next_attempt_at LIMIT :most_later) AS found)

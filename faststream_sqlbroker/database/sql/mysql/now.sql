@@ -1,1 +1,2 @@
+-- Reads the database's clock (UTC).
 SELECT UTC_TIMESTAMP(6)

@@ -1,11 +1,17 @@
+-- Reads which of these messages can be claimed now, and their keys, in the order of claims.
 -- variants: by_header, others, others by_header
 -- :ids in :mask smallint :final int :losses int
+-- The others of them wait for their time, or have been claimed.
+-- Without the hint the server scans a small table.
 SELECT m.id, m.{key_column} FROM {message} m FORCE INDEX (PRIMARY)
-WHERE m.id IN :ids AND CASE WHEN m.claimable = 1 \
-  AND m.next_attempt_at <= UTC_TIMESTAMP(6)
+-- No index serves a CASE: only the ids can find the rows, not the index of ready messages.
+WHERE m.id IN :ids \
+  AND CASE WHEN m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6)
+  AND (m.policy_marks & :mask) >= :mask \  --? !others
   AND (m.policy_marks & :mask) >= :mask  --? others
+    -- `others` skips suspects: they may have killed their process, or are on their last delivery.
     AND NOT (m.deliveries_count = :final  --? others
       OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses) THEN 1 ELSE 0 END = 1  --? others
-  AND (m.policy_marks & :mask) >= :mask THEN 1 ELSE 0 END = 1  --? !others
+        AND m.deliveries_count - m.attempts_count >= :losses) \  --? others
+    THEN 1 ELSE 0 END = 1
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

@@ -1,5 +1,8 @@
+-- Lengthens the leases of messages that `lock` has locked.
 -- :ids in
+-- Without the hint the server scans a small table, and waits for rows that others have locked.
 UPDATE {message} FORCE INDEX (PRIMARY)
-SET lease_expires_at = GREATEST(lease_expires_at, \
-  UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND)
+-- A lease is never shortened: of two renewals at once, the longer one may be executed first.
+SET lease_expires_at = \
+  GREATEST(lease_expires_at, UTC_TIMESTAMP(6) + INTERVAL :lease MICROSECOND)
 WHERE id IN :ids

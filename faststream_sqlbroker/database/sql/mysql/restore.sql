@@ -1,1 +1,2 @@
+-- Gives the session the application's idle limit back, after the end of a limited transaction.
 SET @@SESSION.wait_timeout = @sqlbroker_idle

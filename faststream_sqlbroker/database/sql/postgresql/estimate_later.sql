@@ -1,4 +1,4 @@
 EXPLAIN SELECT 1 FROM {message} WHERE state IN ('PENDING', 'RETRYABLE') \
   AND queue = :queue AND priority = :priority \
   AND next_attempt_at > statement_timestamp() \
-  AND next_attempt_at < '8970-01-01 00:00:00+00'
+  AND next_attempt_at < '{standby_time}+00'

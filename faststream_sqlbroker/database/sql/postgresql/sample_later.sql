@@ -2,5 +2,5 @@ SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)
 FROM (SELECT state FROM {message} WHERE state IN ('PENDING', 'RETRYABLE') \
   AND queue = :queue AND priority = :priority \
   AND next_attempt_at > statement_timestamp() \
-  AND next_attempt_at < '8970-01-01 00:00:00+00' ORDER BY next_attempt_at \
+  AND next_attempt_at < '{standby_time}+00' ORDER BY next_attempt_at \
   LIMIT :most) AS found
