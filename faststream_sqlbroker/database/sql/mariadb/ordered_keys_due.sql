@@ -1,7 +1,7 @@
--- Reads the keys that a policy has something to do for by now, the longest due first, each with
--- its first message that can be claimed, whatever comes before it.
 -- variants: by_header
 -- :queue varchar :mask smallint :scope varchar :size int
+-- Reads the keys that a policy has something to do for by now, the longest due first, each with
+-- its first message that can be claimed, whatever comes before it.
 -- Claims by key send it if the oldest messages, of `ordered_window`, were not enough.
 -- The index is named so that the messages of a key are found by it.
 -- MySQL's text also orders by the first columns of the index. MariaDB needs the id only.

@@ -1,7 +1,7 @@
--- Reads a queue's next keys from :start on, each with its first message that can be claimed,
--- whatever comes before it.
 -- variants: by_header
 -- :queue varchar :mask smallint :start varchar :size int
+-- Reads a queue's next keys from :start on, each with its first message that can be claimed,
+-- whatever comes before it.
 -- Claims by key that keep no order send it for keys that `ordered_window` did not show.
 -- The index is named so that the messages of a key are found by it.
 -- MySQL's text also orders by the first columns of the index. MariaDB needs the id only.

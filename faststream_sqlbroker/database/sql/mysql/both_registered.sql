@@ -1,5 +1,5 @@
--- Reads a channel and one of its consumers, in one look.
 -- :scope1 varchar :key1 varchar :scope2 varchar :key2 varchar
+-- Reads a channel and one of its consumers, in one look.
 SELECT s.scope, s.`key`, s.info FROM {policy_state} s
 WHERE s.scope = :scope1 AND s.`key` = :key1
 UNION ALL

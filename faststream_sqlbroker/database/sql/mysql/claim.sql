@@ -1,5 +1,5 @@
--- Locks and reads the first due messages of a queue and a priority; `claim_update` leases them.
 -- variants: others
+-- Locks and reads the first due messages of a queue and a priority; `claim_update` leases them.
 -- There is no UPDATE ... RETURNING, so a claim locks and reads, then updates by id.
 -- There are no partial indexes: `claimable`, which leads the index, is generated, 1 or NULL.
 -- `state IN (...)` ahead of the order would sort the whole queue.

@@ -1,5 +1,5 @@
--- Locks and reads those of these messages that are due and free; `claim_update` leases them.
 -- :ids in :queues in
+-- Locks and reads those of these messages that are due and free; `claim_update` leases them.
 -- Claims that choose messages first send it: of one message, of heads of keys, of many queues.
 SELECT {claimed}
 -- Without the hint the server scans a small table, and waits for rows that others have locked.

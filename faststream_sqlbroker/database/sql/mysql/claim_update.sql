@@ -1,5 +1,5 @@
--- Leases the messages that `claim` or `claim_ids` has locked.
 -- :ids in
+-- Leases the messages that `claim` or `claim_ids` has locked.
 -- Without the hint the server scans a small table, and waits for rows that others have locked.
 UPDATE {message} FORCE INDEX (PRIMARY)
 -- The database's time is the one that the claim has read: the row has what the caller knows.

@@ -1,5 +1,5 @@
--- Finds the messages that a claim has leased whose answer was lost; `lock` locks them then.
 -- :queues in
+-- Finds the messages that a claim has leased whose answer was lost; `lock` locks them then.
 -- FOR UPDATE would wait for every lease of the queues, which a handler's transaction may have
 -- locked for long.
 -- The queues are constants: with a join MySQL would read all rows of a queue without a lease.

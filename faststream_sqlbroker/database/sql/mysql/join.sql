@@ -1,5 +1,5 @@
--- Marks the rows of a handler's transaction, which locks them, when the transaction begins.
 -- :ids in :pairs in
+-- Marks the rows of a handler's transaction, which locks them, when the transaction begins.
 -- Other transactions see the mark only if this one was committed: `joined` asks for it.
 -- Without the hint the server scans a small table, and waits for rows that others have locked.
 UPDATE {message} FORCE INDEX (PRIMARY)

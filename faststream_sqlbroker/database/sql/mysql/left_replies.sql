@@ -1,5 +1,5 @@
--- Finds expired replies in a queue of replies, or with :everything = 1 all of them, to remove them.
 -- :queue varchar :everything int
+-- Finds expired replies in a queue of replies, or with :everything = 1 all of them, to remove them.
 -- The heartbeat of any process sends it; the queue of a process that has ended is emptied.
 SELECT m.id
 FROM {message} m FORCE INDEX ({ready_index})

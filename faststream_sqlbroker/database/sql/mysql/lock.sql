@@ -1,6 +1,6 @@
--- Locks messages by id, and reads which leases they have; sent before they are settled or renewed.
 -- variants: free
 -- :ids in
+-- Locks messages by id, and reads which leases they have; sent before they are settled or renewed.
 -- Two settlements that lock in the order of ids cannot deadlock.
 -- It locks by id alone. A renewal looks first (`look`): a row whose lease was lost may be locked
 -- for long by its new holder.

@@ -1,6 +1,6 @@
--- Reads the key of each lease of a queue, for claims in order or by key.
 -- variants: by_header
 -- :queue varchar
+-- Reads the key of each lease of a queue, for claims in order or by key.
 -- A key may have one lease at a time, or as many as its policy allows.
 -- There are no partial indexes: IS NOT NULL is the part of this one that has leases.
 SELECT m.{key_column} FROM {message} m FORCE INDEX ({leased_index})

@@ -1,6 +1,6 @@
--- Reads the next page of due messages of a queue and priority, and which of them have no key.
 -- variants: by_header, others, others by_header
 -- :queue varchar :priority smallint :mask smallint :id bigint :size int :final int :losses int
+-- Reads the next page of due messages of a queue and priority, and which of them have no key.
 -- It is sent if `ordered_window` was full and gave too few messages. It begins where the last claim
 -- of this process has stopped. A message without a key waits for no other.
 -- The index is named so that the scan uses it; `claimable`, which leads it, is 1 or NULL.

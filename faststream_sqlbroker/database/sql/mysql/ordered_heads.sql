@@ -1,6 +1,6 @@
--- Reads which of these messages can be claimed now, and their keys, in the order of claims.
 -- variants: by_header, others, others by_header
 -- :ids in :mask smallint :final int :losses int
+-- Reads which of these messages can be claimed now, and their keys, in the order of claims.
 -- The others of them wait for their time, or have been claimed.
 -- Without the hint the server scans a small table.
 SELECT m.id, m.{key_column} FROM {message} m FORCE INDEX (PRIMARY)

@@ -1,5 +1,5 @@
--- Reads a queue's next keys from :start on, each with its first live message.
 -- :queue varchar :start varchar :size int
+-- Reads a queue's next keys from :start on, each with its first live message.
 -- Ordered claims send it for keys that `ordered_window` did not show, and to judge one message.
 -- The index is named so that the messages of a key are found by it.
 -- An expired message blocks no other: it will not be handled.

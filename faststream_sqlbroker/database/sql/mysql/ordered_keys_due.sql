@@ -1,7 +1,7 @@
--- Reads the keys that a policy has something to do for by now, the longest due first, each with
--- its first message that can be claimed, whatever comes before it.
 -- variants: by_header
 -- :queue varchar :mask smallint :scope varchar :size int
+-- Reads the keys that a policy has something to do for by now, the longest due first, each with
+-- its first message that can be claimed, whatever comes before it.
 -- Claims by key send it if the oldest messages, of `ordered_window`, were not enough.
 -- The index is named so that the messages of a key are found by it.
 -- ORDER BY names the columns of the index: else MySQL sorts the key. MariaDB has its own text.

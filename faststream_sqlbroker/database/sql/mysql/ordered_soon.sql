@@ -1,5 +1,5 @@
--- Reads in how many seconds the first of these messages is due; they are the heads that wait.
 -- :ids in
+-- Reads in how many seconds the first of these messages is due; they are the heads that wait.
 -- Without the hint the server scans a small table.
 SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), MIN(m.next_attempt_at)) / 1000000 \
 FROM {message} m FORCE INDEX (PRIMARY)

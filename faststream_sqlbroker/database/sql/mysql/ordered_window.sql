@@ -1,6 +1,6 @@
--- Reads the oldest due messages of a queue and priority, each with the first live one of its key.
 -- variants: by_header, others, others by_header
 -- :queue varchar :priority smallint :mask smallint :size int :final int :losses int
+-- Reads the oldest due messages of a queue and priority, each with the first live one of its key.
 -- Each claim in order or by key sends it first: however many messages wait behind a busy key, the
 -- search is bounded. Only if the window was full and gave too few, other statements follow.
 -- The index is named so that the scan uses it; `claimable`, which leads it, is 1 or NULL.

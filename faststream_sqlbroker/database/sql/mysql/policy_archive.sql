@@ -1,5 +1,5 @@
--- Archives messages that policies end; sent after `policy_lock` and before `policy_drop`.
 -- :rows text :queue varchar
+-- Archives messages that policies end; sent after `policy_lock` and before `policy_drop`.
 -- Without the hint the server scans a small table.
 INSERT INTO {archive} ({archived}, archived_at, reason, related_id)
 -- The CASE gives when a message was due, without what was added while it stood by.

@@ -1,6 +1,6 @@
--- Reads due messages of a queue and priority that a policy has not seen; claims send it first.
 -- variants: by_header
 -- :queue varchar :priority smallint :since bigint :before int :own int :size int
+-- Reads due messages of a queue and priority that a policy has not seen; claims send it first.
 -- They have the marks of the policies before (:before), and lack the policy's own (:own).
 -- With :own = 0 it finds all that has become due since the last look.
 -- The look begins (:since) before the end of the last one, to find rows that were committed late.

@@ -1,6 +1,6 @@
--- Reads the due messages of these keys that a policy has not seen yet, of all priorities.
 -- variants: by_header
 -- :rows text :queue varchar :before int :own int :size int
+-- Reads the due messages of these keys that a policy has not seen yet, of all priorities.
 -- A claim sends it where `policy_arrivals` did not come to its end: a large backlog then keeps no
 -- key waiting that is complete.
 -- They have the marks of the policies before (:before), and lack the policy's own (:own).

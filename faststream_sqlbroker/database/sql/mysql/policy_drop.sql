@@ -1,5 +1,5 @@
--- Removes messages that policies end; sent after `policy_lock`, of exactly what that has locked.
 -- :rows text :queue varchar
+-- Removes messages that policies end; sent after `policy_lock`, of exactly what that has locked.
 -- Without the hint the server scans a small table, and waits for rows that others have locked.
 -- Text without a character set here has the database's, which may lack characters.
 DELETE m \

@@ -1,7 +1,7 @@
--- Reads the first due messages of a queue and priority that all policies have seen, for a claim.
 -- variants: by_header, one, one by_header, others, others by_header
 -- :queue varchar :priority smallint :now bigint :before int :size int :final int :losses int
 -- :only bigint
+-- Reads the first due messages of a queue and priority that all policies have seen, for a claim.
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.
 SELECT m.id, m.{key_column}, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.next_attempt_at)
 -- The index is named so that the scan uses it; `claimable`, which leads it, is 1 or NULL.

@@ -1,5 +1,5 @@
--- Reads the first live message of each of these keys, for `broker.admin.policies`.
 -- :queue varchar :rows text
+-- Reads the first live message of each of these keys, for `broker.admin.policies`.
 -- One row of the index for each key: no database makes a join of a subquery with a limit, and with
 -- the index's own order MySQL does not sort. An expired message blocks no other.
 SELECT u.k, (

@@ -1,5 +1,5 @@
--- Gives messages the key that was read from their headers: policies go by it from now on.
 -- :rows text :queue varchar
+-- Gives messages the key that was read from their headers: policies go by it from now on.
 -- Without the hint the server scans a small table, and waits for rows that others have locked.
 -- Text without a character set here has the database's, which may lack characters.
 UPDATE JSON_TABLE(:rows, '$[*]' \

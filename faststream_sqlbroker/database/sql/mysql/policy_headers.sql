@@ -1,5 +1,5 @@
--- Reads the headers of messages as they are stored: for their keys, or to tell what was decided.
 -- :rows text :queue varchar
+-- Reads the headers of messages as they are stored: for their keys, or to tell what was decided.
 SELECT m.id, m.headers AS headers
 -- No index serves a CASE: only the ids can find the rows, not the queue.
 -- Without the hint the server scans a small table.

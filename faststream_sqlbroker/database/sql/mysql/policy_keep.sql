@@ -1,5 +1,5 @@
--- Stores what a policy knows of keys, when it may be forgotten, and when each is to be looked at.
 -- :scope varchar :rows text
+-- Stores what a policy knows of keys, when it may be forgotten, and when each is to be looked at.
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.
 -- Text without a character set here has the database's, which may lack characters.
 INSERT INTO {policy_state} (scope, `key`, info, expires_at, due_at)

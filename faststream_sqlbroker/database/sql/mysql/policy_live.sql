@@ -1,6 +1,6 @@
--- Reads what there is to know of those of these messages that are in the queue, leased or not.
 -- variants: by_header
 -- :rows text :queue varchar
+-- Reads what there is to know of those of these messages that are in the queue, leased or not.
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.
 SELECT m.id, m.state, \
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.next_attempt_at), \

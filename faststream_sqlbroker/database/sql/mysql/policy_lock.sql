@@ -1,6 +1,6 @@
--- Locks those messages that policies end; then exactly these are archived and removed.
 -- variants: by_header
 -- :rows text :queue varchar
+-- Locks those messages that policies end; then exactly these are archived and removed.
 -- A row that another transaction takes in between must not be copied.
 -- MySQL refuses to lock the rows of a JSON_TABLE (error 3569), unless it is in a subquery.
 -- Without the hint the server scans a small table, and waits for rows that others have locked.

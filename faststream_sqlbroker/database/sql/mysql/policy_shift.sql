@@ -1,6 +1,6 @@
--- Gives messages a mark, of their other marks leaves :kept, and sets a due time unless it is NULL.
 -- variants: by_header
 -- :rows text :mark int :kept int :queue varchar
+-- Gives messages a mark, of their other marks leaves :kept, and sets a due time unless it is NULL.
 -- Policies send it for what they have seen, put off, or let stand by.
 -- The race: an operator's edit of the key commits after the claim has read it. So it is compared.
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.

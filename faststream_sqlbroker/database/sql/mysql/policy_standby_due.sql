@@ -1,6 +1,6 @@
--- Reads what stands by in a queue and priority, and is to be looked at by :now, in that order.
 -- variants: by_header
 -- :queue varchar :priority smallint :now bigint :size int
+-- Reads what stands by in a queue and priority, and is to be looked at by :now, in that order.
 -- What stands by for a newer message of its key has the mark {held_burst}.
 -- It is due {standby} microseconds later than it would be, and :now counts from there.
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.

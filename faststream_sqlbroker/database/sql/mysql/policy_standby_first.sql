@@ -1,6 +1,6 @@
--- Reads what stands by of these keys, with ids between two, key by key, of each the oldest first.
 -- variants: by_header
 -- :rows text :queue varchar :size int
+-- Reads what stands by of these keys, with ids between two, key by key, of each the oldest first.
 -- What stands by for a newer message of its key has the mark {held_burst}.
 -- It is due {standby} microseconds later than it would be.
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.

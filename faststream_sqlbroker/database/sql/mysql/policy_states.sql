@@ -1,5 +1,5 @@
--- Reads what is stored of these keys under the scope of a policy.
 -- :rows text :scope varchar
+-- Reads what is stored of these keys under the scope of a policy.
 SELECT p.`key`, p.info
 -- Text without a character set here has the database's, which may lack characters.
 FROM JSON_TABLE(:rows, '$[*]' \

@@ -1,5 +1,5 @@
--- Reads the first due messages of a queue and priority, for `broker.admin.policies`.
 -- :queue varchar :priority smallint :now bigint :size int
+-- Reads the first due messages of a queue and priority, for `broker.admin.policies`.
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.
 -- A message has the key of its headers, if it was read from there: the mark says so.
 SELECT m.id, \

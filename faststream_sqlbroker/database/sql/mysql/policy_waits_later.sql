@@ -1,6 +1,6 @@
+-- :queue varchar :priority smallint :now bigint :size int
 -- Reads the first messages of a queue and priority that are due later than :now.
 -- It is for `broker.admin.policies`, and to free what waits for a policy that is gone.
--- :queue varchar :priority smallint :now bigint :size int
 -- Times are whole microseconds since 1970 (UTC), so that policies decide alike on every database.
 -- A message has the key of its headers, if it was read from there: the mark says so.
 SELECT m.id, \

@@ -1,5 +1,5 @@
--- Lengthens the leases of messages that `lock` has locked.
 -- :ids in
+-- Lengthens the leases of messages that `lock` has locked.
 -- Without the hint the server scans a small table, and waits for rows that others have locked.
 UPDATE {message} FORCE INDEX (PRIMARY)
 -- A lease is never shortened: of two renewals at once, the longer one may be executed first.

@@ -1,5 +1,5 @@
--- Reads the replies to requests, from the queue that this process has for itself.
 -- :queue varchar
+-- Reads the replies to requests, from the queue that this process has for itself.
 -- No other process reads the queue, so a reply needs no lease: `delete` removes it later, by id.
 -- `claimable`, which leads the index, is 1 or NULL.
 SELECT {claimed}

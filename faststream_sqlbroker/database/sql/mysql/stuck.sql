@@ -1,5 +1,5 @@
--- Locks messages whose lease ended before that moment, or by now; `release_stuck` gives them back.
 -- :queues in
+-- Locks messages whose lease ended before that moment, or by now; `release_stuck` gives them back.
 -- The queues are constants: with a join MySQL would read all rows of a queue without a lease.
 -- A handler's transaction keeps its row locked for long. Such a row is skipped.
 SELECT id FROM {message} FORCE INDEX ({leased_index})

@@ -1,6 +1,6 @@
+-- :pids bigint[] :since time[] :waited bigint[] :tables text[]
 -- Ends those of the sessions that still wait, have locked rows of the broker's tables, and have
 -- waited longer than the mark of their transaction says that they may.
--- :pids bigint[] :since time[] :waited bigint[] :tables text[]
 SELECT a.pid, pg_terminate_backend(a.pid)
 FROM unnest(:pids, :since, :waited) AS s(pid, since, waited)
 JOIN pg_stat_activity a ON a.pid = s.pid AND a.state_change = s.since

@@ -1,5 +1,5 @@
--- A column that does not exist has no attnum, so the function gives NULL: no right is missing.
 -- :ats varchar[] :ids varchar[] :verbs varchar[] :names varchar[]
+-- A column that does not exist has no attnum, so the function gives NULL: no right is missing.
 SELECT w.at::int, w.name
 FROM unnest(:ats, :ids, :verbs, :names) AS w(at, id, verb, name)
 LEFT JOIN pg_attribute a ON a.attrelid = w.id::oid AND a.attname = w.name AND NOT a.attisdropped

@@ -1,5 +1,5 @@
--- The tables that exist: their id, their schema, and whether the user may use it.
 -- :names varchar[] :schema varchar
+-- The tables that exist: their id, their schema, and whether the user may use it.
 SELECT w.name, f.id, f.schema, f.allowed
 FROM unnest(:names) AS w(name)
 LEFT JOIN LATERAL (
