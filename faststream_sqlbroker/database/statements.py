@@ -42,8 +42,6 @@ from sqlalchemy.types import TypeEngine
 FOLDER = Path(__file__).parent / "sql"
 LIKE = {"mariadb": "mysql"}
 """The database whose statements one sends that has no file of its own."""
-NO_ARCHIVE = "no_archive"
-"""The word of variants for brokers that keep nothing of what has ended."""
 BY_HEADER = "by_header"
 """The word of variants that go by the key that was read from a header, in place of the message's
 key: `{key_column}` and `{key_index}`."""
@@ -88,21 +86,14 @@ class Statements(dict[str, TextClause]):
     SQLAlchemy's compiler goes by it.
     """
 
-    def __init__(self, database: str, names: Mapping[str, str], *, archive: bool) -> None:
-        """Take the files of `database`; `names` is what stands for the names in braces.
-
-        Without an `archive`, variants that are written for such brokers come first.
-        """
+    def __init__(self, database: str, names: Mapping[str, str]) -> None:
+        """Take the files of `database`; `names` is what stands for the names in braces."""
         super().__init__()
         self._database = database
         self._names = names
-        self._archive = archive
 
     def __missing__(self, name: str) -> TextClause:
         source, variant = self._source(name)
-        without = f"{variant}_{NO_ARCHIVE}".removeprefix("_")
-        if not self._archive and without in source.variants:
-            variant = without
         clause = self._bind(source, variant)
         self[name] = clause
         return clause
@@ -161,7 +152,7 @@ def list_statements(database: str) -> list[str]:
         source = _read(database, stem)
         variants = () if source is None else source.variants
         names |= {stem, *(f"{stem}_{variant}" for variant in variants)}
-    return sorted(name for name in names if not name.endswith(NO_ARCHIVE))
+    return sorted(names)
 
 
 @cache

@@ -110,7 +110,7 @@ class Operations(ClaimedRows, ABC):
 
     def statements_of(self, database: str) -> Statements:
         """The statements of `database` over these tables."""
-        return Statements(database, self.names, archive=self.has_archive)
+        return Statements(database, self.names)
 
     def built(self, name: str, build: Callable[[], T]) -> T:
         """A statement of SQLAlchemy's constructs, built when it is first needed.

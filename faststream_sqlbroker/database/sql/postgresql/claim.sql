@@ -1,21 +1,26 @@
 -- variants: apart, others, two_lengths, apart two_lengths, others two_lengths
 -- :queues varchar[] :priorities smallint[] :since time[] :limit int :token uuid :lease float
 -- :free int :waiting float :final int :losses int
+-- Leases up to `limit` due messages, pair of queue and priority by pair.
+-- Pairs are walked lazily, until there are enough messages. RETURNING has no order, so the client
+-- sorts them.
+-- others skips suspects, the messages that may have killed their process. apart locks suspects, but
+-- does not lease them: it returns their ids and counts, and NULL for all else.
+-- two_lengths leases the first `free` messages for `lease` seconds, and the others, which wait for
+-- a worker, for `waiting`. It also returns whether a message got the shorter lease.
 WITH r AS MATERIALIZED (
   SELECT x.*
-  FROM unnest(:queues, :priorities, :since) WITH ORDINALITY AS p(queue, priority, \
-    since, ord)
+  FROM unnest(:queues, :priorities, :since) WITH ORDINALITY AS p(queue, priority, since, ord)
   CROSS JOIN LATERAL (
+    SELECT m.ctid AS c \  --? !apart
     SELECT m.ctid AS c, m.id, m.attempts_count, m.deliveries_count,  --? apart
       (m.deliveries_count = :final  --? apart
       OR m.deliveries_count < :final \  --? apart
         AND m.deliveries_count - m.attempts_count >= :losses) AS suspect \  --? apart
-        FROM {message} m  --? apart
-    SELECT m.ctid AS c FROM {message} m  --? !apart
-    WHERE m.queue = p.queue AND m.priority = p.priority \
-      AND m.state IN ('PENDING', 'RETRYABLE')
-      AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') \
-        AND statement_timestamp()
+    FROM {message} m
+    -- States are literals: with bound ones a generic plan could not use the partial index.
+    WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
+      AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') AND statement_timestamp()
     AND NOT (m.deliveries_count = :final  --? others
       OR m.deliveries_count < :final \  --? others
         AND m.deliveries_count - m.attempts_count >= :losses)  --? others
@@ -23,22 +28,26 @@ WITH r AS MATERIALIZED (
   LIMIT :limit
 ), u AS (  --? apart
 )  --? !apart
+-- By ctid: joined on id, the planner chose a sequential scan at 20 000 rows.
 UPDATE {message} m
 SET state = 'PROCESSING', acquired_at = statement_timestamp(), lease_token = :token,
-  lease_expires_at = statement_timestamp() + CASE  --? two_lengths
-    WHEN m.ctid = ANY(ARRAY(SELECT r.c FROM r WHERE NOT r.suspect LIMIT :free))  --? apart two_lengths
-    WHEN m.ctid = ANY(ARRAY(SELECT r.c FROM r LIMIT :free))  --? two_lengths !apart
+  lease_expires_at = statement_timestamp() + \
+    :lease * interval '1 second',  --? !two_lengths
+    CASE  --? two_lengths
+    WHEN m.ctid = ANY(ARRAY(SELECT r.c FROM r \  --? two_lengths
+      WHERE NOT r.suspect \  --? apart two_lengths
+      LIMIT :free))  --? two_lengths
     THEN :lease ELSE :waiting END * interval '1 second',  --? two_lengths
-  lease_expires_at = statement_timestamp() + :lease * interval '1 second',  --? !two_lengths
   deliveries_count = m.deliveries_count + 1
-WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r WHERE NOT r.suspect))  --? apart
 WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r))  --? !apart
+WHERE m.ctid = ANY(ARRAY(SELECT r.c FROM r WHERE NOT r.suspect))  --? apart
+RETURNING {claimed}  --? !two_lengths
 RETURNING {claimed},  --? two_lengths
   m.lease_expires_at < m.acquired_at + :lease * interval '1 second'  --? two_lengths
-RETURNING {claimed}  --? !two_lengths
 )  --? apart
 SELECT * FROM u  --? apart
 UNION ALL  --? apart
-SELECT r.id, NULL, NULL, NULL, NULL, NULL, r.attempts_count, r.deliveries_count, NULL, \  --? apart
-  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM r WHERE r.suspect  --? apart two_lengths
-  NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM r WHERE r.suspect  --? apart !two_lengths
+SELECT r.id, NULL, NULL, NULL, NULL, NULL, r.attempts_count, r.deliveries_count, \  --? apart
+  NULL, \  --? apart two_lengths
+  NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL \  --? apart
+FROM r WHERE r.suspect  --? apart

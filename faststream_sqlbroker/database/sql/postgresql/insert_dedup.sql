@@ -1,12 +1,15 @@
 -- :queues varchar[] :payloads bytes[] :headers text[] :priorities smallint[] :keys varchar[]
 -- :dedup_ids varchar[] :delays float[] :times time[] :expiries float[]
+-- Inserts messages some of which have a dedup_id. The id of a message whose dedup_id exists in its
+-- queue is NULL: it is not inserted.
+-- Each array is one bind, so the text is the same for every size of a batch, and stays prepared.
 WITH r AS MATERIALIZED (
-  SELECT nextval((SELECT pg_get_serial_sequence({message_literal}, \
-    'id')::regclass)) AS id, u.*
-  FROM unnest(:queues, :payloads, :headers, :priorities, :keys, :dedup_ids, :delays, \
-    :times, :expiries)
-    WITH ORDINALITY AS u(queue, payload, headers, priority, key, dedup_id, delay, at, \
-      expires_in, ord)
+  -- Ids are drawn here, so that they are known row by row: RETURNING promises no order.
+  SELECT nextval((SELECT pg_get_serial_sequence({message_literal}, 'id')::regclass)) AS id, u.*
+  FROM unnest(:queues, :payloads, :headers, :priorities, :keys, :dedup_ids, \
+    :delays, :times, :expiries)
+    WITH ORDINALITY AS u(queue, payload, headers, priority, key, dedup_id, \
+      delay, at, expires_in, ord)
 ), i AS (
   INSERT INTO {message}
     (id, queue, payload, headers, priority, key, dedup_id, created_at, \

@@ -1,5 +1,6 @@
 -- :queue varchar :payload bytes :headers text :priority smallint :key varchar :at time
 -- :delay float :expires_in float
+-- Inserts one message that was published with options, but without a dedup_id.
 INSERT INTO {message} (queue, payload, headers, priority, key, created_at, \
   next_attempt_at, expires_at)
 VALUES (:queue, :payload, (:headers)::jsonb, :priority, :key, statement_timestamp(),

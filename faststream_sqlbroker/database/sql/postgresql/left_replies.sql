@@ -1,4 +1,7 @@
 -- :queue varchar :everything int
+-- Finds replies that are to be removed: those that have expired, or, with `everything`, all.
+-- In the order of the index of ready rows: only this makes PostgreSQL use it.
+-- States are literals: with bound ones a generic plan could not use the partial index.
 SELECT m.id
 FROM {message} m
 WHERE m.state IN ('PENDING', 'RETRYABLE') AND m.queue = :queue \

@@ -1,1 +1,2 @@
+-- Reads the database's clock.
 SELECT statement_timestamp()

@@ -1,6 +1,13 @@
+-- Counts the messages of a queue and a priority that are not due yet, up to `most`, and those of
+-- them that had an attempt, for what operators see. Several are sent as one, by UNION ALL, with
+-- numbers behind the names of their binds.
+-- In the order of the index: else PostgreSQL may read the table from its begin, in the hope of many
+-- messages of the queue, and so messages of other queues without a limit.
+-- States are literals: partial indexes serve only conditions that name their own.
+-- What stands by, which is due from 8970 on, does not count: a newer message of its key is
+-- delivered in its place.
 SELECT count(*), count(CASE WHEN state = 'RETRYABLE' THEN 1 END)
-FROM (SELECT state FROM {message} WHERE state IN ('PENDING', 'RETRYABLE') \
-  AND queue = :queue AND priority = :priority \
-  AND next_attempt_at > statement_timestamp() \
-  AND next_attempt_at < '{standby_time}+00' ORDER BY next_attempt_at \
-  LIMIT :most) AS found
+FROM (SELECT state FROM {message} \
+WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority \
+  AND next_attempt_at > statement_timestamp() AND next_attempt_at < '{standby_time}+00' \
+ORDER BY next_attempt_at LIMIT :most) AS found
