@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.reasons import UNDECODABLE
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import load_text, short
 
-ARCHIVED_COLUMNS = (
+COPIED_COLUMNS = (
     "id",
     "queue",
     "priority",

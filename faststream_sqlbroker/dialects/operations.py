@@ -28,8 +28,8 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.constants import CONSTANTS
 from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.dialects.claimed_rows import (
-    ARCHIVED_COLUMNS,
     CLAIMED_COLUMNS,
+    COPIED_COLUMNS,
     ClaimedRows,
 )
 from faststream_sqlbroker.dialects.policy_state import SCOPE, lock_order
@@ -86,7 +86,7 @@ class Operations(ClaimedRows, ABC):
             **CONSTANTS,
             "message": message,
             "message_literal": "'" + message.replace("'", "''") + "'",
-            "archived": ", ".join(key if name == "key" else name for name in ARCHIVED_COLUMNS),
+            "archived": ", ".join(key if name == "key" else name for name in COPIED_COLUMNS),
             "claimed": ", ".join(self.claimed_as.get(name, name) for name in CLAIMED_COLUMNS),
             "key_column": key,
             "schema_prefix": "" if schema is None else preparer.quote(schema) + ".",

@@ -1,6 +1,5 @@
 """Messages of `AckPolicy.ACK_FIRST`: removed before their handlers start."""
 
-import asyncio
 import os
 import socket
 from collections.abc import Sequence
@@ -10,9 +9,9 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
-from faststream_sqlbroker.dialects import Dialect, policy_state
+from faststream_sqlbroker.dialects import policy_state
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 MOST_NOTED = 100
 """Ids that one entry of the audit names; all are counted."""
@@ -28,15 +27,10 @@ class AckFirstStarts:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
-        self._dialect = dialect
-        self._places = places
-        self._operating = transactions.doing(Activity.OPERATE)
-        self._table = dialect.tables.policy_state
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
         self._worker = worker_name()
 
     async def remove_first(
@@ -52,29 +46,36 @@ class AckFirstStarts:
         """
         remove = self._dialect.remove_first
         worker = self._worker
-        return await self._transactions.run(
-            lambda c: remove(c, settlements, rows, holder, lease, worker), self._places
+        return await self._database.run(
+            lambda c: remove(c, settlements, rows, holder, lease, worker),
+            Activity.CONSUME,
+            Activity.STATE,
         )
 
     async def renew(
         self, started: Sequence[policy_state.Started], holder: UUID, lease: float
     ) -> None:
         """Extend these starts of `holder` to `lease` seconds from now: their handlers still run."""
-        await self._transactions.run(
+        await self._database.run(
             lambda c: policy_state.renew_started(c, self._table, started, holder, lease),
-            self._places,
+            Activity.CONSUME,
+            Activity.STATE,
         )
 
     async def end(self, started: Sequence[policy_state.Started], holder: UUID) -> None:
         """Remove these starts of `holder`: their handlers have ended."""
-        await self._transactions.run(
-            lambda c: policy_state.note_ended(c, self._table, started, holder), self._places
+        await self._database.run(
+            lambda c: policy_state.note_ended(c, self._table, started, holder),
+            Activity.CONSUME,
+            Activity.STATE,
         )
 
     async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
         """Up to `limit` starts whose lease has run out, the oldest first; None: of any queue."""
-        return await self._operating.run(
-            lambda c: policy_state.unknown(c, self._table, queue, limit), self._places, write=False
+        return await self._database.run(
+            lambda c: policy_state.unknown(c, self._table, queue, limit),
+            Activity.OPERATE,
+            write=False,
         )
 
     async def forget(self, ids: Sequence[int], by: str = "") -> int:
@@ -87,7 +88,7 @@ class AckFirstStarts:
                 note_action(connection, self._dialect, "forget_unknown", by, given, done=count)
             return count
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
 
 def worker_name() -> str:

@@ -1,6 +1,5 @@
 """Channels, their consumers and jobs; each operation is one transaction."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,12 +22,15 @@ from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import EXPIRED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
-from faststream_sqlbroker.dialects import Dialect, channels, jobs, pull_jobs
+from faststream_sqlbroker.dialects import channels, jobs, pull_jobs
 from faststream_sqlbroker.dialects.pull_pages import JobsPage
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.policies.rows import PolicyRows
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
+
+CONSUMING = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
+"""What a consumer's requests do in the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +73,10 @@ class ChannelStore:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        consuming = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
-        self._transactions = transactions.doing(*consuming)
-        self._operating = transactions.doing(Activity.STATE)
-        self._dialect = dialect
-        self._table = dialect.tables.policy_state
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
 
     @property
     def has_archive(self) -> bool:
@@ -103,7 +99,7 @@ class ChannelStore:
 
     async def _find(self, *places: tuple[str, str]) -> list[Registered | None]:
         query = channels.finding(self._dialect, *places)
-        return await self._operating.run(query, self._places, write=False)
+        return await self._database.run(query, Activity.STATE, write=False)
 
     async def put(
         self,
@@ -147,24 +143,24 @@ class ChannelStore:
             jobs.add(connection, self._table, job, self._dialect.now(connection))
             return found
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.STATE)
 
     async def requeue_all(self, queue: str) -> None:
         """Queue all jobs again that are in flight."""
-        await self._transactions.run(
-            lambda c: pull_jobs.requeue_all(c, self._dialect, queue), self._places
+        await self._database.run(
+            lambda c: pull_jobs.requeue_all(c, self._dialect, queue), *CONSUMING
         )
 
     async def consumers(self, channel: str) -> list[Registered]:
         """The consumers of a channel."""
-        return await self._operating.run(
-            lambda c: channels.consumers(c, self._table, channel), self._places, write=False
+        return await self._database.run(
+            lambda c: channels.consumers(c, self._table, channel), Activity.STATE, write=False
         )
 
     async def pulled(self) -> list[str]:
         """The queues of all pull consumers."""
-        found = await self._operating.run(
-            lambda c: channels.pulled(c, self._table), self._places, write=False
+        found = await self._database.run(
+            lambda c: channels.pulled(c, self._table), Activity.STATE, write=False
         )
         return [queue_of(*each) for each in found]
 
@@ -179,7 +175,7 @@ class ChannelStore:
         quick = self._dialect.quick_jobs
         if quick is not None and after is None:
             first = quick.first(queue, limit, gone=gone)
-            page: JobsPage = await self._transactions.run(first, self._places, write=False)
+            page: JobsPage = await self._database.run(first, *CONSUMING, write=False)
             return page
 
         def work(connection: Connection) -> JobsPage:
@@ -188,7 +184,7 @@ class ChannelStore:
                 connection, self._dialect, queue, after, limit, gone=gone, overdue=bool(overdue)
             )
 
-        return await self._transactions.run(work, self._places, write=False)
+        return await self._database.run(work, *CONSUMING, write=False)
 
     async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
         """Discard those of the jobs `ids` that wait and have expired long ago."""
@@ -197,7 +193,7 @@ class ChannelStore:
             held = pull_jobs.lock_expired(connection, self._dialect, queue, ids)
             self._discard_expired(connection, queue, held)
 
-        await self._transactions.run(work, self._places)
+        await self._database.run(work, *CONSUMING)
 
     def _discard_expired(self, connection: Connection, queue: str, ids: Sequence[int]) -> None:
         """Discard locked jobs, into the archive."""
@@ -206,8 +202,8 @@ class ChannelStore:
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job, live or archived."""
-        return await self._transactions.run(
-            lambda c: pull_jobs.one(c, self._dialect, queue, job_id), self._places, write=False
+        return await self._database.run(
+            lambda c: pull_jobs.one(c, self._dialect, queue, job_id), *CONSUMING, write=False
         )
 
     async def end_overdue(self, queue: str, job_id: int, max_retries: int) -> Settlement | None:
@@ -217,7 +213,7 @@ class ChannelStore:
             held = pull_jobs.hold(connection, self._dialect, queue, job_id, max_retries)
             return None if held is None else held.died
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, *CONSUMING)
 
     async def change(self, request: ChangeRequest) -> Changed:
         """Lead the job to the state that is asked for, if that is allowed."""
@@ -226,16 +222,16 @@ class ChannelStore:
         quick = self._quick_change(request, token)
         if quick is not None:
             with suppress(UnknownOutcomeError):
-                if (changed := await self._transactions.run(quick, self._places)) is not None:
+                if (changed := await self._database.run(quick, *CONSUMING)) is not None:
                     return changed
 
         def work(connection: Connection) -> Changed:
             return self._change(connection, request, token)
 
         try:
-            return await self._transactions.run(work, self._places)
+            return await self._database.run(work, *CONSUMING)
         except UnknownOutcomeError:
-            return await self._transactions.run(work, self._places)
+            return await self._database.run(work, *CONSUMING)
 
     def _quick_change(self, request: ChangeRequest, token: UUID) -> Query[Changed | None] | None:
         """The change in one statement, if the database has one: done, or None and nothing done."""
@@ -316,15 +312,13 @@ class ChannelStore:
             renewed = held.id in self._dialect.renew(connection, lease, request.lease)
             return Changed("done" if renewed else "lost", held.state)
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, *CONSUMING)
 
     async def overdue(self, queues: Sequence[str]) -> tuple[list[str], float | None]:
         """Those of `queues` with leases that have ended; and the seconds until the first lease of
         any ends, None without a lease.
         """
-        return await self._transactions.run(
-            lambda c: self._overdue(c, queues), self._places, write=False
-        )
+        return await self._database.run(lambda c: self._overdue(c, queues), *CONSUMING, write=False)
 
     def _overdue(
         self, connection: Connection, queues: Sequence[str]
@@ -336,8 +330,8 @@ class ChannelStore:
 
     async def sweep(self, queue: str, max_retries: int) -> list[Settlement]:
         """Queue jobs again whose time is over, or end them; the ends."""
-        found: Any = await self._transactions.run(
-            lambda c: pull_jobs.sweep(c, self._dialect, queue, max_retries), self._places
+        found: Any = await self._database.run(
+            lambda c: pull_jobs.sweep(c, self._dialect, queue, max_retries), *CONSUMING
         )
         return list(found)
 

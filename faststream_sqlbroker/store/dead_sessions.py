@@ -1,11 +1,9 @@
 """Ends sessions whose client machine vanished in the middle of a statement (PostgreSQL)."""
 
-import asyncio
 from time import monotonic
 
-from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.postgresql.dead_sessions import Wait
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 LOOK_EVERY = 10.0
 """Seconds between two queries of one process, for any number of subscribers, to keep their cost
@@ -15,13 +13,9 @@ low. A session is ended at most that much later."""
 class DeadSessionWatch:
     """Remembers the waits that this process has seen in other sessions."""
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each query takes one of the store's `places`."""
-        self._transactions = transactions
-        self._places = places
-        self._sessions = dialect.silent_sessions
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sessions = database.dialect.silent_sessions
         self._seen: dict[Wait, float] = {}
         """The waits of the last query, and when each was first seen (monotonic seconds)."""
         self._next_look = 0.0
@@ -46,12 +40,10 @@ class DeadSessionWatch:
         if sessions is None or now < self._next_look:
             return []
         self._next_look = now + LOOK_EVERY
-        found = await self._transactions.run(sessions.find, self._places, write=False)
+        found = await self._database.run(sessions.find, write=False)
         self._seen = {wait: self._seen.get(wait, now) for wait in found}
-        limit = self._transactions.idle_limit
+        limit = self._database.idle_limit
         over = {wait: now - since for wait, since in self._seen.items() if since <= now - limit}
         if not over:
             return []
-        return await self._transactions.run(
-            lambda c: sessions.end(c, over), self._places, write=False
-        )
+        return await self._database.run(lambda c: sessions.end(c, over), write=False)

@@ -1,6 +1,5 @@
 """How many messages of a queue are due."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
@@ -8,10 +7,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.depths import due_messages
 from faststream_sqlbroker.store.caller import check_same_database
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -24,20 +22,19 @@ class Depths:
         TransientStoreError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """A count in a transaction of the broker takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.PUBLISH, Activity.COUNT)
-        self._engine = transactions.engine
-        self._errors = transactions.errors
-        self._dialect = dialect
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._engine = database.engine
+        self._errors = database.errors
+        self._dialect = database.dialect
 
     async def read(self, queue: str, most: int) -> int:
         """The messages of `queue` that are due and not leased; `most` if there are more."""
-        return await self._transactions.run(
-            lambda c: due_messages(c, self._dialect, queue, most), self._places, write=False
+        return await self._database.run(
+            lambda c: due_messages(c, self._dialect, queue, most),
+            Activity.PUBLISH,
+            Activity.COUNT,
+            write=False,
         )
 
     async def read_in(

@@ -1,6 +1,5 @@
 """Claims of single messages by application code; each operation is one transaction."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -12,7 +11,6 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import needed_to_write
-from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.cancels import of_leases
 from faststream_sqlbroker.dialects.database_id import read_database_id
 from faststream_sqlbroker.dialects.direct_claim import (
@@ -24,7 +22,7 @@ from faststream_sqlbroker.dialects.direct_claim import (
     settle_replaced,
     take,
 )
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks for the database's part of correlation ids; the first subscriber of the
@@ -40,19 +38,16 @@ class DirectClaims:
 
     def __init__(
         self,
-        transactions: Transactions,
-        dialect: Dialect,
-        places: asyncio.Semaphore,
+        database: Database,
         correlation_ids: CorrelationIds,
     ) -> None:
-        """Each operation takes one of the store's `places`; `take` completes `correlation_ids`."""
-        self._transactions = transactions.planning_anew()
+        """`take` completes `correlation_ids`."""
+        self._database = database
         self._correlation_ids = correlation_ids
         self._look_at = float("-inf")
         """When to look again for what they are made of (monotonic seconds)."""
-        self._dialect = dialect
-        self._state = dialect.tables.policy_state
-        self._places = places
+        self._dialect = database.dialect
+        self._state = database.tables.policy_state
 
     async def take(
         self,
@@ -74,7 +69,7 @@ class DirectClaims:
         was to be cancelled is discarded instead, and kept if `archive`.
         """
         ids = self._correlation_ids
-        now = self._transactions.clock.monotonic()
+        now = self._database.clock.monotonic()
         looks = ids.database_id is None and now >= self._look_at
         found: str | None = None
         written: list[Settlement] = []
@@ -101,8 +96,8 @@ class DirectClaims:
                 limit=limit,
             )
 
-        taken = await self._transactions.run(
-            work, self._places, doing=lambda: needed_to_write(written) | {Activity.TAKE}
+        taken = await self._database.run(
+            work, doing=lambda: needed_to_write(written) | {Activity.TAKE}, planned_anew=True
         )
         if looks:
             ids.database_id = found or ids.database_id
@@ -111,15 +106,12 @@ class DirectClaims:
 
     async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:
         """Write `settlement`, and a new body if given, if its lease is still held."""
-        run = self._transactions.run
-        doing = partial(needed_to_write, [settlement])
-        if replaced is None:
-            return await run(self._dialect.settling_one(settlement), self._places, doing=doing)
-        return await run(
-            lambda c: settle_replaced(self._dialect, c, settlement, replaced),
-            self._places,
-            doing=doing,
+        run = partial(
+            self._database.run, doing=partial(needed_to_write, [settlement]), planned_anew=True
         )
+        if replaced is None:
+            return await run(self._dialect.settling_one(settlement))
+        return await run(lambda c: settle_replaced(self._dialect, c, settlement, replaced))
 
     async def settle_held(
         self,
@@ -159,8 +151,8 @@ class DirectClaims:
             return settlement if result.settled else None
 
         doing = {Activity.TAKE, Activity.ARCHIVE}
-        found: Settlement | None = await self._transactions.run(
-            work, self._places, doing=lambda: frozenset(needed_to_write(written) | doing)
+        found: Settlement | None = await self._database.run(
+            work, doing=lambda: frozenset(needed_to_write(written) | doing), planned_anew=True
         )
         return found
 
@@ -170,9 +162,9 @@ class DirectClaims:
         """Let a lease end `lease` seconds from now, never sooner than it does; its end, by the
         database's clock. None: the lease is another's.
         """
-        found: datetime | None = await self._transactions.run(
+        found: datetime | None = await self._database.run(
             lambda c: extend(self._dialect, c, queue, message_id, token, lease),
-            self._places,
-            doing=lambda: frozenset({Activity.TAKE}),
+            Activity.TAKE,
+            planned_anew=True,
         )
         return found

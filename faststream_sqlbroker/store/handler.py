@@ -29,7 +29,7 @@ from faststream_sqlbroker.exceptions import (
 from faststream_sqlbroker.store.checkout import Checkouts
 from faststream_sqlbroker.store.event_loops import LoopSemaphore
 from faststream_sqlbroker.store.guarded_connection import INSIDE, LastUse, refusing_outside
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
 """The transaction of the handler that runs."""
@@ -240,17 +240,10 @@ class HandlerTransaction:
 class HandlerTransactions:
     """Opens transactions for handlers; at most `places` are open at a time."""
 
-    def __init__(self, transactions: Transactions, shared: asyncio.Semaphore, places: int) -> None:
-        """Open `places` transactions at a time.
-
-        Args:
-            transactions: Give the time limit, the pool and the dialect.
-            shared: The store's places; `was_committed` takes one.
-            places: Most transactions at a time.
-        """
-        self._transactions = transactions
-        self._shared = shared
-        self._engine = refusing_outside(transactions.engine)
+    def __init__(self, database: Database, places: int) -> None:
+        """Open `places` transactions at a time."""
+        self._database = database
+        self._engine = refusing_outside(database.engine)
         self._places = LoopSemaphore(places)
 
     @asynccontextmanager
@@ -260,7 +253,7 @@ class HandlerTransactions:
         Raises:
             TransientStoreError: it could not be opened in time.
         """
-        ours = self._transactions
+        ours = self._database
         async with self._places, AsyncExitStack() as stack:
             async with ours.errors.classed(), asyncio.timeout(ours.timeout):
                 connection = await stack.enter_async_context(ours.checkouts(None, self._engine))
@@ -279,5 +272,5 @@ class HandlerTransactions:
         Raises:
             StoreError: the database did not answer.
         """
-        asked = self._transactions.dialect.handler_locks.was_committed
-        return await self._transactions.run(lambda c: asked(c, lock), self._shared)
+        asked = self._database.dialect.handler_locks.was_committed
+        return await self._database.run(lambda c: asked(c, lock))

@@ -17,7 +17,7 @@ from faststream_sqlbroker.dialects.sizes import BYTES_TOGETHER, bytes_of
 from faststream_sqlbroker.store.caller import check_same_database
 from faststream_sqlbroker.store.driver import BusyError
 from faststream_sqlbroker.store.publish_coalescer import PublishCoalescer
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -28,15 +28,13 @@ Ids = list[int | None]
 class Inserts:
     """Inserts new messages."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        """Insert within the time limit of `transactions`."""
-        transactions = transactions.doing(Activity.PUBLISH)
-        self._transactions = transactions
-        self._mirroring = transactions.doing(Activity.PUBLISH, Activity.MIRROR)
-        self._engine = transactions.engine
-        self._dialect = transactions.dialect
-        self._errors = transactions.errors
-        self._shortcut = transactions.shortcut
+    def __init__(self, database: Database) -> None:
+        """Insert within the time limit of `database`."""
+        self._database = database
+        self._engine = database.engine
+        self._dialect = database.dialect
+        self._errors = database.errors
+        self._shortcut = database.shortcut
         self._shared: PublishCoalescer | None = None
 
     def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
@@ -49,16 +47,23 @@ class Inserts:
         size = self._known_size(rows)
         for row in rows:
             if row.lookup is not None:
-                return self._mirroring.run(
-                    lambda c: insert_mirrored(self._dialect, c, rows), shared.place
+                return self._database.run(
+                    lambda c: insert_mirrored(self._dialect, c, rows),
+                    Activity.PUBLISH,
+                    Activity.MIRROR,
+                    places=shared.place,
                 )
         if size > BYTES_TOGETHER:
-            return self._transactions.run(lambda c: self._dialect.insert(c, rows), shared.place)
+            return self._database.run(
+                lambda c: self._dialect.insert(c, rows), Activity.PUBLISH, places=shared.place
+            )
         for row in rows:
             if row.dedup_id is not None:
                 # Not shared: the insert waits while another transaction holds the same dedup_id,
                 # and all publishes that shared it would wait, too.
-                return self._transactions.run(self._dialect.inserting(rows), shared.place)
+                return self._database.run(
+                    self._dialect.inserting(rows), Activity.PUBLISH, places=shared.place
+                )
         return shared.insert(rows)
 
     def refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
@@ -81,7 +86,8 @@ class Inserts:
         if self._shortcut.possible:
             await self._of_this_loop.run(query)
         else:
-            await self._transactions.run(query, self._of_this_loop.place, locks=False)
+            place = self._of_this_loop.place
+            await self._database.run(query, Activity.PUBLISH, places=place, locks=False)
 
     async def close(self) -> None:
         """Return the connection for publishing to the pool."""
@@ -95,8 +101,8 @@ class Inserts:
         # closed.
         shared = self._shared
         if shared is None or shared.loop is not asyncio.get_running_loop():
-            self._transactions.checkouts.pools.refuse_other_loop()
-            shared = self._shared = PublishCoalescer(self._transactions)
+            self._database.checkouts.pools.refuse_other_loop()
+            shared = self._shared = PublishCoalescer(self._database)
         return shared
 
     async def insert_in(
@@ -109,7 +115,7 @@ class Inserts:
                 has ended.
             SetupError: another event loop, which is still open, uses the broker.
         """
-        self._transactions.checkouts.pools.refuse_other_loop()
+        self._database.checkouts.pools.refuse_other_loop()
         try:
             if isinstance(connection, AsyncSession):
                 connection = await connection.connection()

@@ -1,6 +1,5 @@
 """Bulk actions of operators, batch by batch."""
 
-import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text
-from faststream_sqlbroker.dialects import Dialect, job_changes, job_replay, job_walks
+from faststream_sqlbroker.dialects import job_changes, job_replay, job_walks
 from faststream_sqlbroker.dialects import jobs as rows
 from faststream_sqlbroker.dialects.job_undo import UNDOS
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
@@ -35,7 +34,7 @@ from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientSt
 from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.store.audit import note_action
 from faststream_sqlbroker.store.refused_alike import RefusedAlike, kind_of, refused_batch
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 T = TypeVar("T")
 
@@ -88,14 +87,10 @@ class JobStore:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each transaction takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.OPERATE)
-        self._dialect = dialect
-        self._places = places
-        self._table = dialect.tables.policy_state
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
         self._changes: Mapping[str, job_changes.Change] = {
             CANCEL: self._cancel,
             RETRY: job_changes.retry_now,
@@ -141,7 +136,7 @@ class JobStore:
                 notify_state_changed(connection, channel)
             return begun
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def begin_undo(self, job_id: str, by: str, channel: str) -> Job | None:
         """Store a job that undoes this one; None: there is no such job, or it cannot be undone."""
@@ -171,7 +166,7 @@ class JobStore:
                 notify_state_changed(connection, channel)
             return begun
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def find(self, job_id: str) -> Job | None:
         """The job as it is now."""
@@ -211,7 +206,7 @@ class JobStore:
             note_action(connection, self._dialect, *noted, {"job": job_id})
             return job
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def due_in(self, job_id: str | None = None) -> float | None:
         """Seconds until the next batch of the job, or of any, is due; None: none is left."""
@@ -242,7 +237,7 @@ class JobStore:
             return activities_of(tried[-1].job.action) if tried else ALL
 
         try:
-            step = await self._transactions.run(work, self._places, doing=doing)
+            step = await self._database.run(work, doing=doing)
         except TransientStoreError:
             raise
         except Exception as error:
@@ -289,7 +284,7 @@ class JobStore:
                 return self._saved(connection, job, alike.failed(job, failure.error), job_id)
             return self._saved(connection, job, job.failed_at(cursor, failure), job_id)
 
-        return await self._transactions.run(leave, self._places)
+        return await self._database.run(leave, Activity.OPERATE)
 
     def _grow(self, job: Job | None) -> None:
         """After a batch that worked, the next one may be twice as large."""
@@ -315,7 +310,7 @@ class JobStore:
                 rested = replace(job, error=text, state="failed" if again else "running")
                 rows.save(connection, self._table, rested, None if again else REFUSED_PAUSE)
 
-        await self._transactions.run(work, self._places)
+        await self._database.run(work, Activity.OPERATE)
 
     def _due_in(self, connection: Connection, job_id: str | None) -> float | None:
         due = rows.next_due(connection, self._table, job_id)
@@ -381,7 +376,7 @@ class JobStore:
         return job.moved(cursor, done=len(undone), skipped=len(ours) - len(undone))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        return await self._transactions.run(work, self._places, write=False)
+        return await self._database.run(work, Activity.OPERATE, write=False)
 
 
 def _list_of(job: Job) -> str:

@@ -1,6 +1,5 @@
 """State that all processes share: live subscribers and paused queues; and `explain`."""
 
-import asyncio
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,13 @@ from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
-from faststream_sqlbroker.dialects import Dialect, cancels, replies, worker_leases
+from faststream_sqlbroker.dialects import cancels, replies, worker_leases
 from faststream_sqlbroker.dialects import live_subscribers as rows
 from faststream_sqlbroker.dialects.database_id import make_database_id
 from faststream_sqlbroker.explain.message import explain
 from faststream_sqlbroker.explain.queue_policies import policied_queues
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 
 def process_name() -> str:
@@ -37,20 +36,13 @@ class LiveSubscribers:
 
     def __init__(
         self,
-        transactions: Transactions,
-        dialect: Dialect,
-        places: asyncio.Semaphore,
+        database: Database,
         correlation_ids: CorrelationIds,
     ) -> None:
-        """Each operation takes one of the store's `places`; a heartbeat completes
-        `correlation_ids`.
-        """
-        self._transactions = transactions.doing(Activity.STATE)
-        self._dialect = dialect
-        self._places = places
-        self._operating = transactions.doing(Activity.OPERATE)
-        self._releasing = transactions.doing(Activity.OPERATE, Activity.RELEASE)
-        self._table = dialect.tables.policy_state
+        """A heartbeat completes `correlation_ids`."""
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
         self._correlation_ids = correlation_ids
 
     async def announce(
@@ -79,18 +71,18 @@ class LiveSubscribers:
                 cancels.clean(connection, self._dialect, orders.cancels)
             return orders, database_id
 
-        orders, ids.database_id = await self._transactions.run(work, self._places)
+        orders, ids.database_id = await self._database.run(work, Activity.STATE)
         return orders
 
     async def living(self) -> list[LiveSubscriber]:
         """The live subscribers, the latest heartbeat first; needs the rights of a subscriber."""
-        return await self._transactions.run(
-            lambda c: rows.read_subscribers(c, self._table), self._places, write=False
+        return await self._database.run(
+            lambda c: rows.read_subscribers(c, self._table), Activity.STATE, write=False
         )
 
     async def leave(self, names: Sequence[str]) -> None:
         """Record that these subscribers have ended."""
-        await self._transactions.run(lambda c: rows.leave(c, self._table, names), self._places)
+        await self._database.run(lambda c: rows.leave(c, self._table, names), Activity.STATE)
 
     async def pause(
         self, queue: str, until: datetime | float | None, info: Mapping[str, Any], channel: str
@@ -108,7 +100,7 @@ class LiveSubscribers:
             note_action(connection, self._dialect, "pause", str(info.get("by", "")), given)
             return self._told(connection, channel)
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def resume(self, queue: str, channel: str, by: str = "") -> tuple[bool, frozenset[str]]:
         """End the pause of `queue`; whether there was one, and the queues still paused."""
@@ -119,7 +111,7 @@ class LiveSubscribers:
                 note_action(connection, self._dialect, "resume", by, {"queue": queue})
             return was, self._told(connection, channel)
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def drain(
         self, names: Sequence[str], worker: str, channel: str, by: str, *, drained: bool
@@ -136,12 +128,12 @@ class LiveSubscribers:
                 note_action(connection, self._dialect, action, by, given, done=len(changed))
             return changed, self._told(connection, channel)
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def drained(self, limit: int) -> list[str]:
         """The names of the first `limit` live subscribers that are drained."""
-        return await self._operating.run(
-            lambda c: rows.drained_names(c, self._table, limit), self._places, write=False
+        return await self._database.run(
+            lambda c: rows.drained_names(c, self._table, limit), Activity.OPERATE, write=False
         )
 
     def _told(self, connection: Connection, channel: str) -> frozenset[str]:
@@ -151,20 +143,20 @@ class LiveSubscribers:
 
     async def paused(self) -> list[PausedQueue]:
         """The queues that are paused now, sorted by name."""
-        return await self._operating.run(
-            lambda c: rows.paused(c, self._table), self._places, write=False
+        return await self._database.run(
+            lambda c: rows.paused(c, self._table), Activity.OPERATE, write=False
         )
 
     async def subscribers(self) -> list[LiveSubscriber]:
         """The live subscribers, the latest heartbeat first; needs the rights of an operator."""
-        return await self._operating.run(
-            lambda c: rows.read_subscribers(c, self._table), self._places, write=False
+        return await self._database.run(
+            lambda c: rows.read_subscribers(c, self._table), Activity.OPERATE, write=False
         )
 
     async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
         """The subscriber of this name, and whether it is alive; None if it is not known."""
-        return await self._operating.run(
-            lambda c: rows.read_subscriber(c, self._table, name), self._places, write=False
+        return await self._database.run(
+            lambda c: rows.read_subscriber(c, self._table, name), Activity.OPERATE, write=False
         )
 
     async def release(self, subscriber: LiveSubscriber, limit: int, by: str = "") -> int:
@@ -183,20 +175,20 @@ class LiveSubscribers:
                 note_action(connection, self._dialect, "release", by, given, done=count)
             return count
 
-        return await self._releasing.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE, Activity.RELEASE)
 
     async def explain(self, message_id: int) -> Explanation:
         """Why a message is not running, or how it ended."""
-        return await self._operating.run(
-            lambda c: explain(c, self._dialect, message_id), self._places, write=False
+        return await self._database.run(
+            lambda c: explain(c, self._dialect, message_id), Activity.OPERATE, write=False
         )
 
     async def policied_queues(
         self, queue: str | None, after: str | None, limit: int
     ) -> list[PoliciedQueue]:
         """How many messages wait for the policies of each queue."""
-        return await self._operating.run(
+        return await self._database.run(
             lambda c: policied_queues(c, self._dialect, queue, after, limit),
-            self._places,
+            Activity.OPERATE,
             write=False,
         )

@@ -1,6 +1,5 @@
 """One pass over the windows that a lake has loaded: what is old goes, if the lake has all of it."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime
 from typing import TypeVar
@@ -12,10 +11,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.loaded_windows import LoadedWindow, RowSum
 from faststream_sqlbroker.core.retention import Place, Pruned
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects import loaded_windows as rows
 from faststream_sqlbroker.dialects.loaded_windows import Page
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 T = TypeVar("T")
 Keep = Callable[[], Awaitable[bool]]
@@ -32,14 +30,10 @@ class LoadedWindows:
         TransientStoreError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each step takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.PRUNE)
-        self._dialect = dialect
-        self._places = places
-        self._table = dialect.tables.policy_state
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
 
     async def windows(
         self, lake: str, until: datetime, after: tuple[datetime, str] | None
@@ -72,10 +66,10 @@ class LoadedWindows:
         return await self._read(lambda c: rows.differing(c, self._table, SHOWN))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        return await self._transactions.run(work, self._places, write=False)
+        return await self._database.run(work, Activity.PRUNE, write=False)
 
     async def _write(self, work: Callable[[Connection], T]) -> T:
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, Activity.PRUNE)
 
 
 class LoadedPruner:

@@ -1,6 +1,5 @@
 """Locks by key, each operation one transaction."""
 
-import asyncio
 import os
 import socket
 from collections.abc import Sequence
@@ -10,9 +9,9 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
-from faststream_sqlbroker.dialects import Dialect, locks
+from faststream_sqlbroker.dialects import locks
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 
 class LockStore:
@@ -22,15 +21,10 @@ class LockStore:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.LOCK)
-        self._operating = transactions.doing(Activity.OPERATE)
-        self._dialect = dialect
-        self._table = dialect.tables.policy_state
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
 
     async def acquire(self, key: str, token: UUID, lease: float) -> int | None:
         """Take `key` for `lease` seconds if it is free; its fence, or None.
@@ -39,20 +33,20 @@ class LockStore:
         returns the same fence.
         """
         worker = f"{socket.gethostname()}:{os.getpid()}"
-        return await self._transactions.run(
-            lambda c: locks.acquire(c, self._table, key, token, lease, worker), self._places
+        return await self._database.run(
+            lambda c: locks.acquire(c, self._table, key, token, lease, worker), Activity.LOCK
         )
 
     async def extend(self, key: str, token: UUID, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; false if `token` no longer has the lock."""
-        return await self._transactions.run(
-            lambda c: locks.extend(c, self._table, key, token, lease), self._places
+        return await self._database.run(
+            lambda c: locks.extend(c, self._table, key, token, lease), Activity.LOCK
         )
 
     async def release(self, key: str, token: UUID) -> bool:
         """Release `key`; false, and no change, if `token` no longer has it."""
-        return await self._transactions.run(
-            lambda c: locks.release(c, self._table, key, token), self._places
+        return await self._database.run(
+            lambda c: locks.release(c, self._table, key, token), Activity.LOCK
         )
 
     async def force(self, key: str, by: str) -> bool:
@@ -67,10 +61,10 @@ class LockStore:
                 note_action(connection, self._dialect, "release_lock", by, {"key": key})
             return had
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def held(self, limit: int) -> Sequence[HeldLock]:
         """Up to `limit` locks that have a holder now, sorted by key."""
-        return await self._operating.run(
-            lambda c: locks.held(c, self._table, limit), self._places, write=False
+        return await self._database.run(
+            lambda c: locks.held(c, self._table, limit), Activity.OPERATE, write=False
         )

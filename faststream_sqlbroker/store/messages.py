@@ -1,9 +1,8 @@
 """Messages as operators see them."""
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection, select
@@ -20,7 +19,7 @@ from faststream_sqlbroker.core.stored import (
     decode_body,
 )
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.dialects import Dialect, progress
+from faststream_sqlbroker.dialects import progress
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
 from faststream_sqlbroker.dialects.dead_letters import dead_letters
 from faststream_sqlbroker.dialects.live_subscribers import read_subscribers
@@ -31,7 +30,9 @@ from faststream_sqlbroker.dialects.message_lists import (
     read_page,
 )
 from faststream_sqlbroker.dialects.message_walks import shown_columns
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
+
+T = TypeVar("T")
 
 
 class StoredMessages:
@@ -41,15 +42,9 @@ class StoredMessages:
         TransientStoreError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._operating = transactions.doing(Activity.OPERATE)
-        self._noting = transactions.doing(Activity.CONSUME, Activity.STATE)
-        self._inspecting = transactions.doing(Activity.OPERATE, Activity.INSPECT)
-        self._dialect = dialect
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
 
     @property
     def has_archive(self) -> bool:
@@ -70,14 +65,12 @@ class StoredMessages:
             messages = self._messages(connection, page.rows)
             return MessagePage(tuple(messages), page.after, page.scanned)
 
-        transactions = self._inspecting if hidden or filters.headers else self._operating
-        return await transactions.run(work, self._places, write=False)
+        return await self._read(work, hidden=hidden or bool(filters.headers))
 
     async def dead_letters(self, filters: Filters, limit: int) -> DeadLetters:
         """The `limit` largest groups of the archived messages that match `filters`."""
-        transactions = self._inspecting if filters.headers else self._operating
-        return await transactions.run(
-            lambda c: dead_letters(c, self._dialect, filters, limit), self._places, write=False
+        return await self._read(
+            lambda c: dead_letters(c, self._dialect, filters, limit), hidden=bool(filters.headers)
         )
 
     async def one(self, message_id: int, *, hidden: bool) -> StoredMessage | None:
@@ -99,19 +92,24 @@ class StoredMessages:
                     return message
             return None
 
-        transactions = self._inspecting if hidden else self._operating
-        return await transactions.run(work, self._places, write=False)
+        return await self._read(work, hidden=hidden)
+
+    async def _read(self, work: Callable[[Connection], T], *, hidden: bool) -> T:
+        inspect = (Activity.INSPECT,) if hidden else ()
+        return await self._database.run(work, Activity.OPERATE, *inspect, write=False)
 
     async def note_progress(self, message_id: int, token: UUID, info: dict[str, Any]) -> bool:
         """Write how far a delivery has come, if it still has its lease; whether it has."""
-        return await self._noting.run(
-            lambda c: progress.note(c, self._dialect, message_id, token, info), self._places
+        return await self._database.run(
+            lambda c: progress.note(c, self._dialect, message_id, token, info),
+            Activity.CONSUME,
+            Activity.STATE,
         )
 
     async def progress(self, message_id: int) -> Progress | None:
         """How far the delivery has come that has the lease now; None: it does not say."""
-        return await self._operating.run(
-            lambda c: progress.read(c, self._dialect, message_id), self._places, write=False
+        return await self._database.run(
+            lambda c: progress.read(c, self._dialect, message_id), Activity.OPERATE, write=False
         )
 
     def _messages(self, connection: Connection, rows: Iterable[Any]) -> list[StoredMessage]:

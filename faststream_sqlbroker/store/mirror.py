@@ -1,14 +1,12 @@
 """Messages that were published with a lookup value; each operation is one transaction."""
 
-import asyncio
-
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.mirror import MirroredMessage
-from faststream_sqlbroker.dialects import Dialect, mirror
+from faststream_sqlbroker.dialects import mirror
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 
 class MirrorStore:
@@ -18,25 +16,23 @@ class MirrorStore:
         TransientStoreError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._operating = transactions.doing(Activity.OPERATE)
-        self._inspecting = transactions.doing(Activity.OPERATE, Activity.INSPECT)
-        self._dialect = dialect
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
 
     async def count(self, lookup: str | None, info: str | None) -> int:
         """The live messages that match."""
-        return await self._operating.run(
-            lambda c: mirror.count(c, self._dialect, lookup, info), self._places, write=False
+        return await self._database.run(
+            lambda c: mirror.count(c, self._dialect, lookup, info), Activity.OPERATE, write=False
         )
 
     async def find(self, lookup: str | None, info: str | None, limit: int) -> list[MirroredMessage]:
         """Up to `limit` of them, by id."""
-        return await self._inspecting.run(
-            lambda c: mirror.find(c, self._dialect, lookup, info, limit), self._places, write=False
+        return await self._database.run(
+            lambda c: mirror.find(c, self._dialect, lookup, info, limit),
+            Activity.OPERATE,
+            Activity.INSPECT,
+            write=False,
         )
 
     async def set_info(
@@ -54,4 +50,4 @@ class MirrorStore:
                 note_action(connection, self._dialect, "set_info", by, given, done=count)
             return count
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)

@@ -1,6 +1,5 @@
 """What operators see of the queues."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import queue_of
 from faststream_sqlbroker.core.overview import JobCounts, QueueOverview
 from faststream_sqlbroker.core.status import PausedQueue
-from faststream_sqlbroker.dialects import Dialect, channels
+from faststream_sqlbroker.dialects import channels
 from faststream_sqlbroker.dialects.job_counts import job_counts
 from faststream_sqlbroker.dialects.live_subscribers import MOST_READ, paused, subscribed_queues
 from faststream_sqlbroker.dialects.queue_counts import (
@@ -27,7 +26,7 @@ from faststream_sqlbroker.dialects.queue_states import (
     queues_with_messages,
 )
 from faststream_sqlbroker.dialects.sizes import chunks
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 TOGETHER = 16
 """Queues that are counted in one transaction, so that none lasts long."""
@@ -61,13 +60,9 @@ class QueueOverviews:
         TransientStoreError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each transaction takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.OPERATE)
-        self._dialect = dialect
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
 
     async def read(self, queue: str | None = None) -> list[QueueOverview]:
         """The queues that have a message, a live subscriber or a pause, by name; or `queue`.
@@ -75,8 +70,8 @@ class QueueOverviews:
         At most 500 queues with a message or a subscriber.
         """
         walk = queue is None
-        fleet = await self._transactions.run(
-            lambda c: self._fleet(c, walk=walk), self._places, write=False
+        fleet = await self._database.run(
+            lambda c: self._fleet(c, walk=walk), Activity.OPERATE, write=False
         )
         names = fleet.names if queue is None else [queue]
         found: list[QueueOverview] = []
@@ -85,7 +80,7 @@ class QueueOverviews:
             def look(connection: Connection, part: Sequence[str] = part) -> list[QueueOverview]:
                 return self._part(connection, fleet, part)
 
-            found += await self._transactions.run(look, self._places, write=False)
+            found += await self._database.run(look, Activity.OPERATE, write=False)
         return found
 
     async def jobs(self, queues: Sequence[str]) -> list[JobCounts]:
@@ -93,7 +88,7 @@ class QueueOverviews:
         found: list[JobCounts] = []
         for part in chunks(queues, TOGETHER):
             look = partial(job_counts, dialect=self._dialect, queues=part)
-            found += await self._transactions.run(look, self._places, write=False)
+            found += await self._database.run(look, Activity.OPERATE, write=False)
         return found
 
     async def names(self, like: str) -> list[str]:
@@ -109,14 +104,14 @@ class QueueOverviews:
                 found |= queues_with_messages(connection, self._dialect, after)
             return found
 
-        names = await self._transactions.run(begin, self._places, write=False)
+        names = await self._database.run(begin, Activity.OPERATE, write=False)
         table = self._dialect.tables.policy_state
         after = ""
         for _ in range(MOST_READ // A_PAGE):
             # A transaction for each: one for all would hold back vacuum of the rows that every
             # heartbeat rewrites.
             page = partial(subscribed_queues, table=table, after=after, limit=A_PAGE)
-            found, last = await self._transactions.run(page, self._places, write=False)
+            found, last = await self._database.run(page, Activity.OPERATE, write=False)
             names |= found
             if last is None:
                 break

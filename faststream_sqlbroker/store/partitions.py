@@ -1,6 +1,5 @@
 """Adds and drops partitions of the archive; each step is one transaction."""
 
-import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
@@ -10,7 +9,7 @@ from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.schema import partitions
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 
 class ArchivePartitions:
@@ -22,14 +21,10 @@ class ArchivePartitions:
         StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each step takes one of the store's `places`."""
-        self._transactions = transactions.doing()
-        self._dialect = dialect
-        self._config = dialect.tables.config
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._config = database.tables.config
 
     @property
     def there(self) -> bool:
@@ -50,7 +45,7 @@ class ArchivePartitions:
 
     async def _run(self, work: Callable[[Connection], str | None]) -> str | None:
         # Who waits for a lock on the archive holds up all that comes later: rather try again.
-        return await self._transactions.run(work, self._places, patient=False)
+        return await self._database.run(work, patient=False)
 
 
 def add_noted(

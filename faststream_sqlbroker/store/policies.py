@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects import Dialect, mirror, once, policy_state
+from faststream_sqlbroker.dialects import mirror, once, policy_state
 from faststream_sqlbroker.dialects.policy_holds import Hold, read_holds
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.policies.claims import PolicyClaims
@@ -18,7 +18,7 @@ from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, Sca
 from faststream_sqlbroker.policies.rows import Decided
 from faststream_sqlbroker.policies.swaps import SwapClaim, looking, swaps
 from faststream_sqlbroker.store.ack_first import worker_name
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 
 class PolicyStore:
@@ -28,14 +28,10 @@ class PolicyStore:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.CONSUME, Activity.STATE)
-        self._dialect = dialect
-        self._claims = PolicyClaims(dialect, transactions.clock)
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._claims = PolicyClaims(database.dialect, database.clock)
 
     def tell_decisions(self, decided: Decided) -> None:
         """Let `decided` be told of what claims decide."""
@@ -45,7 +41,7 @@ class PolicyStore:
         self, wanted: PolicyClaimRequest, memory: ScanPosition
     ) -> tuple[Claim, ScanPosition]:
         """Lease the messages that the policies let start; and the position for the next claim."""
-        began = self._transactions.clock.monotonic()
+        began = self._database.clock.monotonic()
         if (swapped := await self._swapped(wanted, memory)) is not None:
             return swapped
 
@@ -58,13 +54,13 @@ class PolicyStore:
             return self._claims.claim(connection, wanted, moved)
 
         try:
-            found = await self._transactions.run(claim, self._places)
+            found = await self._database.run(claim, Activity.CONSUME, Activity.STATE)
         except (UnknownOutcomeError, asyncio.CancelledError):
             moved.use.told(moved.told)
             raise
         moved.use.told(moved.told)
         if found.read is not None:
-            now = self._transactions.clock.monotonic()
+            now = self._database.clock.monotonic()
             moved.note(now - found.read.asked, now - began)
         return found, moved
 
@@ -75,10 +71,10 @@ class PolicyStore:
         look = looking(self._dialect, wanted) if swaps(wanted) else None
         if look is None:
             return None
-        clock = self._transactions.clock
+        clock = self._database.clock
         asked = clock.monotonic()
         # The wait for a connection counts as time in which the clock may have been read.
-        seen = await self._transactions.run(look, self._places, write=False)
+        seen = await self._database.run(look, Activity.CONSUME, Activity.STATE, write=False)
         claim = SwapClaim(wanted, seen, ReadTime(seen.now, asked, clock.monotonic()), memory)
         if claim.needs_lock:
             return None
@@ -86,7 +82,7 @@ class PolicyStore:
         while (swap := claim.next_swap()) is not None:
             swapping = self._dialect.swapping(swap)
             try:
-                found = await self._transactions.run(swapping, self._places)
+                found = await self._database.run(swapping, Activity.CONSUME, Activity.STATE)
             except asyncio.CancelledError:
                 claim.unanswered()
                 raise
@@ -117,8 +113,10 @@ class PolicyStore:
         """
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
-        return await self._transactions.run(
-            lambda c: once.claim_keys(c, table, lock, rows, ttl, worker_name()), self._places
+        return await self._database.run(
+            lambda c: once.claim_keys(c, table, lock, rows, ttl, worker_name()),
+            Activity.CONSUME,
+            Activity.STATE,
         )
 
     async def claim_free_keys(self, rows: Sequence[ClaimedMessage], ttl: float) -> set[int]:
@@ -128,7 +126,11 @@ class PolicyStore:
         None of them, and nothing is sent, where the database has no shorter way than `claim_keys`.
         """
         claiming = self._dialect.claiming_free_keys(rows, ttl, worker_name())
-        return set() if claiming is None else await self._transactions.run(claiming, self._places)
+        return (
+            set()
+            if claiming is None
+            else await self._database.run(claiming, Activity.CONSUME, Activity.STATE)
+        )
 
     async def forget_expired(self, limit: int) -> int:
         """Look at up to `limit` states that have expired, and remove those that nothing needs; at
@@ -136,8 +138,11 @@ class PolicyStore:
         """
         table = self._dialect.tables.policy_state
         # Mostly there are none, and a transaction that writes has statements of its own.
-        if not await self._transactions.run(
-            lambda c: policy_state.has_expired(c, table), self._places, write=False
+        if not await self._database.run(
+            lambda c: policy_state.has_expired(c, table),
+            Activity.CONSUME,
+            Activity.STATE,
+            write=False,
         ):
             return 0
 
@@ -145,41 +150,43 @@ class PolicyStore:
             living = partial(mirror.keep_living, connection, self._dialect)
             return policy_state.forget_expired(connection, table, limit, living)
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, Activity.CONSUME, Activity.STATE)
 
     async def holds(self, queues: Sequence[str]) -> list[Hold]:
         """What may have put messages of `queues` off."""
         table = self._dialect.tables.policy_state
-        return await self._transactions.run(
-            lambda c: read_holds(c, table, queues), self._places, write=False
+        return await self._database.run(
+            lambda c: read_holds(c, table, queues), Activity.CONSUME, Activity.STATE, write=False
         )
 
     async def removed(self, holds: Sequence[Hold]) -> list[Hold]:
         """Those of `holds` that no live subscriber has any more."""
         if not holds:
             return []
-        return await self._transactions.run(
-            partial(removed, self._dialect, holds), self._places, write=False
+        return await self._database.run(
+            partial(removed, self._dialect, holds), Activity.CONSUME, Activity.STATE, write=False
         )
 
     async def free_removed(self, hold: Hold) -> int | None:
         """Free what waits for a policy that is gone; how many messages. None: try again, as a claim
         of the queue runs.
         """
-        found = await self._in_steps(partial(free, self._dialect, self._transactions.clock, hold))
+        found = await self._in_steps(partial(free, self._dialect, self._database.clock, hold))
         return None if found is None else found.freed
 
     async def mend_clock_step(self, queue: str) -> Freeing | None:
         """Set back what policies of `queue` have put off before the database's clock was. None: try
         again, as a claim of the queue runs.
         """
-        mending = partial(mend_clock_step, self._dialect, self._transactions.clock, queue)
+        mending = partial(mend_clock_step, self._dialect, self._database.clock, queue)
         return await self._in_steps(mending)
 
     async def _in_steps(self, step: Callable[[Freeing, Connection], Freeing]) -> Freeing | None:
         search = Freeing()
         while True:
-            found = await self._transactions.run(partial(step, search), self._places)
+            found = await self._database.run(
+                partial(step, search), Activity.CONSUME, Activity.STATE
+            )
             if found == search:
                 return None
             if found.done:
@@ -190,6 +197,6 @@ class PolicyStore:
         """Free the keys of `rows` that are still claimed by them."""
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
-        await self._transactions.run(
-            lambda c: once.give_back_keys(c, table, lock, rows), self._places
+        await self._database.run(
+            lambda c: once.give_back_keys(c, table, lock, rows), Activity.CONSUME, Activity.STATE
         )

@@ -14,12 +14,13 @@ from typing import Any, TypeVar, cast
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.dialects.query import Query
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.store.checkout import abort
 from faststream_sqlbroker.store.deadline import Deadline
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 # Calls that wait to be written together.
 
@@ -91,15 +92,15 @@ T = TypeVar("T")
 class PublishCoalescer:
     """One event loop's: `place` is its one connection for publishing."""
 
-    def __init__(self, transactions: Transactions) -> None:
-        """Write by `transactions`, each call within their time."""
-        self._transactions = transactions
-        self._engine = transactions.engine
-        self._dialect = transactions.dialect
-        self._errors = transactions.errors
-        self._checkouts = transactions.checkouts
-        self._shortcut = transactions.shortcut
-        self._timeout = transactions.timeout
+    def __init__(self, database: Database) -> None:
+        """Write to `database`, each call within its time."""
+        self._database = database
+        self._engine = database.engine
+        self._dialect = database.dialect
+        self._errors = database.errors
+        self._checkouts = database.checkouts
+        self._shortcut = database.shortcut
+        self._timeout = database.timeout
         self.loop = asyncio.get_running_loop()
         self.place = asyncio.Semaphore(1)
         self._calls: list[Call] = []
@@ -335,7 +336,9 @@ class PublishCoalescer:
         deadline = group[0].deadline
         try:
             query = self._query(group)
-            result = await self._transactions.run(query, self.place, locks=False, deadline=deadline)
+            result = await self._database.run(
+                query, Activity.PUBLISH, places=self.place, locks=False, deadline=deadline
+            )
         except TransientStoreError as error:
             fail(group, error)
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to those who publish

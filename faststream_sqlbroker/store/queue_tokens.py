@@ -1,15 +1,13 @@
 """The tokens of queues over HTTP; each operation is one transaction."""
 
-import asyncio
-
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import Registered
 from faststream_sqlbroker.core.queue_api import QueueRole
-from faststream_sqlbroker.dialects import Dialect, channels
+from faststream_sqlbroker.dialects import channels
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 SCOPE = "queue:"
 """The scope of tokens is this and what they allow; the key is the queue."""
@@ -22,19 +20,15 @@ class QueueTokenStore:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.STATE)
-        self._dialect = dialect
-        self._table = dialect.tables.policy_state
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
 
     async def find(self, queue: str, role: QueueRole) -> Registered | None:
         """The token of the queue that allows `role`."""
         query = channels.finding(self._dialect, (SCOPE + role, queue))
-        [found] = await self._transactions.run(query, self._places, write=False)
+        [found] = await self._database.run(query, Activity.STATE, write=False)
         return found
 
     async def put(
@@ -63,4 +57,4 @@ class QueueTokenStore:
                 note_action(connection, self._dialect, "put_queue_token", by, arguments)
             return found
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, Activity.STATE)

@@ -1,6 +1,5 @@
 """Operators' changes of single messages."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -15,13 +14,13 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects import Dialect, cancels, jobs
+from faststream_sqlbroker.dialects import cancels, jobs
 from faststream_sqlbroker.dialects import repairs as rows
 from faststream_sqlbroker.dialects.live_subscribers import notify_state_changed
 from faststream_sqlbroker.dialects.mirror import insert_mirrored
 from faststream_sqlbroker.policies.rows import PolicyRows
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 
 class Repairs:
@@ -31,14 +30,9 @@ class Repairs:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.OPERATE, Activity.REPAIR)
-        self._publishing = transactions.doing(Activity.OPERATE, Activity.PUBLISH)
-        self._dialect = dialect
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
 
     async def publish(self, row: NewMessage, by: str) -> int | None:
         """Insert `row`, and note who did; its id, None if its queue has its dedup_id already."""
@@ -50,7 +44,7 @@ class Repairs:
                 note_action(connection, self._dialect, "publish", by, given)
             return message_id
 
-        return await self._publishing.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE, Activity.PUBLISH)
 
     async def cancel(
         self,
@@ -139,4 +133,4 @@ class Repairs:
                 jobs.add(connection, table, ended, self._dialect.now(connection))
             return found
 
-        return await self._transactions.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE, Activity.REPAIR)

@@ -1,6 +1,5 @@
 """Removes finished messages by their age and their number; each step is one transaction."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -13,11 +12,11 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.retention import Growth, Place, Pruned, Step
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import Dialect, jobs
+from faststream_sqlbroker.dialects import jobs
 from faststream_sqlbroker.dialects import retention as rows
 from faststream_sqlbroker.store.loaded_pruner import LoadedWindows
 from faststream_sqlbroker.store.partitions import ArchivePartitions
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 T = TypeVar("T")
 
@@ -34,19 +33,14 @@ class ArchiveRetention:
 
     def __init__(
         self,
-        transactions: Transactions,
-        dialect: Dialect,
-        places: asyncio.Semaphore,
+        database: Database,
         partitions: ArchivePartitions,
     ) -> None:
-        """Each step takes one of the store's `places`."""
+        self._database = database
         self.partitions = partitions
-        self._transactions = transactions.doing(Activity.PRUNE)
-        self._operating = transactions.doing(Activity.OPERATE)
-        self._dialect = dialect
-        self._table = dialect.tables.policy_state
-        self._places = places
-        self.loaded = LoadedWindows(transactions, dialect, places)
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
+        self.loaded = LoadedWindows(database)
         """What exports have recorded."""
 
     async def cutoff(self, age: float) -> datetime:
@@ -58,8 +52,8 @@ class ArchiveRetention:
 
         Repeated after an unknown outcome it goes on: what is gone is not found again.
         """
-        return await self._transactions.run(
-            lambda c: rows.remove(c, self._dialect, state, before, after), self._places
+        return await self._database.run(
+            lambda c: rows.remove(c, self._dialect, state, before, after), Activity.PRUNE
         )
 
     async def count(self, state: MessageState, before: datetime, after: Place | None) -> Step:
@@ -91,7 +85,7 @@ class ArchiveRetention:
         def work(connection: Connection) -> Job:
             return jobs.add(connection, self._table, job, self._dialect.now(connection))
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def note_pruned(self, begun: Job, pruned: Pruned) -> None:
         """Complete the entry `begun`: what the prune has removed."""
@@ -109,11 +103,11 @@ class ArchiveRetention:
             )
             jobs.save(connection, self._table, ended, None)
 
-        await self._operating.run(work, self._places)
+        await self._database.run(work, Activity.OPERATE)
 
     async def growth(self) -> Growth:
         """How fast the archive grows."""
         return await self._read(lambda c: rows.growth(c, self._dialect))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
-        return await self._transactions.run(work, self._places, write=False)
+        return await self._database.run(work, Activity.PRUNE, write=False)

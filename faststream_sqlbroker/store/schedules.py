@@ -1,6 +1,5 @@
 """Schedules, each operation one transaction."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -11,9 +10,9 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import Schedule, ScheduleState
-from faststream_sqlbroker.dialects import Dialect, schedules
+from faststream_sqlbroker.dialects import schedules
 from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 
 class Schedules:
@@ -23,38 +22,42 @@ class Schedules:
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each operation takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.SCHEDULE, Activity.PUBLISH)
-        self._dialect = dialect
-        self._places = places
-        self._operating = transactions.doing(Activity.OPERATE)
-        self._table = dialect.tables.policy_state
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
 
     async def define(self, name: str, decide: schedules.Decide) -> ScheduleState | None:
         """Let `decide` change the state of a schedule, new or not; the state after that."""
-        return await self._transactions.run(
-            lambda c: schedules.define(self._dialect, c, name, decide), self._places
+        return await self._database.run(
+            lambda c: schedules.define(self._dialect, c, name, decide),
+            Activity.SCHEDULE,
+            Activity.PUBLISH,
         )
 
     async def read(self, names: Sequence[str]) -> tuple[datetime, dict[str, schedules.Seen]]:
         """The time by the database's clock, and those of the schedules `names` that exist."""
-        return await self._transactions.run(
-            lambda c: schedules.read(self._dialect, c, names), self._places, write=False
+        return await self._database.run(
+            lambda c: schedules.read(self._dialect, c, names),
+            Activity.SCHEDULE,
+            Activity.PUBLISH,
+            write=False,
         )
 
     async def hold(self, name: str, token: UUID, lease: float) -> ScheduleState | None:
         """Lease a schedule for `lease` seconds if it is due and free; its state, or None."""
-        return await self._transactions.run(
-            lambda c: schedules.hold(self._dialect, c, name, token, lease), self._places
+        return await self._database.run(
+            lambda c: schedules.hold(self._dialect, c, name, token, lease),
+            Activity.SCHEDULE,
+            Activity.PUBLISH,
         )
 
     async def extend(self, name: str, token: UUID, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; false if `token` no longer has it."""
-        return await self._transactions.run(
-            lambda c: schedules.extend(c, self._table, name, token, lease), self._places
+        return await self._database.run(
+            lambda c: schedules.extend(c, self._table, name, token, lease),
+            Activity.SCHEDULE,
+            Activity.PUBLISH,
         )
 
     async def publish(
@@ -70,21 +73,26 @@ class Schedules:
         Both are one transaction, so each fire time is published once. The schedule stays leased for
         `lease` seconds; None releases it.
         """
-        return await self._transactions.run(
+        return await self._database.run(
             lambda c: schedules.publish(self._dialect, c, name, token, state, rows, lease),
-            self._places,
+            Activity.SCHEDULE,
+            Activity.PUBLISH,
         )
 
     async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> None:
         """Release a schedule, if `token` has it; it cannot be leased for `pause` seconds."""
-        await self._transactions.run(
-            lambda c: schedules.put_off(c, self._table, name, token, state, pause), self._places
+        await self._database.run(
+            lambda c: schedules.put_off(c, self._table, name, token, state, pause),
+            Activity.SCHEDULE,
+            Activity.PUBLISH,
         )
 
     async def give_back(self, name: str, token: UUID) -> None:
         """Release a schedule, if `token` has it; other processes can lease it now."""
-        await self._transactions.run(
-            lambda c: schedules.give_back(c, self._table, name, token), self._places
+        await self._database.run(
+            lambda c: schedules.give_back(c, self._table, name, token),
+            Activity.SCHEDULE,
+            Activity.PUBLISH,
         )
 
     async def forget(self, name: str, by: str) -> bool:
@@ -96,7 +104,7 @@ class Schedules:
                 note_action(connection, self._dialect, "forget_schedule", by, {"name": name})
             return was
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def run(self, name: str, by: str) -> ScheduleState | None:
         """Ask for a run besides the fire times, unless it is paused; its state before, or None."""
@@ -142,10 +150,10 @@ class Schedules:
                 note_action(connection, self._dialect, action, by, {"name": name})
             return was
 
-        return await self._operating.run(work, self._places)
+        return await self._database.run(work, Activity.OPERATE)
 
     async def listed(self, limit: int) -> list[Schedule]:
         """Up to `limit` schedules, sorted by name."""
-        return await self._operating.run(
-            lambda c: schedules.listed(c, self._table, limit), self._places, write=False
+        return await self._database.run(
+            lambda c: schedules.listed(c, self._table, limit), Activity.OPERATE, write=False
         )

@@ -66,7 +66,7 @@ from faststream_sqlbroker.store.repairs import Repairs
 from faststream_sqlbroker.store.replies import ReplyStore
 from faststream_sqlbroker.store.retention import ArchiveRetention
 from faststream_sqlbroker.store.schedules import Schedules
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 from faststream_sqlbroker.store.verification import Verifier
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Store:
         StoreError: the database refused the statement.
     """
 
-    transactions: type[Transactions] = Transactions
+    database_class: type[Database] = Database
     """What runs its transactions; a test counts them."""
     subscribers: type[LiveSubscribers] = LiveSubscribers
     """What knows the subscribers; a test has no loop that tells of them."""
@@ -122,45 +122,37 @@ class Store:
         self._errors = ErrorClasses(self.dialect, statement_timeout)
         self._checkouts = Checkouts(self._engine, self.dialect, self._errors)
         self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
-        self._transactions = self.transactions(
+        self._database = database = self.database_class(
             self._checkouts,
             self.dialect,
             statement_timeout,
             self._shortcut,
+            LoopSemaphore(self.max_connections),
             clock=clock,
         )
         self.correlation_ids = CorrelationIds()
         """Of messages without one; the policy state has what they are made of."""
-        self._consuming = self._transactions.doing(Activity.CONSUME)
-        self._announcing = self._transactions.doing(Activity.CONSUME, Activity.STATE)
-        self._places = LoopSemaphore(self.max_connections)
-        self.starts = AckFirstStarts(self._transactions, self.dialect, self._places)
-        self.policies = PolicyStore(self._transactions, self.dialect, self._places)
-        self.locks = LockStore(self._transactions, self.dialect, self._places)
-        self.takes = DirectClaims(
-            self._transactions, self.dialect, self._places, self.correlation_ids
-        )
-        self.live_subscribers = self.subscribers(
-            self._transactions, self.dialect, self._places, self.correlation_ids
-        )
-        self.replies = ReplyStore(self._transactions, self.dialect, self._places)
-        self.silent = DeadSessionWatch(self._transactions, self.dialect, self._places)
-        self.schedules = Schedules(self._transactions, self.dialect, self._places)
-        self.queue_states = QueueStates(self._transactions, self.dialect, self._places)
-        self.overviews = QueueOverviews(self._transactions, self.dialect, self._places)
-        self.messages = StoredMessages(self._transactions, self.dialect, self._places)
-        self.jobs = JobStore(self._transactions, self.dialect, self._places)
-        self.verifier = Verifier(self._transactions, self.dialect, self._places)
-        self.repairs = Repairs(self._transactions, self.dialect, self._places)
-        self._inserts = Inserts(self._transactions)
-        self.partitions = ArchivePartitions(self._transactions, self.dialect, self._places)
-        self.retention = ArchiveRetention(
-            self._transactions, self.dialect, self._places, self.partitions
-        )
-        self.channels = ChannelStore(self._transactions, self.dialect, self._places)
-        self.mirror = MirrorStore(self._transactions, self.dialect, self._places)
-        self.queue_tokens = QueueTokenStore(self._transactions, self.dialect, self._places)
-        self.depths = Depths(self._transactions, self.dialect, self._places)
+        self.starts = AckFirstStarts(database)
+        self.policies = PolicyStore(database)
+        self.locks = LockStore(database)
+        self.takes = DirectClaims(database, self.correlation_ids)
+        self.live_subscribers = self.subscribers(database, self.correlation_ids)
+        self.replies = ReplyStore(database)
+        self.silent = DeadSessionWatch(database)
+        self.schedules = Schedules(database)
+        self.queue_states = QueueStates(database)
+        self.overviews = QueueOverviews(database)
+        self.messages = StoredMessages(database)
+        self.jobs = JobStore(database)
+        self.verifier = Verifier(database)
+        self.repairs = Repairs(database)
+        self._inserts = Inserts(database)
+        self.partitions = ArchivePartitions(database)
+        self.retention = ArchiveRetention(database, self.partitions)
+        self.channels = ChannelStore(database)
+        self.mirror = MirrorStore(database)
+        self.queue_tokens = QueueTokenStore(database)
+        self.depths = Depths(database)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         if listen_engine is not None:
@@ -171,7 +163,7 @@ class Store:
             listening=self._listens_on_pool,
             one_writer=self.dialect.one_writer,
         )
-        self.handlers = HandlerTransactions(self._transactions, self._places, self.handler_places)
+        self.handlers = HandlerTransactions(database, self.handler_places)
 
     @property
     def dialect_name(self) -> str:
@@ -233,7 +225,7 @@ class Store:
 
     async def ready_pairs(self, queues: Sequence[str]) -> ReadyPairs:
         """The (queue, priority) pairs of `queues` with claimable rows, and when each is due."""
-        return await self._consuming.run(self.dialect.scan(queues), self._places, write=False)
+        return await self._database.run(self.dialect.scan(queues), Activity.CONSUME, write=False)
 
     async def look_around(
         self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None = None
@@ -242,10 +234,12 @@ class Store:
         sign of life of this process's subscribers.
         """
         looking = self.dialect.looking_around(queues, leased, sign)
-        transactions = self._consuming if sign is None else self._announcing
+        state = () if sign is None else (Activity.STATE,)
         # A single statement leaves no lock behind that a silent client could hold.
         locks = not isinstance(looking, Query)
-        return await transactions.run(looking, self._places, write=sign is not None, locks=locks)
+        return await self._database.run(
+            looking, Activity.CONSUME, *state, write=sign is not None, locks=locks
+        )
 
     async def claim(
         self,
@@ -267,7 +261,7 @@ class Store:
         claiming = self.dialect.claiming(
             pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
         )
-        return await self._consuming.run(claiming, self._places)
+        return await self._database.run(claiming, Activity.CONSUME)
 
     async def claim_ordered(
         self,
@@ -296,7 +290,7 @@ class Store:
             )
             return claimed, pause, moved
 
-        return await self._consuming.run(claim, self._places)
+        return await self._database.run(claim, Activity.CONSUME)
 
     async def claim_one(
         self,
@@ -310,11 +304,12 @@ class Store:
         """Lease this row, if it is due in one of `queues`, free, and, with `ordered`, the first."""
         if ordered:
             claim = self.dialect.ordered.claim_one
-            return await self._consuming.run(
-                lambda c: claim(c, message_id, queues, lease, token), self._places
+            return await self._database.run(
+                lambda c: claim(c, message_id, queues, lease, token), Activity.CONSUME
             )
-        return await self._consuming.run(
-            lambda c: self.dialect.claim_ids(c, [message_id], queues, lease, token), self._places
+        return await self._database.run(
+            lambda c: self.dialect.claim_ids(c, [message_id], queues, lease, token),
+            Activity.CONSUME,
         )
 
     async def renew(self, leases: Leases, lease: float) -> set[int]:
@@ -324,8 +319,8 @@ class Store:
         """
         if not leases:
             return set()
-        return await self._consuming.run(
-            lambda c: self.dialect.renew(c, leases, lease), self._places
+        return await self._database.run(
+            lambda c: self.dialect.renew(c, leases, lease), Activity.CONSUME
         )
 
     async def renew_free(self, leases: Leases, lease: float) -> tuple[set[int], set[int]]:
@@ -334,8 +329,8 @@ class Store:
         """
         if not leases:
             return set(), set()
-        return await self._consuming.run(
-            lambda c: self.dialect.renew_free(c, leases, lease), self._places
+        return await self._database.run(
+            lambda c: self.dialect.renew_free(c, leases, lease), Activity.CONSUME
         )
 
     async def settle(
@@ -348,9 +343,8 @@ class Store:
         """
         if not settlements:
             return SettleResult()
-        return await self._consuming.run(
+        return await self._database.run(
             self.dialect.settling(settlements, skip_locked=skip_locked),
-            self._places,
             doing=partial(needed_to_write, settlements),
             patient=not skip_locked,
         )
@@ -371,8 +365,8 @@ class Store:
         """Release up to `limit` rows of `queues` whose lease ended before that moment, None: by
         now; how many.
         """
-        return await self._consuming.run(
-            lambda c: self.dialect.release_stuck(c, queues, limit, before), self._places
+        return await self._database.run(
+            lambda c: self.dialect.release_stuck(c, queues, limit, before), Activity.CONSUME
         )
 
     async def end_cancelled(self, queues: Sequence[str], *, archive: bool) -> int:
@@ -383,42 +377,38 @@ class Store:
             asked = cancels.requests(connection, self.dialect.tables.policy_state)
             return cancels.end_expired(connection, self.dialect, queues, asked, archive=archive)
 
-        return await self._consuming.run(work, self._places, doing=lambda: frozenset(doing))
+        return await self._database.run(work, doing=lambda: frozenset(doing))
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
         """Seconds until the first lease of any worker in `queues` ends; None without a lease."""
-        return await self._consuming.run(
-            lambda c: self.dialect.lease_ends_in(c, queues), self._places, write=False
+        return await self._database.run(
+            lambda c: self.dialect.lease_ends_in(c, queues), Activity.CONSUME, write=False
         )
 
     async def release_claim(self, queues: Sequence[str], token: UUID) -> int:
         """Release the rows of a claim whose answer was lost; how many. No delivery is counted."""
-        return await self._consuming.run(
-            lambda c: self.dialect.release_claim(c, queues, token), self._places
+        return await self._database.run(
+            lambda c: self.dialect.release_claim(c, queues, token), Activity.CONSUME
         )
 
     # -- the database itself -------------------------------------------------------------------
 
     async def now(self) -> datetime:
         """The database's clock (aware, UTC)."""
-        return await self._transactions.run(self.dialect.now, self._places, write=False)
+        return await self._database.run(self.dialect.now, write=False)
 
     async def database_health(self) -> DatabaseHealth:
         """What the server tells of itself."""
-        return await self._transactions.run(
-            lambda c: database_health(c, self.dialect), self._places, write=False
-        )
+        return await self._database.run(lambda c: database_health(c, self.dialect), write=False)
 
     async def setup(self) -> None:
         """Check the server's settings that the broker relies on; turn on WAL in SQLite."""
-        await self._transactions.run(self.dialect.setup, self._places, write=False)
+        await self._database.run(self.dialect.setup, write=False)
 
     async def has_notify_trigger(self) -> bool:
         """Whether the table of messages has the triggers of `notify_trigger` (PostgreSQL)."""
         tables = self.tables
-        return await self._transactions.run(
-            lambda c: has_notify_trigger(c, tables), self._places, write=False
-        )
+        return await self._database.run(lambda c: has_notify_trigger(c, tables), write=False)
 
     async def create_tables(self) -> None:
         """Create the missing tables and indexes (for development).
@@ -426,13 +416,11 @@ class Store:
         Raises:
             SchemaError: a table of that name is not the broker's.
         """
-        await self._transactions.run(lambda c: create_all(c, self.tables), self._places)
+        await self._database.run(lambda c: create_all(c, self.tables))
 
     async def differences(self) -> list[str]:
         """How the tables differ from those this version needs, each with how to remove it."""
-        return await self._transactions.run(
-            lambda c: differences(c, self.tables), self._places, write=False
-        )
+        return await self._database.run(lambda c: differences(c, self.tables), write=False)
 
     async def schema_version(self) -> str | None:
         """The newest migration that the tables note; None: another program migrates them."""
@@ -444,12 +432,12 @@ class Store:
             found: str | None = connection.execute(select(table.c.version_num)).scalar()
             return found
 
-        return await self._transactions.run(work, self._places, write=False)
+        return await self._database.run(work, write=False)
 
     async def find_lacks(self, activities: Activities) -> Access:
         """Which rights and tables the database user lacks for `activities`; nothing is written."""
-        return await self._transactions.run(
-            lambda c: find_lacks(self.dialect, c, activities), self._places, write=False
+        return await self._database.run(
+            lambda c: find_lacks(self.dialect, c, activities), write=False
         )
 
     def on_denied(
@@ -469,7 +457,7 @@ class Store:
 
         None is `statement_timeout`.
         """
-        return await self._transactions.ping(
+        return await self._database.ping(
             timeout, lambda c: not missing_tables(self.dialect, c, activities)
         )
 

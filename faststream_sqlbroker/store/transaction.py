@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects.query import Query
@@ -29,8 +30,8 @@ QUICK_PAUSE = 0.01
 """Seconds before the first repeat; doubled each time, with jitter."""
 
 
-class Transactions:
-    """Runs synchronous functions on connections of one engine, each in its own transaction."""
+class Database:
+    """One database: runs synchronous functions on its connections, each in its own transaction."""
 
     def __init__(
         self,
@@ -38,9 +39,8 @@ class Transactions:
         dialect: Dialect,
         timeout: float,
         shortcut: DriverShortcut,
-        activities: Activities = frozenset(),
+        places: asyncio.Semaphore,
         *,
-        planning_anew: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Bound each `run`, with its wait for a connection and its repeats, by `timeout` seconds.
@@ -50,55 +50,31 @@ class Transactions:
             dialect: Begins the transactions.
             timeout: Seconds.
             shortcut: Sends a `Query` on the driver's own connection.
-            activities: What the transactions are for, unless `run` is told otherwise.
-            planning_anew: Transactions of several statements use no cached query plan of the
-                session.
+            places: As many transactions as there are may run at a time.
             clock: For the pauses between repeats.
         """
-        self._activities = activities
-        self._planning_anew = planning_anew
         self.checkouts = checkouts
         self.dialect = dialect
+        self.tables = dialect.tables
         self.timeout = timeout
         self.clock = clock or Clock()
         self.idle_limit = min(timeout, IDLE_LIMIT)
         self.engine = checkouts.engine
         self.errors = checkouts.errors
         self.shortcut = shortcut
-
-    def doing(self, *activities: Activity) -> "Transactions":
-        """The same, for other activities."""
-        return type(self)(
-            self.checkouts,
-            self.dialect,
-            self.timeout,
-            self.shortcut,
-            frozenset(activities),
-            clock=self.clock,
-        )
-
-    def planning_anew(self) -> "Transactions":
-        """The same, for statements that must not use a cached query plan."""
-        return type(self)(
-            self.checkouts,
-            self.dialect,
-            self.timeout,
-            self.shortcut,
-            self._activities,
-            planning_anew=True,
-            clock=self.clock,
-        )
+        self.places = places
 
     async def run(
         self,
         work: Callable[[Connection], T],
-        places: asyncio.Semaphore,
-        *,
+        *activities: Activity,
         write: bool = True,
         locks: bool = True,
         deadline: float | None = None,
         doing: Doing | None = None,
         patient: bool = True,
+        planned_anew: bool = False,
+        places: asyncio.Semaphore | None = None,
     ) -> T:
         """Run `work` in a transaction and commit; repeat it if the database rolled it back.
 
@@ -106,13 +82,15 @@ class Transactions:
 
         Args:
             work: Called with the connection; it may run several times.
-            places: One of them is taken for each attempt.
+            activities: What it is for; the error of a missing right or table names it.
             write: The transaction writes, so a lost answer to its COMMIT is an unknown outcome.
             locks: It may lock rows. The server then ends the session if its client sends nothing
                 in the transaction for 30 seconds, or for `timeout` if that is less.
             deadline: In the event loop's time; default `timeout` seconds from now.
-            doing: What it is for; the error of a missing right or table names it.
+            doing: In place of `activities`, what gives them after the work.
             patient: Repeat it also if it waited too long for a lock.
+            planned_anew: Several statements use no cached query plan of the session.
+            places: Take one of these for each attempt, not one of the database's.
 
         Raises:
             TransientStoreError: the database could not be reached or was busy; nothing was written.
@@ -121,12 +99,20 @@ class Transactions:
         """
         pause = QUICK_PAUSE
         replaced = False
-        doing = self._activities if doing is None else doing
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self.timeout
+        begin = partial(self._begin, locks=locks, planned_anew=planned_anew) if write else None
+        attempt = partial(
+            self._attempt,
+            work,
+            places or self.places,
+            deadline,
+            frozenset(activities) if doing is None else doing,
+            begin,
+        )
         for _ in range(QUICK_REPEATS):
             try:
-                return await self._attempt(work, places, deadline, doing, write=write, locks=locks)
+                return await attempt()
             except UnknownOutcomeError:
                 raise
             except TransientStoreError as error:
@@ -135,7 +121,7 @@ class Transactions:
                 replaced = replaced or self.errors.needs_another(error)
                 await self.clock.sleep(self.clock.jitter(pause))
                 pause *= 2
-        return await self._attempt(work, places, deadline, doing, write=write, locks=locks)
+        return await attempt()
 
     def _gives_up(self, error: TransientStoreError, *, replaced: bool, patient: bool) -> bool:
         """Whether a repeat right now would not help; `replaced`: the connection was replaced."""
@@ -153,11 +139,9 @@ class Transactions:
         places: asyncio.Semaphore,
         deadline: float,
         doing: Doing,
-        *,
-        write: bool,
-        locks: bool,
+        begin: Callable[[Connection], None] | None,
     ) -> T:
-        once = self._once(work, places, deadline, doing, write=write, locks=locks)
+        once = self._once(work, places, deadline, doing, begin)
         return await (cancelled_once(once) if self.dialect.cancel_once else once)
 
     async def _once(
@@ -166,19 +150,19 @@ class Transactions:
         places: asyncio.Semaphore,
         deadline: float,
         doing: Doing,
-        *,
-        write: bool,
-        locks: bool,
+        begin: Callable[[Connection], None] | None,
     ) -> T:
+        """Run `work` once; None for `begin`: it only reads."""
         committing = False
+        write = begin is not None
         results = []
         clock = asyncio.get_running_loop().time
 
         def run(connection: Connection) -> None:
             nonlocal committing
             with connection.begin() as transaction:
-                if write:
-                    self._begin(connection, locks=locks)
+                if begin is not None:
+                    begin(connection)
                 result = work(connection)
                 committing = write
                 try:
@@ -214,8 +198,8 @@ class Transactions:
             raise UnknownOutcomeError(msg) from error
         return results[0]
 
-    def _begin(self, connection: Connection, *, locks: bool) -> None:
-        if self._planning_anew and locks:
+    def _begin(self, connection: Connection, *, locks: bool, planned_anew: bool) -> None:
+        if planned_anew and locks:
             self.dialect.begin_anew(connection, self.idle_limit)
         else:
             self.dialect.begin(connection, self.idle_limit if locks else None)

@@ -1,6 +1,5 @@
 """Looks through all tables for rows that cannot be."""
 
-import asyncio
 import base64
 import json
 from collections import Counter
@@ -15,10 +14,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.core.verification import Damage, Note, Verification
-from faststream_sqlbroker.dialects import Dialect
 from faststream_sqlbroker.dialects import verification as look
 from faststream_sqlbroker.dialects.verification import BETWEEN
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 
 PARTS = ("live", "archive", "jobs", "windows")
 """What is looked through, in this order; a cursor begins with one of them."""
@@ -41,13 +39,9 @@ class Verifier:
         TransientStoreError, StoreError: as `Store`.
     """
 
-    def __init__(
-        self, transactions: Transactions, dialect: Dialect, places: asyncio.Semaphore
-    ) -> None:
-        """Each transaction takes one of the store's `places`."""
-        self._transactions = transactions.doing(Activity.OPERATE)
-        self._dialect = dialect
-        self._places = places
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
 
     async def verify(
         self,
@@ -71,8 +65,8 @@ class Verifier:
         damages: list[Damage] = []
         notes: list[Note] = []
         while True:
-            stretch = await self._transactions.run(
-                self._look(part, position, lease_over), self._places, write=False
+            stretch = await self._database.run(
+                self._look(part, position, lease_over), Activity.OPERATE, write=False
             )
             looked_at += stretch.rows
             counts.update(each.kind for each in stretch.damages)

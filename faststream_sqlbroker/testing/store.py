@@ -1,18 +1,18 @@
 """The store of a test: the real one, whose calls are counted."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 from typing_extensions import override
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber
 from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
-from faststream_sqlbroker.store.transaction import Transactions
+from faststream_sqlbroker.store.transaction import Database
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 
 T = TypeVar("T")
@@ -32,18 +32,18 @@ class StoreClock(Clock):
             self.callers = Clock()
 
 
-class CountedTransactions(Transactions):
+class CountedDatabase(Database):
     """Tells the test's clock of each transaction that runs."""
 
     @override
     async def run(
-        self, work: Callable[[Connection], T], places: asyncio.Semaphore, **options: Any
+        self, work: Callable[[Connection], T], *activities: Activity, **options: Any
     ) -> T:
-        """As `Transactions.run`."""
+        """As `Database.run`."""
         clock: Any = self.clock
         clock.virtual.begin_call()
         try:
-            return await super().run(work, places, **options)
+            return await super().run(work, *activities, **options)
         finally:
             clock.virtual.end_call()
 
@@ -89,7 +89,7 @@ class TestStore(Store):
     """A store in SQLite that takes the place of any database's."""
 
     __test__ = False
-    transactions = CountedTransactions
+    database_class = CountedDatabase
     subscribers = ToldSubscribers
     live_subscribers: ToldSubscribers
 
