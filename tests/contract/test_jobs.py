@@ -517,7 +517,7 @@ async def test_processes_that_take_turns_see_that_an_error_meets_a_whole_batch(
     await refuse(bench, "bad", "other")
     job = await bench.store.jobs.begin(await planned(bench, MOVE, {"to": "other"}), "c")
     store = bench.store
-    other = jobs.JobStore(store._transactions, store.dialect, store._places)
+    other = jobs.JobStore(store._database)
     fleet = [store.jobs, other]
     for turn in range(400):
         step = await fleet[turn % 2].step(job.id)

@@ -94,7 +94,7 @@ async def test_all_parts_have_the_clock_of_their_broker(
     found, names = clocks(broker)
     assert found == [broker._clock]
     expected = {
-        *("Store", "Transactions", "Wakeups", "Outages", "Heartbeat", "Destinations", "Rights"),
+        *("Store", "Database", "Wakeups", "Outages", "Heartbeat", "Destinations", "Rights"),
         *("Scheduler", "Firing", "Locks", "DirectClaimer", "Registration", "Consumer", "Inflight"),
         *("HandlerTimes", "Fetcher", "Ready", "Flusher", "Repeater", "LeaseKeeper", "Loop"),
         *("StuckReleaser", "Worker", "Settlements"),

@@ -602,7 +602,7 @@ async def test_an_autocommit_engine_still_gives_transactions(rig: Rig) -> None:
         raise KeyError("the second half fails")
 
     with pytest.raises(KeyError):
-        await store._transactions.run(half, store._places)
+        await store._database.run(half)
     assert await rig.rows() == []
     await store.insert([NewMessage("q", b"2")])
     assert len(await rig.rows()) == 1

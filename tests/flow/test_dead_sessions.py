@@ -174,9 +174,7 @@ async def test_transactions_of_the_broker_are_marked(store: Store) -> None:
         assert (await transaction.connection.execute(marks)).scalars().all() == [60_000]
         assert await transaction.hold([(row.id, token)], 90) == {row.id}
         assert (await transaction.connection.execute(marks)).scalars().all() == [60_000, 90_000]
-    found = await store._transactions.run(
-        lambda c: c.execute(marks).scalars().all(), asyncio.Semaphore()
-    )
+    found = await store._database.run(lambda c: c.execute(marks).scalars().all())
     assert found == [round(IDLE * 1000)]
 
 

@@ -109,7 +109,7 @@ async def test_the_limit_is_set_on_the_session_and_the_applications_own_is_resto
             return await connection.run_sync(limit_of, database)
 
     async def told() -> float:
-        return await store._transactions.run(lambda c: limit_of(c, database), store._places)
+        return await store._database.run(lambda c: limit_of(c, database))
 
     def fail(connection: Connection) -> None:
         limit_of(connection, database)
@@ -120,7 +120,7 @@ async def test_the_limit_is_set_on_the_session_and_the_applications_own_is_resto
     assert await told() == expected
     assert await left() == application
     with pytest.raises(KeyError):
-        await store._transactions.run(fail, store._places)
+        await store._database.run(fail)
     assert await left() == application
     await rig.put()
     [row] = await rig.claim()

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from copy import copy
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -807,8 +808,9 @@ async def test_an_answer_to_a_commit_that_was_lost(
     """The consumer gets its lease nevertheless, and its end is written once."""
     await pulling.broadcast()
     [job] = await pulling.queued()
-    transactions = broker._store.channels._transactions
-    real = transactions.run
+    channels = broker._store.channels
+    database = copy(channels._database)
+    real = database.run
     lost = 0
 
     async def run(work: Any, *arguments: Any, **options: Any) -> Any:
@@ -819,7 +821,8 @@ async def test_an_answer_to_a_commit_that_was_lost(
             raise UnknownOutcomeError("the answer was lost")
         return found
 
-    monkeypatch.setattr(transactions, "run", run)
+    monkeypatch.setattr(database, "run", run)
+    monkeypatch.setattr(channels, "_database", database)
     lease = await pulling.start(job["ID"], **fields)
     assert (await pulling.post(job["ID"], "DELIVERED", lease=lease)).status_code == 202
     assert lost == 2

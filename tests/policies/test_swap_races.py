@@ -8,6 +8,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -85,7 +86,7 @@ class Encounters:
             self.changed.notify_all()
 
     def after(self, store: Store) -> Callable[..., Any]:
-        run = store.policies._transactions.run
+        run = store.policies._database.run
 
         async def and_wait(*args: Any, **kwargs: Any) -> Any:
             found = await run(*args, **kwargs)
@@ -195,7 +196,8 @@ async def crowd(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     await stores[0].create_tables()
     for store in stores:
         await store.setup()
-        monkeypatch.setattr(store.policies._transactions, "run", encounters.after(store))
+        monkeypatch.setattr(store.policies, "_database", copy(store.policies._database))
+        monkeypatch.setattr(store.policies._database, "run", encounters.after(store))
     yield Crowd(clock, stores, random, encounters)
     for each in [clock, *clocks]:
         await each.engine.dispose()

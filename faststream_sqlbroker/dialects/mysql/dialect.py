@@ -70,12 +70,16 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         )
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
+        self._send_to(sqlalchemy_dialect)
+
+    def _send_to(self, sqlalchemy_dialect: Any) -> None:
+        """Take MariaDB's statements, if it is its server: their plans differ, their rows do not."""
+        if is_mariadb(sqlalchemy_dialect):
+            self.sql = self.statements_of("mariadb")
 
     def setup(self, connection: Connection) -> None:
         """Refuse settings under which statements fail; look which of the two servers it is."""
-        if is_mariadb(connection.dialect):
-            # Their plans differ, their rows do not.
-            self.sql = self.statements_of("mariadb")
+        self._send_to(connection.dialect)
         refuse_settings(connection)
         self.size_limit(connection)
 
