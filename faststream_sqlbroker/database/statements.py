@@ -134,9 +134,10 @@ def find_source(database: str, name: str) -> tuple[Source, str] | None:
 
     None: no file makes it.
     """
-    stem, variant = name, ""
+    stem = name
+    variant = ""
     while stem:
-        source = _read(database, stem)
+        source = _load(database, stem)
         if source is not None and (stem == name or variant in source.variants):
             return source, variant
         stem, _, word = stem.rpartition("_")
@@ -149,17 +150,17 @@ def list_statements(database: str) -> list[str]:
     folders = [FOLDER / each for each in (database, LIKE.get(database)) if each]
     names = set[str]()
     for stem in {path.stem for folder in folders for path in folder.glob("*.sql")}:
-        source = _read(database, stem)
+        source = _load(database, stem)
         variants = () if source is None else source.variants
         names |= {stem, *(f"{stem}_{variant}" for variant in variants)}
     return sorted(names)
 
 
 @cache
-def _read(database: str, stem: str) -> Source | None:
+def _load(database: str, stem: str) -> Source | None:
     path = FOLDER / database / f"{stem}.sql"
     if not path.exists():
-        return _read(LIKE[database], stem) if database in LIKE else None
+        return _load(LIKE[database], stem) if database in LIKE else None
     types = dict[str, str]()
     variants = list[str]()
     lines = list[tuple[str, str]]()

@@ -48,21 +48,21 @@ def missing_tables(dialect: "Dialect", connection: Connection, activities: Activ
     Without activities, the message table is looked for. It does not count as missing if it exists
     and the user only has no right on it.
     """
-    wanted = rights(dialect.tables, connection.dialect, activities)
-    tables = list(dict.fromkeys(right.table for right in wanted)) or [dialect.tables.message]
+    needed = rights(dialect.tables, connection.dialect, activities)
+    tables = list(dict.fromkeys(right.table for right in needed)) or [dialect.tables.message]
     names = [table.name for table in tables]
     if dialect.name == "postgresql":
-        known = set(_ids(dialect, connection, tables))
+        existing = set(_ids(dialect, connection, tables))
     elif dialect.name in MYSQL:
         binds = {"names": names, "schema": tables[0].schema}
-        known = set(connection.execute(dialect.sql["known_tables"], binds).scalars())
+        existing = set(connection.execute(dialect.sql["known_tables"], binds).scalars())
     else:
-        known = _sqlite_tables(dialect, connection, tables)
+        existing = _sqlite_tables(dialect, connection, tables)
     if not activities and dialect.name in MYSQL:
         # They hide a table from users without a right on it, so ask by a statement: its error tells
         # which of the two it is. Rights are checked before any lock, so it cannot block.
-        known |= {table.name for table in tables if not _is_gone(connection, table)}
-    return [name for name in names if name not in known]
+        existing |= {table.name for table in tables if not _is_gone(connection, table)}
+    return [name for name in names if name not in existing]
 
 
 def _is_gone(connection: Connection, table: Table) -> bool:
@@ -80,12 +80,12 @@ def _is_gone(connection: Connection, table: Table) -> bool:
 
 def find_lacks(dialect: "Dialect", connection: Connection, activities: Activities) -> Access:
     """What the connection's user lacks for `activities`: rights, and tables."""
-    wanted = rights(dialect.tables, connection.dialect, activities)
+    needed = rights(dialect.tables, connection.dialect, activities)
     if dialect.name == "postgresql":
-        return _ask_postgresql(dialect, connection, wanted)
+        return _ask_postgresql(dialect, connection, needed)
     if dialect.name in MYSQL:
-        return _ask_mysql(dialect, connection, wanted)
-    return _ask_sqlite(dialect, connection, wanted)
+        return _ask_mysql(dialect, connection, needed)
+    return _ask_sqlite(dialect, connection, needed)
 
 
 # PostgreSQL: its functions for rights tell what each GRANT would add.
@@ -100,35 +100,37 @@ def _ids(dialect: "Dialect", connection: Connection, tables: Sequence[Table]) ->
     return {row.name: row for row in found if row.id is not None}
 
 
-def _ask_postgresql(dialect: "Dialect", connection: Connection, wanted: Sequence[Right]) -> Access:
+def _ask_postgresql(dialect: "Dialect", connection: Connection, needed: Sequence[Right]) -> Access:
     user = connection.execute(text("SELECT current_user")).scalar_one()
-    if not wanted:
+    if not needed:
         return Access(f"the role {user}")
-    known = _ids(dialect, connection, [right.table for right in wanted])
-    lacks = list(_not_there(connection, wanted, known))
-    there = [right for right in wanted if right.table.name in known]
-    lacks += _closed_schemas(connection, there, known, user)
+    existing = _ids(dialect, connection, [right.table for right in needed])
+    lacks = list(_not_there(connection, needed, existing))
+    there = [right for right in needed if right.table.name in existing]
+    lacks += _closed_schemas(connection, there, existing, user)
     # In a closed schema its other rights cannot be asked for, so they are told after that GRANT.
-    open_ = [right for right in there if known[right.table.name].allowed]
-    lacks += _grants(connection, _denied(dialect, connection, open_, known), known, user)
+    open_ = [right for right in there if existing[right.table.name].allowed]
+    lacks += _grants(
+        connection, _denied_rights(dialect, connection, open_, existing), existing, user
+    )
     return Access(f"the role {user}", lacks)
 
 
 def _closed_schemas(
-    connection: Connection, there: Sequence[Right], known: dict[str, Any], user: str
+    connection: Connection, there: Sequence[Right], existing: dict[str, Any], user: str
 ) -> Iterator[Lack]:
     """What is lacking for each schema that the user may not use."""
     quote = connection.dialect.identifier_preparer.quote
-    for schema in sorted({table.schema for table in known.values() if not table.allowed}):
-        activities = _union(right for right in there if known[right.table.name].schema == schema)
+    for schema in sorted({table.schema for table in existing.values() if not table.allowed}):
+        activities = _union(right for right in there if existing[right.table.name].schema == schema)
         cure = f"GRANT USAGE ON SCHEMA {quote(schema)} TO {quote(user)};"
         yield Lack(f"USAGE on schema {schema}", cure, activities)
 
 
-def _denied(
-    dialect: "Dialect", connection: Connection, asked: Sequence[Right], known: dict[str, Any]
+def _denied_rights(
+    dialect: "Dialect", connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
 ) -> list[Denied]:
-    lacked = _lacked(dialect, connection, asked, known)
+    lacked = _lacked_columns(dialect, connection, asked, existing)
     return [
         (right, [column for column in right.columns if column in lacked[at]])
         for at, right in enumerate(asked)
@@ -137,29 +139,29 @@ def _denied(
 
 
 def _grants(
-    connection: Connection, denied: Sequence[Denied], known: dict[str, Any], user: str
+    connection: Connection, denied: Sequence[Denied], existing: dict[str, Any], user: str
 ) -> Iterator[Lack]:
     """What is denied on each table, and on the sequence of its ids."""
     quote = connection.dialect.identifier_preparer.quote
     for table, of_table in _by_table(denied):
-        name = f"{quote(known[table.name].schema)}.{quote(table.name)}"
+        name = f"{quote(existing[table.name].schema)}.{quote(table.name)}"
         if rest := [each for each in of_table if each[0].verb != "USAGE"]:
-            yield _granted(connection, rest, name, quote(user))
+            yield _grant(connection, rest, name, quote(user))
         if ids := [each for each in of_table if each[0].verb == "USAGE"]:
             statement = text("SELECT pg_get_serial_sequence(:name, 'id')")
             sequence = connection.execute(statement, {"name": name}).scalar_one()
-            yield _granted(connection, ids, f"SEQUENCE {sequence}", quote(user))
+            yield _grant(connection, ids, f"SEQUENCE {sequence}", quote(user))
 
 
-def _lacked(
-    dialect: "Dialect", connection: Connection, asked: Sequence[Right], known: dict[str, Any]
+def _lacked_columns(
+    dialect: "Dialect", connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
 ) -> dict[int, set[str]]:
     """The denied columns of each right in `asked`, by its index.
 
     An empty name stands for the whole table.
     """
     each = [
-        (at, known[right.table.name].id, right.verb, column)
+        (at, existing[right.table.name].id, right.verb, column)
         for at, right in enumerate(asked)
         for column in right.columns or ("",)
     ]
@@ -176,30 +178,30 @@ def _lacked(
 # MySQL and MariaDB: EXPLAIN of a statement that touches no row checks its rights.
 
 
-def _ask_mysql(dialect: "Dialect", connection: Connection, wanted: Sequence[Right]) -> Access:
+def _ask_mysql(dialect: "Dialect", connection: Connection, needed: Sequence[Right]) -> Access:
     asked = connection.execute(text("SELECT CURRENT_USER(), DATABASE()")).one()
     name, _, host = str(asked[0]).rpartition("@")
     to = f"{_literal(name)}@{_literal(host)}"
     quote = connection.dialect.identifier_preparer.quote
     mariadb = is_mariadb(connection.dialect)
-    denied, gone = _explain_all(dialect, connection, wanted)
-    known = {right.table.name: right for right in wanted if right.table.name not in gone}
-    lacks = list(_not_there(connection, wanted, known))
+    denied, gone = _explain_all(dialect, connection, needed)
+    existing = {right.table.name: right for right in needed if right.table.name not in gone}
+    lacks = list(_not_there(connection, needed, existing))
     for table, of_table in _by_table(denied):
         on = f"{quote(table.schema or str(asked[1]))}.{quote(table.name)}"
-        lack = _granted(connection, of_table, on, to)
-        unseen = mariadb and len(of_table) == sum(right.table is table for right in wanted)
+        lack = _grant(connection, of_table, on, to)
+        unseen = mariadb and len(of_table) == sum(right.table is table for right in needed)
         lacks.append(replace(lack, cure=lack.cure + _UNSEEN) if unseen else lack)
     return Access(f"the user {to}", lacks)
 
 
 def _explain_all(
-    dialect: "Dialect", connection: Connection, wanted: Sequence[Right]
+    dialect: "Dialect", connection: Connection, needed: Sequence[Right]
 ) -> tuple[list[Denied], set[str]]:
     """What is denied, and the names of the tables that do not exist."""
     denied: list[Denied] = []
     gone: set[str] = set()
-    for right in wanted:
+    for right in needed:
         answer = _explain(dialect, connection, right, right.columns)
         if answer in _NO_TABLE:
             gone.add(right.table.name)
@@ -246,13 +248,13 @@ def _literal(value: str) -> str:
 # SQLite: a file that can be written, or cannot.
 
 
-def _ask_sqlite(dialect: "Dialect", connection: Connection, wanted: Sequence[Right]) -> Access:
-    known = _sqlite_tables(dialect, connection, [right.table for right in wanted])
+def _ask_sqlite(dialect: "Dialect", connection: Connection, needed: Sequence[Right]) -> Access:
+    existing = _sqlite_tables(dialect, connection, [right.table for right in needed])
     file = connection.execute(
         text("SELECT file FROM pragma_database_list WHERE name = 'main'")
     ).scalar_one()
-    lacks = list(_not_there(connection, wanted, dict.fromkeys(known)))
-    there = [right for right in wanted if right.table.name in known]
+    lacks = list(_not_there(connection, needed, dict.fromkeys(existing)))
+    there = [right for right in needed if right.table.name in existing]
     if there:
         table = there[0].table
         column = next(iter(there[0].table.columns.keys()))
@@ -285,11 +287,11 @@ def _sqlite_tables(dialect: "Dialect", connection: Connection, tables: Sequence[
 
 
 def _not_there(
-    connection: Connection, wanted: Sequence[Right], known: dict[str, Any]
+    connection: Connection, needed: Sequence[Right], existing: dict[str, Any]
 ) -> Iterator[Lack]:
     preparer = connection.dialect.identifier_preparer
-    for table in dict.fromkeys(right.table for right in wanted if right.table.name not in known):
-        of = _union(right for right in wanted if right.table is table)
+    for table in dict.fromkeys(right.table for right in needed if right.table.name not in existing):
+        of = _union(right for right in needed if right.table is table)
         cure = "run the migrations, or await broker.create_tables() while developing"
         yield Lack(f"the table {preparer.format_table(table)}", cure, of, is_table=True)
 
@@ -306,7 +308,7 @@ def _by_table(denied: Sequence[Denied]) -> list[tuple[Table, list[Denied]]]:
     return [(table, [each for each in denied if each[0].table is table]) for table in tables]
 
 
-def _granted(connection: Connection, denied: Sequence[Denied], on: str, to: str) -> Lack:
+def _grant(connection: Connection, denied: Sequence[Denied], on: str, to: str) -> Lack:
     """What is denied on one table or sequence, and the GRANT."""
     verbs = ", ".join(_verb(right, columns, connection) for right, columns in denied)
     activities = _union(right for right, _ in denied)

@@ -33,7 +33,7 @@ def database_health(connection: Connection, dialect: Operations) -> DatabaseHeal
 
 def _postgresql(connection: Connection, dialect: Operations) -> DatabaseHealth:
     sql = dialect.sql
-    found = [
+    transactions = [
         *_rows(connection, sql["health_sessions"]),
         *_rows(connection, sql["health_prepared"]),
         *_rows(connection, sql["health_slots"]),
@@ -45,7 +45,7 @@ def _postgresql(connection: Connection, dialect: Operations) -> DatabaseHealth:
     tables = connection.execute(sql["health_tables"], {"names": names})
     return DatabaseHealth(
         version=f"PostgreSQL {_version(connection)}",
-        transactions=oldest_first(found)[:MAX_SESSIONS],
+        transactions=oldest_first(transactions)[:MAX_SESSIONS],
         hidden=f"{hidden} sessions of other users: GRANT pg_read_all_stats" if hidden else None,
         tables=tuple(
             TableHealth(
@@ -66,13 +66,15 @@ def _mysql(connection: Connection, dialect: Operations) -> DatabaseHealth:
     version = f"{name} {_version(connection)}"
     # Without PROCESS the server refuses to show InnoDB's transactions at all, own ones included.
     try:
-        found = list(_rows(connection, dialect.sql["health_sessions"]))
+        transactions = list(_rows(connection, dialect.sql["health_sessions"]))
         backlog = connection.execute(dialect.sql["health_purge"]).scalar_one_or_none()
     except DBAPIError as error:
         if error.orig is None or error.orig.args[:1] != (_NO_PROCESS,):
             raise
         return DatabaseHealth(version=version, hidden="all of them: GRANT PROCESS ON *.*")
-    return DatabaseHealth(version=version, transactions=oldest_first(found), purge_backlog=backlog)
+    return DatabaseHealth(
+        version=version, transactions=oldest_first(transactions), purge_backlog=backlog
+    )
 
 
 _NO_PROCESS = 1227

@@ -16,8 +16,8 @@ from faststream_sqlbroker.dialects.operations import Operations
 from faststream_sqlbroker.dialects.queue_counts import (
     EXACT,
     QueueCounts,
-    estimated,
     queue_counts,
+    read_estimate,
     sample_all,
 )
 
@@ -62,7 +62,7 @@ def _ended(connection: Connection, dialect: Operations, queues: Sequence[str]) -
         dead, complete = _dead(connection, dialect, many)
         for queue, (count, bad) in many.items():
             answer = connection.execute(dialect.sql["estimate_ended"], {"queue": queue}).first()
-            total = estimated(dialect.name, answer, count)
+            total = read_estimate(dialect.name, answer, count)
             found[queue] = _shares(total, count, bad, dead[queue], complete=complete)
     return found
 

@@ -1,25 +1,22 @@
 """Handlers' locks where transactions have no numbers: MySQL, MariaDB and SQLite."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.dialects.handler_locks import ENDED, HandlerLock, HandlerLocks
+from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 from faststream_sqlbroker.dialects.sizes import chunks
 from faststream_sqlbroker.dialects.units import settle_units
 from faststream_sqlbroker.exceptions import TransactionEndedError
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 
 
 class MarkedLocks(HandlerLocks):
     """A savepoint, and a mark in the rows."""
 
-    def __init__(self, dialect: "MultiStatementDialect") -> None:
+    def __init__(self, dialect: MultiStatementDialect) -> None:
         self._dialect = dialect
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:

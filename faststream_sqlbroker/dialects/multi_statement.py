@@ -28,7 +28,6 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.base import Dialect
-from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.ordered import OrderedClaims
 from faststream_sqlbroker.dialects.query import Work
 from faststream_sqlbroker.dialects.sizes import SizeLimit, chunks, parts_that_fit
@@ -53,7 +52,6 @@ class MultiStatementDialect(Dialect):
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
         self.ordered = OrderedClaims(self)
-        self.handler_locks = MarkedLocks(self)
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
     def insert_statement(self, count: int, tail: str = "") -> TextClause:

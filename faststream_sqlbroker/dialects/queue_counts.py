@@ -1,7 +1,7 @@
 """What operators see of a queue: counts that are exact up to a limit, estimates beyond, rates.
 
 No statement counts a whole table. What is due and what is not are two ranges of an index, for each
-queue and priority. A range that has more messages than are counted is estimated by the planner,
+queue and priority. A range that has more messages than are counted is read_estimate by the planner,
 from its statistics (PostgreSQL) or by looks into the index (MySQL, MariaDB). SQLite has no
 estimates, so it counts on.
 """
@@ -87,7 +87,7 @@ def _counts(
             found.append((Count(count), Count(retried)))
             continue
         answer = connection.execute(dialect.sql[f"estimate_{kind}"], binds).first()
-        total = estimated(dialect.name, answer, count)
+        total = read_estimate(dialect.name, answer, count)
         # The share of those that were read stands for all.
         found.append((total, Count(total.share(retried, count), "about")))
     return found
@@ -118,7 +118,7 @@ def _together(dialect: Operations, name: str, count: int) -> TextClause:
     return dialect.built(f"{name}_of_{count}", build)
 
 
-def estimated(database: str, answer: Any, counted: int) -> Count:
+def read_estimate(database: str, answer: Any, counted: int) -> Count:
     """The number of rows in an `answer` to an estimate, of which `counted` were seen."""
     # Statistics may be old: there are at least those that were counted.
     value = max(counted, _rows_of(database, answer))

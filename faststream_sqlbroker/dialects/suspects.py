@@ -20,7 +20,7 @@ def statement_end(suspicion: Suspicion | None) -> str:
     return "_apart" if suspicion.told else "_others"
 
 
-def apart(
+def split_suspects(
     rows: Iterable[Sequence[Any]], suspicion: Suspicion | None
 ) -> tuple[list[Sequence[Any]], dict[int, Suspect]]:
     """The rows that were leased, and by id the suspects, which have no `acquired_at`."""

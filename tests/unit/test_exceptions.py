@@ -15,6 +15,7 @@ OURS = [error for error in ERRORS if error.__module__ == exceptions.__name__]
 BELOW_THE_SHELL = (
     "core",
     "schema",
+    "database",
     "dialects",
     "policies",
     "explain",

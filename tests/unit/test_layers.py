@@ -11,6 +11,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "core",
     "schema",
+    "database",
     "dialects",
     "policies",
     "explain",

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.dialects.claimed_rows import load_payload
+from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.multi_statement import (
     MultiStatementDialect,
     note_prefetched,
@@ -70,6 +71,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         )
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
+        self.handler_locks = MarkedLocks(self)
         self._send_to(sqlalchemy_dialect)
 
     def _send_to(self, sqlalchemy_dialect: Any) -> None:

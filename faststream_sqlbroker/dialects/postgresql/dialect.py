@@ -51,7 +51,7 @@ from faststream_sqlbroker.dialects.postgresql.swap import read_seen, read_swappe
 from faststream_sqlbroker.dialects.query import Query, Work
 from faststream_sqlbroker.dialects.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.dialects.sizes import by_bytes, bytes_of
-from faststream_sqlbroker.dialects.suspects import apart, statement_end
+from faststream_sqlbroker.dialects.suspects import split_suspects, statement_end
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -201,7 +201,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             binds["lease"] = prefetch.lease
 
         def read(rows: Iterable[Sequence[Any]]) -> Claimed:
-            leased, suspects = apart(rows, suspicion)
+            leased, suspects = split_suspects(rows, suspicion)
             leased = in_order(leased)
             claimed = Claimed(self.claimed(leased, token), suspects)
             if prefetch is not None:
@@ -233,7 +233,7 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         if suspicion is None:
             return Claimed(self.claimed(connection.execute(self.sql["claim_ids"], binds), token))
         rows = connection.execute(self.sql["claim_ids_apart"], {**binds, **suspicion.binds})
-        leased, suspects = apart(rows, suspicion)
+        leased, suspects = split_suspects(rows, suspicion)
         return Claimed(self.claimed(leased, token), suspects)
 
     def claiming_free_keys(

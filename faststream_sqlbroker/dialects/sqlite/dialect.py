@@ -21,6 +21,7 @@ from faststream_sqlbroker.core.text import load_text, short
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.constants import SQLITE_NOW
 from faststream_sqlbroker.dialects.claimed_rows import NEEDED_TIMES
+from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
 from faststream_sqlbroker.dialects.multi_statement import (
     MultiStatementDialect,
     lease_binds,
@@ -28,7 +29,7 @@ from faststream_sqlbroker.dialects.multi_statement import (
 )
 from faststream_sqlbroker.dialects.sizes import SQLITE
 from faststream_sqlbroker.dialects.sqlite.errors import SqliteErrors
-from faststream_sqlbroker.dialects.suspects import apart, statement_end
+from faststream_sqlbroker.dialects.suspects import split_suspects, statement_end
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import clock
@@ -63,6 +64,7 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
+        self.handler_locks = MarkedLocks(self)
         self._unusable: list[tuple[int, Sequence[str]]] = []
 
     def setup(self, connection: Connection) -> None:
@@ -209,7 +211,9 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         if suspicion is not None:
             statement += "_apart" if statement == "claim_ids" else statement_end(suspicion)
             binds = binds | suspicion.binds
-        leased, suspects = apart(connection.execute(self.sql[statement], binds).all(), suspicion)
+        leased, suspects = split_suspects(
+            connection.execute(self.sql[statement], binds).all(), suspicion
+        )
         rows = self.claimed(leased, token)
         if self._unusable:
             self._mend_times(connection)

@@ -38,7 +38,7 @@ class Size:
         return self.bytes / self.rows if self.rows else 0.0
 
 
-class Database(ABC):
+class ArchiveDatabase(ABC):
     """One database's SQL; values are literals, because JDBC's subqueries take no parameters."""
 
     kind: ClassVar[str]

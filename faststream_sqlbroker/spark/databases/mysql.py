@@ -9,7 +9,7 @@ from sqlalchemy.dialects import mysql
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.spark.databases.base import (
     LONGEST_WAIT,
-    Database,
+    ArchiveDatabase,
     Size,
     deep_cuts,
     halved,
@@ -24,7 +24,7 @@ MOMENT = "_archived_at"
 """The hidden column of the bare time, which an index serves."""
 
 
-class MySQL(Database):
+class MySQL(ArchiveDatabase):
     """MySQL and MariaDB; times are DATETIME(6) in UTC."""
 
     kind = "mysql"

@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.spark.databases.base import (
     LONGEST_WAIT,
-    Database,
+    ArchiveDatabase,
     Size,
     even_cuts,
     ranges,
@@ -20,7 +20,7 @@ BLOCK = "_block"
 """The hidden column of a row's place in the table."""
 
 
-class PostgreSQL(Database):
+class PostgreSQL(ArchiveDatabase):
     """PostgreSQL 14 and newer: ranges of blocks are read in order, without an index."""
 
     kind = "postgresql"

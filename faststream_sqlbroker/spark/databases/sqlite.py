@@ -10,7 +10,7 @@ from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
-from faststream_sqlbroker.spark.databases.base import Database, Size, even_cuts, ranges
+from faststream_sqlbroker.spark.databases.base import ArchiveDatabase, Size, even_cuts, ranges
 from faststream_sqlbroker.spark.load.columns import Field
 
 
@@ -34,7 +34,7 @@ class _DigestSum(_Sum):
         self.total += int(hashlib.md5(value or b"", usedforsecurity=False).hexdigest()[:15], 16)
 
 
-class SQLite(Database):
+class SQLite(ArchiveDatabase):
     """SQLite; times are whole microseconds."""
 
     kind = "sqlite"

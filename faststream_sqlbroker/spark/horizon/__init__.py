@@ -6,7 +6,7 @@ from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import NotSupportedError
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.horizon import mysql, postgresql, sqlite, standby
 from faststream_sqlbroker.spark.horizon.base import Horizon, Question
 
@@ -14,7 +14,7 @@ __all__ = ("Horizon", "find_horizon")
 
 
 def find_horizon(
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     *,
     safety_lag: Duration = "5m",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 
 Source = Literal["transactions", "primary", "safety lag"]
 
@@ -40,7 +40,7 @@ class Question:
             seen.
     """
 
-    database: Database
+    database: ArchiveDatabase
     connection: Connection
     lag: timedelta
     margin: timedelta

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.schema.tables import Tables
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
 from faststream_sqlbroker.spark.lake.windows import ExportWindow, floor
 
@@ -154,7 +154,9 @@ def lower_records(
 class Audit:
     """The record of one erasure, for `sqlbroker audit`; it holds no id and no key."""
 
-    def __init__(self, database: Database, connection: Connection, table: Table, by: str) -> None:
+    def __init__(
+        self, database: ArchiveDatabase, connection: Connection, table: Table, by: str
+    ) -> None:
         """Nothing is written before `begin`."""
         self._database = database
         self._connection = connection

@@ -12,7 +12,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.databases import ArchiveDatabase, database_of
 from faststream_sqlbroker.spark.lake.erased_files import (
     ErasedFiles,
     count_rows,
@@ -144,7 +144,7 @@ def erase_messages(
 
 @dataclass
 class _Erasure:
-    database: Database
+    database: ArchiveDatabase
     connection: Connection
     tables: Tables
     lake: Lake | None

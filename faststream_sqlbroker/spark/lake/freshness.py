@@ -11,7 +11,7 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.databases import ArchiveDatabase, database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.windows import Span, floor, without_spans
@@ -108,7 +108,7 @@ def _lacking(lake: Lake, oldest: datetime | None, horizon: datetime) -> list[Spa
 
 
 def _count(
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     spans: Iterable[Span],

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
 from faststream_sqlbroker.spark.load.selection import Selection
 
@@ -66,7 +66,9 @@ class Partition:
 class Partitions:
     """The partitions of one archive; none if it is a plain table or on another database."""
 
-    def __init__(self, database: Database, connection: Connection, selection: Selection) -> None:
+    def __init__(
+        self, database: ArchiveDatabase, connection: Connection, selection: Selection
+    ) -> None:
         self._database = database
         self._connection = connection
         self._selection = selection

@@ -12,7 +12,7 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.databases import ArchiveDatabase, database_of
 from faststream_sqlbroker.spark.lake.delta import DataFile
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.partitions import Partition, Partitions
@@ -73,7 +73,7 @@ class PruneResult:
 @dataclass
 class _Work:
     lake: Lake
-    database: Database
+    database: ArchiveDatabase
     connection: Connection
     selection: Selection
     done: dict[str, PrunedWindow] = field(default_factory=dict)
@@ -173,7 +173,7 @@ def _check_options(
 
 
 def _expire(
-    database: Database, connection: Connection, selection: Selection, *, dry_run: bool
+    database: ArchiveDatabase, connection: Connection, selection: Selection, *, dry_run: bool
 ) -> int:
     if dry_run:
         return ask_figures(database, connection, selection, checksums=False).rows
@@ -184,7 +184,7 @@ def _expire(
 
 
 def selection_of(
-    lake: Lake, database: Database, table: str | None, schema: str | None, name: str | None
+    lake: Lake, database: ArchiveDatabase, table: str | None, schema: str | None, name: str | None
 ) -> Selection:
     """The rows that the lake is the export of.
 

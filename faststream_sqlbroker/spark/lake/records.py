@@ -24,7 +24,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.types import clock
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.databases import ArchiveDatabase, database_of
 from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
 from faststream_sqlbroker.spark.lake.windows import ExportWindow
 
@@ -33,7 +33,12 @@ class Records:
     """The records of one lake in the policy state of one database."""
 
     def __init__(
-        self, database: Database, connection: Connection, table: Table, lake: str, lake_id: str
+        self,
+        database: ArchiveDatabase,
+        connection: Connection,
+        table: Table,
+        lake: str,
+        lake_id: str,
     ) -> None:
         """Read those that there are.
 

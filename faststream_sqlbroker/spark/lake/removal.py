@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
 from faststream_sqlbroker.spark.load.selection import Selection
 
@@ -55,7 +55,7 @@ class Rows:
         return found.count(0)
 
 
-def list_rows(database: Database, connection: Connection, selection: Selection) -> Rows:
+def list_rows(database: ArchiveDatabase, connection: Connection, selection: Selection) -> Rows:
     """The selected rows.
 
     They are asked for in pages of 100 000, of some 20 MB at most while one is read; what is kept
@@ -68,7 +68,7 @@ def list_rows(database: Database, connection: Connection, selection: Selection) 
 
 
 def list_oldest(
-    database: Database, connection: Connection, selection: Selection, number: int
+    database: ArchiveDatabase, connection: Connection, selection: Selection, number: int
 ) -> Rows:
     """The first `number` of the selected rows, or all there are."""
     rows = Rows()
@@ -77,7 +77,7 @@ def list_oldest(
 
 
 def _add(
-    database: Database, connection: Connection, selection: Selection, rows: Rows, number: int
+    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: Rows, number: int
 ) -> int:
     """Append the next rows after `rows`, `number` at most; returns how many there were."""
     id_ = database.quote("id")
@@ -98,7 +98,7 @@ def _add(
 
 
 def delete_rows(
-    database: Database, connection: Connection, selection: Selection, rows: Rows
+    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: Rows
 ) -> int:
     """Remove exactly `rows`, none that came later; returns how many were still there."""
     gone = 0

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.times import TICK, from_microseconds
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.lake.windows import LENGTHS, ExportWindow
 from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS, Field
 from faststream_sqlbroker.spark.load.selection import Selection
@@ -101,7 +101,7 @@ def from_json(values: Mapping[str, Any]) -> RowChecksums:
 
 
 def ask_figures(
-    database: Database, connection: Connection, selection: Selection, *, checksums: bool
+    database: ArchiveDatabase, connection: Connection, selection: Selection, *, checksums: bool
 ) -> RowChecksums:
     """The figures of the archive's selected rows, by one statement of the database.
 
@@ -123,7 +123,7 @@ def ask_figures(
 
 
 def ask_windows(
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     size: str,
@@ -147,7 +147,7 @@ def ask_windows(
     }
 
 
-def _asked(database: Database, *, checksums: bool) -> list[str]:
+def _asked(database: ArchiveDatabase, *, checksums: bool) -> list[str]:
     name = database.quote
     sums = [name("id"), database.microseconds(name("archived_at"))]
     asked = ["count(*)", *(database.exact_sum(one) for one in sums)]
@@ -205,7 +205,7 @@ def _others() -> list[Field]:
     return [field for field in ARCHIVE_FIELDS if field.name != "payload"]
 
 
-def _source(database: Database, field: Field) -> str:
+def _source(database: ArchiveDatabase, field: Field) -> str:
     """A column's value as the checksum of columns takes it."""
     name = database.quote(field.name)
     return database.microseconds(name) if field.type == "timestamp" else name

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.lake.entries import Entry, Note
 from faststream_sqlbroker.spark.lake.lake import Lake
 from faststream_sqlbroker.spark.lake.row_checksums import (
@@ -51,7 +51,7 @@ class Job:
     """
 
     lake: Lake
-    database: Database
+    database: ArchiveDatabase
     url: str | URL
     selection: Selection
     checksums: bool

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.databases import ArchiveDatabase, database_of
 from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
 from faststream_sqlbroker.spark.load.decode import decode_payload
 from faststream_sqlbroker.spark.load.origin import describe_source
@@ -171,7 +171,7 @@ def new_rows(
 
 
 def _shorten(
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     first: datetime | None,

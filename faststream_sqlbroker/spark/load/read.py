@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import TICK
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.databases import ArchiveDatabase, database_of
 from faststream_sqlbroker.spark.databases.base import Size
 from faststream_sqlbroker.spark.drivers import java_of
 from faststream_sqlbroker.spark.load.decode import decode_payload
@@ -155,7 +155,7 @@ def _read(
 
 def scan(
     spark: SparkSession,
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     num_partitions: int | Literal["auto"] = "auto",
@@ -203,7 +203,7 @@ def scan(
 
 
 def _predicates(
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     column: str,
@@ -240,7 +240,7 @@ def _fetch_rows(size: Size) -> int:
     return int(min(max(FETCH_BYTES / row, 1), MOST_FETCHED_ROWS))
 
 
-def _subquery(database: Database, selection: Selection, column: str, where: str) -> str:
+def _subquery(database: ArchiveDatabase, selection: Selection, column: str, where: str) -> str:
     listed = [database.column(field) for field in selection.fields]
     listed += [
         f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
@@ -249,7 +249,7 @@ def _subquery(database: Database, selection: Selection, column: str, where: str)
     return f"(SELECT {', '.join(listed)} FROM {selection.name(database)}{condition}) q"
 
 
-def _raw_schema(database: Database, selection: Selection) -> str:
+def _raw_schema(database: ArchiveDatabase, selection: Selection) -> str:
     """The types that JDBC is to read, which some drivers would guess wrongly."""
     micros = not database.native_timestamps
     types = ("bigint" if micros and f.type == "timestamp" else f.type for f in selection.fields)
@@ -258,7 +258,7 @@ def _raw_schema(database: Database, selection: Selection) -> str:
     )
 
 
-def _columns(spark: SparkSession, database: Database, selection: Selection) -> list[Any]:
+def _columns(spark: SparkSession, database: ArchiveDatabase, selection: Selection) -> list[Any]:
     pushable = database.native_timestamps and _thinks_in_utc(spark)
     columns = []
     for field in selection.fields:

@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, Messa
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import check_name
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from faststream_sqlbroker.spark.moments import Moment, parse_moment
 
@@ -43,11 +43,11 @@ class Selection:
         """The same rows of other times."""
         return replace(self, since=since, until=until)
 
-    def name(self, database: Database) -> str:
+    def name(self, database: ArchiveDatabase) -> str:
         """The table's quoted name."""
         return database.table(self.table, self.schema)
 
-    def times(self, database: Database) -> str:
+    def times(self, database: ArchiveDatabase) -> str:
         """The condition on the time as SQL; "" for any."""
         time = database.quote(self.time_column)
         conditions = []
@@ -57,7 +57,7 @@ class Selection:
             conditions.append(f"{time} < {database.moment(self.until)}")
         return " AND ".join(conditions)
 
-    def where(self, database: Database) -> str:
+    def where(self, database: ArchiveDatabase) -> str:
         """The whole condition as SQL; "" for every row."""
         conditions = [times] if (times := self.times(database)) else []
         for name, values in (("queue", self.queues), ("state", self.states)):
@@ -117,7 +117,7 @@ def select_rows(
 
 
 def find_oldest(
-    database: Database, connection: Connection, selection: Selection
+    database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> datetime | None:
     """The time of the oldest selected row; None if there is none."""
     # An index knows the least time; it would not know the least result of a function.

@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.routing import LATEST
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.replays.current import current_rows, last_known
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class Writer:
         current_only: Whether rows of messages that went on since are left out.
     """
 
-    database: Database
+    database: ArchiveDatabase
     config: SqlBrokerSchemaConfig
     plan: Plan
     run: str

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.load.columns import Field
 from faststream_sqlbroker.spark.load.schemas import to_struct
 from faststream_sqlbroker.spark.load.selection import Selection
@@ -74,7 +74,7 @@ def read_cut(
 
 
 def whole_table(
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     options: Options,
     selection: Selection,
@@ -98,7 +98,7 @@ def whole_table(
 
 
 def make_cuts(
-    database: Database,
+    database: ArchiveDatabase,
     selection: Selection,
     fields: Sequence[Field],
     column: str,
@@ -125,7 +125,7 @@ def _column(options: Options, selection: Selection) -> str:
     return "archived_at" if recent else "id"
 
 
-def _number(database: Database, connection: Connection, selection: Selection) -> int:
+def _number(database: ArchiveDatabase, connection: Connection, selection: Selection) -> int:
     size = database.size(connection, selection.table, selection.schema)
     if size.rows <= SMALL_ROWS and size.bytes <= PARTITION_BYTES:
         return 1

@@ -24,7 +24,7 @@ from faststream_sqlbroker.exceptions import (
     StoreError,
     TransientStoreError,
 )
-from faststream_sqlbroker.spark.databases import Database, database_of
+from faststream_sqlbroker.spark.databases import ArchiveDatabase, database_of
 from faststream_sqlbroker.spark.horizon import find_horizon
 from faststream_sqlbroker.spark.source.options import Options
 from faststream_sqlbroker.spark.source.scan import make_cuts, read_cut, wanted_fields
@@ -136,7 +136,7 @@ class StreamReader(DataSourceStreamReader):
         self._position = max(end, self._position or end)
         return end
 
-    def _horizon(self, database: Database, connection: Connection) -> datetime:
+    def _horizon(self, database: ArchiveDatabase, connection: Connection) -> datetime:
         options = self._options
         found = find_horizon(
             database, connection, safety_lag=options.safety_lag, primary=options.primary
@@ -149,7 +149,9 @@ class StreamReader(DataSourceStreamReader):
         self._seen = found.moment
         return found.moment
 
-    def _need_horizon(self, database: Database, connection: Connection, last: datetime) -> None:
+    def _need_horizon(
+        self, database: ArchiveDatabase, connection: Connection, last: datetime
+    ) -> None:
         """Check that this server is complete up to `last`.
 
         An earlier run may have planned the window by another server, and the checkpoint keeps the
@@ -164,7 +166,9 @@ class StreamReader(DataSourceStreamReader):
                 "had before"
             )
 
-    def _refuse_gap(self, database: Database, connection: Connection, first: datetime) -> None:
+    def _refuse_gap(
+        self, database: ArchiveDatabase, connection: Connection, first: datetime
+    ) -> None:
         """Check that rows of the window were not pruned before they were read.
 
         Pruning removes the oldest rows first: while a row from before the window is left, the

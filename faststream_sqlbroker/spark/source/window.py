@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.times import TICK, from_microseconds
-from faststream_sqlbroker.spark.databases import Database
+from faststream_sqlbroker.spark.databases import ArchiveDatabase
 from faststream_sqlbroker.spark.load.selection import Selection
 
 
@@ -24,7 +24,7 @@ class Limits:
 
 
 def window_end(
-    database: Database,
+    database: ArchiveDatabase,
     connection: Connection,
     selection: Selection,
     since: datetime,
@@ -54,7 +54,7 @@ def window_end(
 
 
 def _moment(
-    database: Database, connection: Connection, window: Selection, skipped: int
+    database: ArchiveDatabase, connection: Connection, window: Selection, skipped: int
 ) -> datetime | None:
     """When the row after `skipped` others was archived; an index serves it."""
     time = database.quote(window.time_column)
@@ -67,14 +67,16 @@ def _moment(
     return None if found is None else from_microseconds(int(found))
 
 
-def count_rows(database: Database, connection: Connection, window: Selection, most: int) -> int:
+def count_rows(
+    database: ArchiveDatabase, connection: Connection, window: Selection, most: int
+) -> int:
     """How many rows the window holds; counting ends at `most`, and begins at 1."""
     inner = f"SELECT 1 FROM {window.name(database)} WHERE {window.where(database)} LIMIT {most}"
     return max(int(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q")), 1)
 
 
 def anything_before(
-    database: Database, connection: Connection, selection: Selection, moment: datetime
+    database: ArchiveDatabase, connection: Connection, selection: Selection, moment: datetime
 ) -> bool:
     """Whether a row of the selected queues, in any state, was archived before `moment`."""
     # Queues may be pruned alone; a state cannot, but a dead letter that is retried goes.
