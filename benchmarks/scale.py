@@ -16,7 +16,7 @@ from benchmarks.measure import answer, clock
 from benchmarks.ours import DEADLINE, QUEUE, check_rows, engine_of
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.core.rows import ReadyPair
-from faststream_sqlbroker.dialects.query import Query
+from faststream_sqlbroker.database.query import Query
 
 DAY = 86_400.0
 LIMIT = 100
@@ -41,7 +41,7 @@ class Claiming:
         self._dialect = dialect
 
     def _sent(self, query: Query[Any]) -> tuple[str, list[Any]]:
-        """Text and binds as `store.driver` sends them."""
+        """Text and binds as `database.driver` sends them."""
         compiled = query.clause.compile(dialect=self._engine.dialect)
         return str(compiled), [query.binds[name] for name in compiled.positiontup or ()]
 

@@ -20,12 +20,12 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import MissingExtraError
 from faststream_sqlbroker.message import SqlBrokerBatchMessage as _BatchMessage
 from faststream_sqlbroker.message import SqlBrokerMessage as _Message
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.store.handler import current
 from faststream_sqlbroker.subscriber.options import SubscriberOptions
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber

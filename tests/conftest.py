@@ -17,8 +17,8 @@ from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.broker import broker
 from faststream_sqlbroker.broker.engine import through_pgbouncer
+from faststream_sqlbroker.database import store
 from faststream_sqlbroker.schema.tables import Tables
-from faststream_sqlbroker.store import store
 from faststream_sqlbroker.testing import clock
 from tests import garbage, quick_tables, scheduling
 from tests.compiled import Compiled

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from faststream_sqlbroker.database.dialects import DIALECTS, Dialect, dialect_for
+from faststream_sqlbroker.database.multi_statement import MultiStatementDialect
 from faststream_sqlbroker.database.statements import list_statements
-from faststream_sqlbroker.dialects import DIALECTS, Dialect, dialect_for
-from faststream_sqlbroker.dialects.multi_statement import MultiStatementDialect
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tools.files import report, write_or_compare

@@ -6,8 +6,8 @@ from datetime import datetime
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.text import clean_text, short, storable
 from faststream_sqlbroker.core.times import Duration, parse_age, parse_duration
+from faststream_sqlbroker.database.subscribers import process_name
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.store.live_subscribers import process_name
 
 LARGEST_ID = 2**63 - 1
 """The largest value of the id column, a signed integer of 64 bits."""

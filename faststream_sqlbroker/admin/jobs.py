@@ -29,8 +29,8 @@ from faststream_sqlbroker.core.jobs import (
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.database.bulk import activities_of
 from faststream_sqlbroker.exceptions import RightsError, SetupError
-from faststream_sqlbroker.store.jobs import activities_of
 
 LONGEST_LOOK = 1.0
 """Most seconds between two looks at a job that another process may be at."""

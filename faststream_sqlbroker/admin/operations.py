@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.diagnosis import Surroundings
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.orders import CancelRequest
+from faststream_sqlbroker.database.event_loops import LoopSemaphore
+from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.store.event_loops import LoopSemaphore
-from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 
 Publish = Callable[[Any, str, str, dict[str, Any]], Awaitable[int | None]]

@@ -6,8 +6,8 @@ from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import NO_ARCHIVE, Pruned, Retention, checked_retention
+from faststream_sqlbroker.database.pruner import Pruner
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.store.pruner import Pruner
 
 
 class ArchivePruning(Operations):

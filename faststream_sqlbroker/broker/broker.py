@@ -39,6 +39,7 @@ from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retention import NO_ARCHIVE, Retention, checked_retention
 from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.debug_log import DebugLog, checked_header
@@ -60,7 +61,6 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.partitions import need_postgresql
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.validate import advice
-from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.checks import time_or_none
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 

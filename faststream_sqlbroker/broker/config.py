@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker.adapter.broker import BrokerConfig
 from faststream_sqlbroker.core.metrics import Recorder
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.debug_log import DebugLog
 from faststream_sqlbroker.flow.direct_claim import DirectClaimer
@@ -18,7 +19,6 @@ from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.store import Store
 
 
 def _driver_annotations() -> dict[Any, Any]:

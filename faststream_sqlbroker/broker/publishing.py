@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
+    from faststream_sqlbroker.database.store import Store
     from faststream_sqlbroker.flow.wakeup import Wakeups
     from faststream_sqlbroker.message import SqlBrokerMessage
-    from faststream_sqlbroker.store import Store
 
 
 class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):

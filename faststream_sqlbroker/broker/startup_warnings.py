@@ -7,7 +7,7 @@ from typing import Any
 from faststream_sqlbroker.broker.pipelines import endless_way
 from faststream_sqlbroker.core.distribution import shared_files_warning
 from faststream_sqlbroker.core.policies import Concurrency, Throttle
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import AccessError, SetupError, StoreError
-from faststream_sqlbroker.store.errors import NotConnectedError
 
 WORDS = (
     ("broker.admin.subscribers()", "`sqlbroker subscribers`"),

@@ -11,12 +11,12 @@ from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.database.partitions import add_noted
+from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.schema.partitions import (
     convert_archive,
     need_postgresql,
 )
-from faststream_sqlbroker.store.audit import note_action
-from faststream_sqlbroker.store.partitions import add_noted
 
 
 def partitions(

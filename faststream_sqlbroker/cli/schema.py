@@ -11,10 +11,10 @@ from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.cli.groups import By
 from faststream_sqlbroker.cli.shown import AsJson, Yes, print_json, print_line
 from faststream_sqlbroker.cli.target import Target, run
+from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.functions import render_functions
 from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions
-from faststream_sqlbroker.store.audit import note_action
 
 Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
 

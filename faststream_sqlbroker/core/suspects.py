@@ -65,5 +65,5 @@ class Suspicion:
 
     @property
     def binds(self) -> dict[str, int]:
-        """Binds of the condition `dialects.suspects.SUSPECT`."""
+        """Binds of the condition `database.parts.suspects.SUSPECT`."""
         return {"losses": self.losses, "final": self.final}

@@ -18,7 +18,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, persist
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 
 class FirstAcks:

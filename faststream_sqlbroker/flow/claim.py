@@ -13,7 +13,8 @@ from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.database.parts.ordered import Cursors
+from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
@@ -23,10 +24,9 @@ from faststream_sqlbroker.flow.ready import Ready
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.stride_scheduler import StrideScheduler
-from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 TELL_MISSED = 60.0
 """Seconds between two lines of the log about slots that were missed."""

@@ -42,7 +42,7 @@ from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 CANCEL_GRACE = 1.0
 """Seconds a cancelled handler gets to end, so that its messages are given back."""

@@ -15,17 +15,17 @@ from faststream_sqlbroker.core.outcome import Ack, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_claimed
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects.direct_claim import Replaced
+from faststream_sqlbroker.database.messages.handler import refuse_in_handler
+from faststream_sqlbroker.database.parts.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.start_checks import refusal, refusal_text
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 T = TypeVar("T")
 

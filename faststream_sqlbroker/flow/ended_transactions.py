@@ -15,8 +15,8 @@ from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT, patiently
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.handler_locks import HandlerLock
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.parts.handler_locks import HandlerLock
+    from faststream_sqlbroker.database.store import Store
 
 Rows = list[ClaimedMessage]
 

@@ -22,7 +22,7 @@ from faststream_sqlbroker.flow.solo_run import SoloRuns, Turn
 from faststream_sqlbroker.flow.wakeup import ALL
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 SHORTEST_STALE_WAIT = 0.05
 """Seconds between two looks for rows that wait for too long."""

@@ -17,7 +17,7 @@ from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 STOP_LIMIT = 2.0
 """Most seconds for a tick that runs when the broker stops, and to give the lock back; then its

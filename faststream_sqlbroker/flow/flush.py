@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Timer
+from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, persist
@@ -15,10 +16,9 @@ from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
 from faststream_sqlbroker.flow.outcome_writer import write
 from faststream_sqlbroker.flow.repeat import OnDenied, Repeater
-from faststream_sqlbroker.store.errors import NotConnectedError
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 
 LOCKED_PAUSE = 0.5

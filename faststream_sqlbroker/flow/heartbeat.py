@@ -20,16 +20,16 @@ from faststream_sqlbroker.core.orders import CancelRequest, Orders
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
 from faststream_sqlbroker.core.times import Duration, parse_duration
+from faststream_sqlbroker.database.event_loops import LoopSemaphore
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.flow.forward import Destinations
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.removed_policies import RemovedPolicies
-from faststream_sqlbroker.store.event_loops import LoopSemaphore
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 INTERVAL = 5.0
 """Seconds between two signs of life."""

@@ -10,7 +10,7 @@ from faststream_sqlbroker.flow.jobs import JobRunner
 from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 BATCH = 1_000
 """Rows that one transaction forgets: it locks them until it commits."""

@@ -15,6 +15,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
@@ -23,7 +24,6 @@ from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
 from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.signals import Signals
-from faststream_sqlbroker.policies.slot_use import SlotUse
 
 
 def release(row: ClaimedMessage) -> Settlement:

@@ -5,12 +5,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.database.bulk import ALL, REFUSED_PAUSE
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.store.jobs import ALL, REFUSED_PAUSE
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 
 LONGEST_PAUSE = 5.0

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.policies import Once, Policy
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects.once import Verdict
+from faststream_sqlbroker.database.parts.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 Verdicts = dict[int, tuple[Verdict, int | None]]
 """By message, with the one that has its key."""

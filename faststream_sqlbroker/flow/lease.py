@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
-from faststream_sqlbroker.store.handler import current
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 MAX_PER_STATEMENT = 5_000
 """Leases that one statement renews: it locks their rows, and its text names each of them."""

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.times import Duration, lease_seconds
+from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import (
     LockLostError,
     LockNotAcquiredError,
@@ -18,10 +19,9 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.shielded import ShieldedCalls, patiently, quietly
-from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 
 # One lock that this process has: kept, extended, given back.

@@ -14,7 +14,7 @@ from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 SHORTEST_PAUSE = 0.02
 """Seconds between two looks, even if something seems to be due that cannot be claimed."""

@@ -18,7 +18,7 @@ from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.pace import LONGEST_UNTOLD
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 LONGEST_TRUST = 5.0
 """Seconds for which it is trusted that no other lease ends sooner than the first one found."""

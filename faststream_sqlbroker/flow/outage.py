@@ -8,9 +8,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.store.errors import NotConnectedError
 
 OF_WRITING = frozenset({"flush loop", "repeat loop"})
 """What may fail for one message's sake alone, and then names it."""

@@ -14,7 +14,7 @@ from faststream_sqlbroker.flow.outcome_states import Batch, unit_end
 from faststream_sqlbroker.flow.outcomes import Outcomes
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 Refused = list[tuple[Settlement, StoreError]]
 

@@ -13,7 +13,7 @@ from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 LOCK = "sqlbroker.partitions"
 """The key of the lock."""

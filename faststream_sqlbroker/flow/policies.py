@@ -22,7 +22,7 @@ from faststream_sqlbroker.core.outcome import (
 from faststream_sqlbroker.core.policies import BlockingWait, Policy
 from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BODY, UNKNOWN_OUTCOME
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects.once import Verdict
+from faststream_sqlbroker.database.parts.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.key_claims import KeyClaims, Verdicts
@@ -31,7 +31,7 @@ from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 Rows = list[ClaimedMessage]
 REST_STEP = 0.1

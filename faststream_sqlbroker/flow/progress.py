@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.store.handler import current
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 INTERVAL = 1.0
 """Seconds for which nothing more is written of a message."""

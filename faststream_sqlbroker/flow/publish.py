@@ -4,19 +4,19 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.database.messages.handler import only_writer
 from faststream_sqlbroker.exceptions import NotSupportedError
 from faststream_sqlbroker.flow.debug_log import DebugLog
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.store.handler import only_writer
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 
 class Publisher:

@@ -13,9 +13,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.depth import DepthEstimate, MaxDepth
 from faststream_sqlbroker.core.metrics import FULL_WAIT, REFUSED, Recorder
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.event_loops import LoopSemaphore
 from faststream_sqlbroker.exceptions import MessageTooLargeError, QueueFullError
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.store.event_loops import LoopSemaphore
 
 TELL_EVERY = 10.0
 """Seconds between two lines of the log about dropped messages of one queue."""

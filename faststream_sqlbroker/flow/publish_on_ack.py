@@ -15,7 +15,7 @@ from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.own_context import begin
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 Task = asyncio.Task[Any]
 

@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.channels import (
 )
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.pull import Changed, ChangeRequest
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
 from faststream_sqlbroker.flow.housekeeping import BATCH
@@ -26,10 +27,9 @@ from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.removed_policies import RemovedPolicies
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.store.channels import Changed, ChangeRequest
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 LONGEST_PAUSE = 5.0
 """Seconds between two looks for leases that have ended; other processes may have given some."""

@@ -19,7 +19,7 @@ from faststream_sqlbroker.flow.fetch_modes import Event, Mode, after
 from faststream_sqlbroker.flow.wakeup import ALL
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 SCAN_INTERVAL = 1.0
 """Seconds for which known pairs are trusted under load."""

@@ -9,8 +9,8 @@ from faststream_sqlbroker.core.clock import Clock, Timer
 from faststream_sqlbroker.core.ended import EndedCounts
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
+from faststream_sqlbroker.database.subscribers import process_name
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.store.live_subscribers import process_name
 
 FIRST_WAIT = 5.0
 """Most seconds that the first claim waits for the answer which queues are paused: it must not

@@ -12,7 +12,7 @@ from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 BATCH = 1_000
 """Rows that one transaction gives back: it locks them until it commits."""

@@ -11,8 +11,8 @@ from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.dialects.policy_holds import Hold
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.parts.policy_holds import Hold
+    from faststream_sqlbroker.database.store import Store
 
 INTERVAL = 60.0
 """Seconds between two looks for a clock that was set back."""

@@ -23,7 +23,7 @@ from faststream_sqlbroker.flow.outcome_states import Batch, State
 from faststream_sqlbroker.flow.outcome_writer import Refused, note_unanswered, write
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 NO_TEXT = "(the text of the error was refused by the database)"
 LESS_AFTER = 5

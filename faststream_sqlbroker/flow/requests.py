@@ -3,7 +3,7 @@
 A process has one queue for the replies to all its requests. One loop reads it while a request
 waits, hands each reply to its request, and deletes it. A reply that no request waits for any more
 is deleted, too: at once if it is read here, else by a heartbeat when it has expired
-(`dialects.replies`).
+(`database.parts.replies`).
 """
 
 import asyncio
@@ -21,6 +21,8 @@ from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.database.constants import MAX_REPLIES
+from faststream_sqlbroker.database.event_loops import LoopSemaphore
+from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import (
     BrokerStoppedError,
     PublishError,
@@ -30,11 +32,9 @@ from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.store.event_loops import LoopSemaphore
-from faststream_sqlbroker.store.handler import refuse_in_handler
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 REPLY_ID = "reply_id"
 """Header of a request and of its reply: which request of the process it is."""

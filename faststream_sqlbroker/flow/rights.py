@@ -22,7 +22,7 @@ from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 LONGEST_RIGHTS_INTERVAL = 5.0
 """Most seconds between two questions while something is missing."""

@@ -37,8 +37,8 @@ from faststream_sqlbroker.flow.metrics import subscriber_name
 from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.database.store import Store
     from faststream_sqlbroker.flow.consumer import Consumer
-    from faststream_sqlbroker.store import Store
 
 LOCK = "sqlbroker.metrics"
 """The key of the lock."""

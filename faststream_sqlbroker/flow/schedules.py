@@ -27,8 +27,8 @@ from faststream_sqlbroker.flow.wakeup import Wakeups
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from faststream_sqlbroker.dialects.schedules import Seen
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.parts.schedules import Seen
+    from faststream_sqlbroker.database.store import Store
 
 
 # Publish what of one schedule is due: take it, make each message, and write it with the step of the

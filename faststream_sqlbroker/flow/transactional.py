@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Discard, Nack, Reject, Release, Relocate
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import (
     StoreError,
     TransientStoreError,
@@ -28,11 +29,10 @@ from faststream_sqlbroker.flow.lost_leases import broken_text
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.solo_run import lost_leases
-from faststream_sqlbroker.store.handler import current
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
-    from faststream_sqlbroker.store.handler import HandlerTransaction
+    from faststream_sqlbroker.database.messages.handler import HandlerTransaction
+    from faststream_sqlbroker.database.store import Store
 
 Rows = list[ClaimedMessage]
 

@@ -14,13 +14,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.clock import Clock, Timer
-from faststream_sqlbroker.dialects.live_subscribers import STATE_CHANGED
+from faststream_sqlbroker.database.parts.live_subscribers import STATE_CHANGED
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 COALESCE = 0.01
 """Seconds between two notifications, and between two looks at a caller's transaction."""

@@ -23,6 +23,7 @@ from faststream_sqlbroker.core.channels import (
 )
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.database.pull import Changed
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.pull_jobs import PullJobs
 from faststream_sqlbroker.http.answers import (
@@ -37,7 +38,6 @@ from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.lockout import Look
 from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id, whole
 from faststream_sqlbroker.http.users import Role, User
-from faststream_sqlbroker.store.channels import Changed
 
 CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
 CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above

@@ -14,6 +14,9 @@ from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.django import is_django
+from faststream_sqlbroker.database.pool import transactional
+from faststream_sqlbroker.database.sync_store import SyncStore
 from faststream_sqlbroker.exceptions import MissingExtraError, PublishError, SetupError
 from faststream_sqlbroker.flow.publish import only, spread
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
@@ -23,9 +26,6 @@ from faststream_sqlbroker.publisher.rows import refuse_one_list
 from faststream_sqlbroker.response import MessageOptions, SqlBrokerPublishCommand
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store.django import is_django
-from faststream_sqlbroker.store.pool import transactional
-from faststream_sqlbroker.store.sync_store import SyncStore
 
 if TYPE_CHECKING:
     from fast_depends.library.serializer import SerializerProto

@@ -7,7 +7,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.handler_calls import runs_in_thread
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 TRANSACTION = "sql_transaction"
 """Name in FastStream's context of the transaction that a handler works in."""

@@ -16,6 +16,7 @@ from faststream_sqlbroker.control_exceptions import ControlException, follow_una
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.delivery import Handle
@@ -25,7 +26,6 @@ from faststream_sqlbroker.flow.pulled import PulledMessages
 from faststream_sqlbroker.flow.rights import activities_of
 from faststream_sqlbroker.handler_calls import adapt, refuse_generator, runs_in_thread
 from faststream_sqlbroker.publisher.reply import ReplyPublisher
-from faststream_sqlbroker.store.handler import current
 from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig

@@ -11,7 +11,7 @@ from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.store import Store
+    from faststream_sqlbroker.database.store import Store
 
 
 class Owner(Protocol):

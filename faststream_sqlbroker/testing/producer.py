@@ -14,10 +14,10 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from faststream_sqlbroker.database.store import Store
     from faststream_sqlbroker.flow.publish_limits import PublishLimits
     from faststream_sqlbroker.flow.requests import Requests
     from faststream_sqlbroker.response import SqlBrokerPublishCommand
-    from faststream_sqlbroker.store import Store
     from faststream_sqlbroker.testing.pump import Pump
     from faststream_sqlbroker.testing.transactions import HeldPublishes
 

@@ -10,9 +10,9 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber
-from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.store.live_subscribers import LiveSubscribers
-from faststream_sqlbroker.store.transaction import Database
+from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.store import Store
+from faststream_sqlbroker.database.subscribers import LiveSubscribers
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 
 T = TypeVar("T")

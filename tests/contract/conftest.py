@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
-from faststream_sqlbroker.store import Store
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
 

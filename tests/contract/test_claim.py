@@ -9,9 +9,9 @@ from sqlalchemy import text
 
 from faststream_sqlbroker.core.rows import NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
-from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.database.parts.ordered import Cursors
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.store import Store
 from tests.contract.conftest import LEASE, Bench, done
 
 

@@ -19,8 +19,8 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.rows import NewMessage, ReadyPair, Unit
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
 from tests.proxy import Proxy, proxied

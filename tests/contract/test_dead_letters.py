@@ -8,7 +8,7 @@ import pytest
 from faststream_sqlbroker.core.dead_letters import DeadLetters
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import dead_letters, message_walks
+from faststream_sqlbroker.database.parts import dead_letters, message_walks
 from tests.contract.conftest import Bench
 from tests.contract.test_message_lists import archive, page
 

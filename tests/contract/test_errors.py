@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import event, text
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
 
 WORDS = "busy, locked, interrupted; disk is full, disk I/O error"

@@ -13,9 +13,9 @@ from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY,
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import job_replay, message_walks
+from faststream_sqlbroker.database import bulk as jobs
+from faststream_sqlbroker.database.parts import job_replay, message_walks
 from faststream_sqlbroker.exceptions import AccessError
-from faststream_sqlbroker.store import jobs
 from tests.contract.conftest import Bench, done
 from tests.contract.test_message_lists import archive
 

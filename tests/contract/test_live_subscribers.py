@@ -7,7 +7,7 @@ from sqlalchemy import event, select
 
 from faststream_sqlbroker.core.policies import Delay, Header, Throttle
 from faststream_sqlbroker.core.status import describe, worker_name
-from faststream_sqlbroker.dialects.live_subscribers import (
+from faststream_sqlbroker.database.parts.live_subscribers import (
     KEPT_SECONDS,
     MOST_READ,
     PAUSED,

@@ -5,7 +5,7 @@ from sqlalchemy import event
 
 from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.rows import SignOfLife
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import Bench
 from tests.contract.test_live_subscribers import known
 

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, bindparam, text
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.mysql.queues import FEW_PAIRS, FIRST_ROWS
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.mysql.queues import FEW_PAIRS, FIRST_ROWS
+from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import LEASE, Bench
 
 QUEUES = [f"q{n:02d}" for n in range(30)]

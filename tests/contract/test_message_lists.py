@@ -9,7 +9,7 @@ import pytest
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters, MessagePage, NotACursorError, StoredMessage
-from faststream_sqlbroker.dialects import message_lists, message_walks
+from faststream_sqlbroker.database.parts import message_lists, message_walks
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import announce, known
 

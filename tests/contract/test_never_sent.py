@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.driver import DriverShortcut
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.store.driver import DriverShortcut
 from tests.conftest import DRIVERS, OTHER_DRIVERS
 from tests.contract.conftest import Bench
 from tests.quick_tables import TABLES

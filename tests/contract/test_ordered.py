@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.ordered import FREE_PAGE, WINDOW, Cursors
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.parts.ordered import FREE_PAGE, WINDOW, Cursors
+from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import LEASE, Bench, done
 
 

@@ -6,9 +6,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBrokerSchemaConfig
 from faststream_sqlbroker.core.archive_partitions import AHEAD
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.partitions import convert_archive
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
 from tests.contract.test_dead_letters import (
     test_a_group_can_be_listed,

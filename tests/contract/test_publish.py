@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import (
     PublishError,
     SetupError,
@@ -18,7 +19,6 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
 )
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
 
 PAYLOADS = {

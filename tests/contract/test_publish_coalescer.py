@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.messages import publish_coalescer
+from faststream_sqlbroker.database.messages.publish_coalescer import MOST_CONNECTION_TIME
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.store import Store, publish_coalescer
-from faststream_sqlbroker.store.publish_coalescer import MOST_CONNECTION_TIME
 from tests.clock import let_loop_pass
 from tests.contract.conftest import Bench
 from tests.helpers import MYSQL, Awake, eventually

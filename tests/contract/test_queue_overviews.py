@@ -9,9 +9,9 @@ import pytest
 
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import job_counts, queue_counts, queue_states
-from faststream_sqlbroker.dialects.live_subscribers import subscribed_queues
-from faststream_sqlbroker.store import overviews
+from faststream_sqlbroker.database import overviews
+from faststream_sqlbroker.database.parts import job_counts, queue_counts, queue_states
+from faststream_sqlbroker.database.parts.live_subscribers import subscribed_queues
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import CHANNEL, announce, known
 

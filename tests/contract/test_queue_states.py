@@ -6,8 +6,8 @@ import pytest
 
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.metrics import QueueState
-from faststream_sqlbroker.dialects import queue_states
-from faststream_sqlbroker.store import queue_states as store_states
+from faststream_sqlbroker.database import queue_states as store_states
+from faststream_sqlbroker.database.parts import queue_states
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import announce, known
 

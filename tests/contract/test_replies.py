@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.constants import MAX_REPLIES
-from faststream_sqlbroker.dialects.replies import SCOPE
+from faststream_sqlbroker.database.parts.replies import SCOPE
 from tests.contract.conftest import Bench
 
 MINE, THEIRS = "sqlbroker.replies.mine", "sqlbroker.replies.theirs"

@@ -25,10 +25,10 @@ from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.database.policies.rows import PolicyRows
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench, done
 
 RULES = SettleRules(retry_strategy=ConstantRetryStrategy(delay_seconds=3_000, max_attempts=3))

@@ -10,14 +10,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage, Unit
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import sizes
+from faststream_sqlbroker.database.messages import inserts
+from faststream_sqlbroker.database.parts import sizes
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import (
     MessageTooLargeError,
     PublishError,
     StoreError,
     TransientStoreError,
 )
-from faststream_sqlbroker.store import Store, inserts
 from tests.contract.conftest import Bench, done
 
 on_mysql = pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)

@@ -9,8 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import RightsError, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.core.clock import Clock, RealTime
+from faststream_sqlbroker.database import bulk as jobs
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.jobs import BUSY_PAUSE, JobRunner
-from faststream_sqlbroker.store import Store, jobs
 from tests.accounts import account
 from tests.faststream.conftest import QUICK, Look, Make
 from tests.helpers import eventually

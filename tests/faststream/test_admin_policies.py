@@ -24,7 +24,7 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.core import policy_waits
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.status import Reason
-from faststream_sqlbroker.explain import queue_policies
+from faststream_sqlbroker.database.explain import queue_policies
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 

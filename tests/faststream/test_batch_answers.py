@@ -167,7 +167,7 @@ async def test_a_lost_lease_in_a_handlers_transaction_costs_the_others_no_attemp
 ) -> None:
     """Nothing is committed; the commit is the first to notice."""
     from faststream_sqlbroker.core.rows import SettleResult
-    from faststream_sqlbroker.store.handler import HandlerTransaction
+    from faststream_sqlbroker.database.messages.handler import HandlerTransaction
 
     calls: list[list[int]] = []
     commit = HandlerTransaction.commit

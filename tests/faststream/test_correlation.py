@@ -15,8 +15,8 @@ from faststream_sqlbroker import (
     SqlBrokerBatchMessage,
     SqlBrokerMessage,
 )
-from faststream_sqlbroker.dialects.database_id import SCOPE
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.parts.database_id import SCOPE
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.testing import TestSqlBroker
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually

@@ -25,8 +25,8 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import WaitingMessage
-from faststream_sqlbroker.explain import live, policy_reasons
-from faststream_sqlbroker.explain.facts import PolicyFacts
+from faststream_sqlbroker.database.explain import live, policy_reasons
+from faststream_sqlbroker.database.explain.facts import PolicyFacts
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 from faststream_sqlbroker.subscriber.options import make_settings

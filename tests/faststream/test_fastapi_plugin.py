@@ -13,8 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from faststream_sqlbroker import SchemaError, SqlBroker
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.fastapi import shared_session
-from faststream_sqlbroker.store.handler import current
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.types import JSON
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
-from faststream_sqlbroker.dialects import queue_counts
+from faststream_sqlbroker.database.parts import queue_counts
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.types import BrokerJson

@@ -20,8 +20,8 @@ from faststream_sqlbroker import (
     TransientStoreError,
     UnknownOutcomeError,
 )
+from faststream_sqlbroker.database.locks import LockStore
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.store.locks import LockStore
 from tests.clock import VirtualTime
 from tests.faststream.conftest import Heard, Look
 from tests.helpers import eventually

@@ -14,8 +14,8 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.dialects.sqlite import dialect
-from faststream_sqlbroker.dialects.sqlite.dialect import BUSY_TIMEOUT
+from faststream_sqlbroker.database.sqlite import dialect
+from faststream_sqlbroker.database.sqlite.dialect import BUSY_TIMEOUT
 from faststream_sqlbroker.flow import consumer
 from tests.conftest import DRIVERS
 from tests.faststream.conftest import QUICK, Heard

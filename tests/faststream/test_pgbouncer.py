@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import NotSupportedError, SetupError, SqlBroker, StoreError
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.conftest import Servers
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually

@@ -9,7 +9,7 @@ from faststream import BaseMiddleware
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import PublishError, SqlBroker, SqlConnection
-from faststream_sqlbroker.store.handler import HandlerTransaction
+from faststream_sqlbroker.database.messages.handler import HandlerTransaction
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 

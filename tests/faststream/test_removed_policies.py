@@ -7,8 +7,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Concurrency, Debounce, Delay, SqlBroker
 from faststream_sqlbroker.core.policies import Policy
+from faststream_sqlbroker.database.policies import removed
 from faststream_sqlbroker.flow import removed_policies
-from faststream_sqlbroker.policies import removed
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 

@@ -23,8 +23,8 @@ from faststream_sqlbroker import (
     UnknownOutcomeError,
 )
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.messages.direct_claim import DirectClaims
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.store.direct_claim import DirectClaims
 from tests.clock import ShiftedTime
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually

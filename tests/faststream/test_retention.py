@@ -10,11 +10,11 @@ from sqlalchemy import insert, literal_column
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Pruned, Retention, RightsError, SetupError, SqlBroker
-from faststream_sqlbroker.dialects import retention as statements
+from faststream_sqlbroker.database import pruner
+from faststream_sqlbroker.database.parts import retention as statements
 from faststream_sqlbroker.flow import retention as loop
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import later
-from faststream_sqlbroker.store import pruner
 from tests.accounts import account
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_operating_cli import Shell

@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, update
 
 from faststream_sqlbroker import Pruned, Retention, SetupError, SqlBroker
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
-from faststream_sqlbroker.dialects import loaded_windows as statements
+from faststream_sqlbroker.database.parts import loaded_windows as statements
 from faststream_sqlbroker.flow import retention as loop
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_operating_cli import Shell

@@ -29,9 +29,9 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.status import ScheduleState, load_state
+from faststream_sqlbroker.database.schedules import Schedules
 from faststream_sqlbroker.flow import schedules
 from faststream_sqlbroker.schema.types import later
-from faststream_sqlbroker.store.schedules import Schedules
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tests.proxy import COMMIT, proxied

@@ -21,9 +21,9 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     StoreError,
 )
-from faststream_sqlbroker.dialects import sizes
-from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
-from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
+from faststream_sqlbroker.database.parts import sizes
+from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from tests.conftest import Servers
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 

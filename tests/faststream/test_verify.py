@@ -16,12 +16,12 @@ from faststream_sqlbroker.admin import Verification
 from faststream_sqlbroker.core import verification as kinds
 from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, LoadedWindow, RowSum
 from faststream_sqlbroker.core.status import worker_name
-from faststream_sqlbroker.dialects import loaded_windows as records
-from faststream_sqlbroker.dialects import message_walks, verification
-from faststream_sqlbroker.dialects.live_subscribers import SUBSCRIBER
+from faststream_sqlbroker.database import verification as store
+from faststream_sqlbroker.database.parts import loaded_windows as records
+from faststream_sqlbroker.database.parts import message_walks, verification
+from faststream_sqlbroker.database.parts.live_subscribers import SUBSCRIBER
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import verification as store
 from tests.faststream.conftest import Look, Make
 from tests.faststream.test_operating_cli import Shell
 

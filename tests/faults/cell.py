@@ -18,10 +18,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.faults import plan, reading, worker
 from tests.faults.checker import BATCH, check
 from tests.faults.history import History, Stall, read

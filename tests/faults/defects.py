@@ -8,16 +8,16 @@ from sqlalchemy import text
 
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.rows import Claimed
-from faststream_sqlbroker.dialects.claimed_rows import CLAIMED_COLUMNS
-from faststream_sqlbroker.dialects.marked_locks import MarkedLocks
+from faststream_sqlbroker.database.connections import Checkouts
+from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
+from faststream_sqlbroker.database.parts.marked_locks import MarkedLocks
+from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow import flush
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lease import LeaseKeeper
 from faststream_sqlbroker.flow.settlements import Settlements
-from faststream_sqlbroker.policies.slot_use import SlotUse
-from faststream_sqlbroker.store.checkout import Checkouts
 
 
 def _settle_by_method(dialect: Any) -> None:
@@ -177,7 +177,7 @@ def claims_without_order(store: Any) -> None:
 
 def commit_before_effects(store: Any) -> None:
     """A transactional handler's ack is written on a connection of its own."""
-    from faststream_sqlbroker.store.handler import HandlerTransaction
+    from faststream_sqlbroker.database.messages.handler import HandlerTransaction
 
     async def commit(transaction: HandlerTransaction, settlements: Any) -> Any:
         await transaction.connection.rollback()

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import text
 
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from tests.faults.history import AT_MOST_ONCE, Answer, History, Stall, deliveries, read
 from tests.helpers import eventually
 

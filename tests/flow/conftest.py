@@ -10,13 +10,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow import consumer as consumers
 from faststream_sqlbroker.flow import ended_transactions, shielded
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups
-from faststream_sqlbroker.store import Store
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.clock import ShiftedTime
 from tests.contract.conftest import Bench

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import MYSQL
 

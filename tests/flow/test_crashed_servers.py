@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects.handler_locks import HandlerLock
+from faststream_sqlbroker.database.parts.handler_locks import HandlerLock
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
 from tools.private import CannotStartError, Process, postgresql, wait_until_ready
 

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import (
     SetupError,
     StoreError,
@@ -26,7 +27,6 @@ from faststream_sqlbroker.exceptions import (
 )
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.store import Store
 from tests.clock import let_loop_pass
 from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import MYSQL, Awake, eventually
@@ -346,7 +346,7 @@ async def test_a_locked_database_costs_the_time_limit_and_no_more(rig: Rig, busy
     store = Store(rig.store.engine, rig.store.tables, statement_timeout=1.0)
     async with rig.store.engine.connect() as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
-        with patch("faststream_sqlbroker.dialects.sqlite.dialect.BUSY_TIMEOUT", busy):
+        with patch("faststream_sqlbroker.database.sqlite.dialect.BUSY_TIMEOUT", busy):
             async with Awake() as awake:
                 with pytest.raises(TransientStoreError):
                     await store.insert([NewMessage("q", b"1")])

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import make_url, text
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.store import Store, dead_sessions
+from faststream_sqlbroker.database import dead_sessions
+from faststream_sqlbroker.database.store import Store
 from tests.clock import ShiftedTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually

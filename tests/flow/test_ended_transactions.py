@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Reject, Relocate
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.database.messages.handler import current
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import TransactionEndedError, TransientStoreError
 from faststream_sqlbroker.schema.types import MYSQL
-from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.store.handler import current
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 

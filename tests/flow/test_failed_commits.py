@@ -14,9 +14,9 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Relocate
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.database.messages.handler import HandlerTransaction, current
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow import transactional
-from faststream_sqlbroker.store import Store
-from faststream_sqlbroker.store.handler import HandlerTransaction, current
 from tests.clock import let_loop_pass
 from tests.flow.conftest import Rig
 from tests.flow.test_ended_transactions import archived, effects

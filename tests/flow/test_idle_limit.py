@@ -15,8 +15,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.database import engine as transaction
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.store import Store, transaction
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig
 from tests.helpers import eventually

@@ -10,7 +10,7 @@ import pytest
 
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.dialects.once import Verdict
+from faststream_sqlbroker.database.parts.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.key_claims import KeyClaims
 from tests.flow.conftest import Rig

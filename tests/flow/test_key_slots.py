@@ -7,7 +7,7 @@ import pytest
 
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle, throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from tests.flow.conftest import Rig
 from tests.flow.test_policy_limits import Process, backlog
 from tests.policies.clock import MICROSECONDS, Clock

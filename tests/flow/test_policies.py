@@ -21,7 +21,7 @@ from faststream_sqlbroker.core.policies import (
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.times import from_microseconds
-from faststream_sqlbroker.policies.intake import Intake
+from faststream_sqlbroker.database.policies.intake import Intake
 from tests.flow.conftest import Rig, ticks
 from tests.helpers import eventually
 

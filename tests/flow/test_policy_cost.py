@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker.core.policies import Debounce
 from faststream_sqlbroker.core.rows import Prefetch
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.policies.rows import SCAN
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.rows import SCAN
+from faststream_sqlbroker.database.store import Store
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import MYSQL, eventually, mysql_numbers
@@ -38,7 +38,7 @@ def scan(monkeypatch: pytest.MonkeyPatch) -> int:
     if MANY:
         return SCAN
     for module in ("rows", "intake"):
-        monkeypatch.setattr(f"faststream_sqlbroker.policies.{module}.SCAN", STEP)
+        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", STEP)
     return STEP
 
 

@@ -16,10 +16,10 @@ from faststream_sqlbroker.core.policies import Concurrency, Debounce, Once, Poli
 from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.prefetch import HORIZON
-from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.store import Store
 from tests.flow.conftest import Rig, ticks
 from tests.flow.test_database_failures import NoLimit
 from tests.flow.test_policies import QUICK, archived, slot_of
@@ -148,7 +148,7 @@ async def test_arrivals_of_all_priorities_are_taken_in_order(
 ) -> None:
     """Z7: also where there are more than one look finds, of one priority and not of another."""
     for module in ("rows", "intake"):
-        monkeypatch.setattr(f"faststream_sqlbroker.policies.{module}.SCAN", 10)
+        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", 10)
     now = await rig.store.now()
 
     async def put(count: int, seconds: int, **fields: Any) -> list[int]:

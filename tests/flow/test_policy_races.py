@@ -10,8 +10,8 @@ from sqlalchemy import create_engine, make_url, text
 
 from faststream_sqlbroker.core.policies import Debounce
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.rows import PolicyRows
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 from tests.plans.conftest import SYNC_DRIVERS

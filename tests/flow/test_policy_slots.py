@@ -7,7 +7,7 @@ from uuid import uuid4
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from tests.flow.conftest import Rig
 from tests.flow.test_policies import archived
 

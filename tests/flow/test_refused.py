@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
@@ -23,7 +24,6 @@ from faststream_sqlbroker.flow.outcome_states import State
 from faststream_sqlbroker.flow.repeat import DEAD_AFTER
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.conftest import Servers
 from tests.flow.conftest import Rig, count_as_quick
 from tests.flow.test_database_failures import NoLimit

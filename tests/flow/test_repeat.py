@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 

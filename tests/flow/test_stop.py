@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.store import Store
+from faststream_sqlbroker.database.store import Store
 from tests.flow.conftest import Rig
 from tests.helpers import Awake, eventually
 from tests.proxy import proxied

@@ -12,9 +12,9 @@ from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ended_transactions, transactional
-from faststream_sqlbroker.store.handler import current
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -106,7 +106,7 @@ async def test_a_nack_that_outlived_its_lease_is_not_lost(
 
 
 class FirstFails:
-    """`store.transaction`, whose first one cannot be opened: `error` is raised."""
+    """`database.engine`, whose first one cannot be opened: `error` is raised."""
 
     def __init__(self, rig: Rig, error: Exception | None = None) -> None:
         self._transaction = rig.store.transaction

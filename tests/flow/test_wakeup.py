@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import COALESCE, SECOND_HINT, Wakeups
-from faststream_sqlbroker.store import Store
 from tests.clock import VirtualTime
 from tests.flow.conftest import Rig
 from tests.helpers import eventually

@@ -21,12 +21,12 @@ from faststream_sqlbroker import (
     Throttle,
 )
 from faststream_sqlbroker.core.channels import TRANSITIONS, JobState
-from faststream_sqlbroker.dialects import channels as channel_rows
-from faststream_sqlbroker.dialects import pull_pages
+from faststream_sqlbroker.database.parts import channels as channel_rows
+from faststream_sqlbroker.database.parts import pull_pages
+from faststream_sqlbroker.database.pull import Changed
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.http import Channel, Channels, Consumer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
-from faststream_sqlbroker.store.channels import Changed
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tests.http.conftest import client_of, logins, on_sqlite

@@ -14,12 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Debounce, SqlBroker, SqlBrokerResponse
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.dialects import channels as channel_rows
+from faststream_sqlbroker.database.parts import channels as channel_rows
+from faststream_sqlbroker.database.policies import removed
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow import configured, pull_jobs, removed_policies
 from faststream_sqlbroker.flow.configured import Configured
 from faststream_sqlbroker.flow.pull_jobs import MOST_ROUNDS
-from faststream_sqlbroker.policies import removed
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import Look

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import func, literal_column, select, update
 
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
-from faststream_sqlbroker.dialects import direct_claim
+from faststream_sqlbroker.database.parts import direct_claim
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow import long_polls, queue_jobs
 from faststream_sqlbroker.flow.queue_jobs import QueueJobs

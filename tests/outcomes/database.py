@@ -1,4 +1,4 @@
-"""A database of messages in memory, which settles as all do (`dialects.units`), and answers when it
+"""A database of messages in memory, which settles as all do (`parts.units`), and answers when it
 is told to."""
 
 import asyncio
@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects.units import settle_units
+from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.exceptions import (
     AccessError,
     StoreError,

@@ -13,12 +13,12 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State
 from faststream_sqlbroker.flow.settlements import Settlements
-from faststream_sqlbroker.store.errors import NotConnectedError
 from tests.outcomes.database import ACK, FAILED, Database
 from tests.outcomes.test_model import NOW, NoLimit
 

@@ -19,11 +19,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker import SqlBroker, SqlBrokerRouter
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
-from faststream_sqlbroker.dialects import dialect_for
+from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery, current_delivery
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store.handler import current
 from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
 from tests.pipeline import axes
 from tests.pipeline.seen import Log, Seen, errors, shown
@@ -36,7 +36,7 @@ _TABLES = build_tables(SqlBrokerSchemaConfig())
 # A broker makes both anew, which takes most of the time of a case.
 _QUICK_TABLES = patch("faststream_sqlbroker.broker.broker.build_tables", return_value=_TABLES)
 _QUICK_DIALECT = patch(
-    "faststream_sqlbroker.store.store.dialect_for",
+    "faststream_sqlbroker.database.store.dialect_for",
     return_value=dialect_for(_ENGINE.dialect, _TABLES),
 )
 

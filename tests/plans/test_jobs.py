@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine
 from faststream_sqlbroker.core.jobs import CANCEL, REDRIVE, REPLAY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import job_undo, job_walks, message_walks, pull_statements
-from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.parts import job_undo, job_walks, message_walks, pull_statements
+from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent
 from tests.plans.test_mysql import reads

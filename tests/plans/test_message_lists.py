@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine, event, text
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import job_counts, message_lists, message_walks
-from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.parts import job_counts, message_lists, message_walks
+from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from tests.helpers import mysql_numbers
 from tests.plans.conftest import FEWER, TABLES
 from tests.plans.test_mysql import reads

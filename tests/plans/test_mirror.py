@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.dialects import sqlite
 
-from faststream_sqlbroker.dialects import mirror
-from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
-from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
+from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.parts import mirror
+from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
 from tests.plans.conftest import SYNC_DRIVERS, TABLES

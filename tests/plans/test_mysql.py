@@ -12,9 +12,9 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject
 from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.dialects import replies
-from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.ordered import Cursors
+from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.parts import replies
+from faststream_sqlbroker.database.parts.ordered import Cursors
 from tests.helpers import MYSQL, mysql_numbers
 from tests.plans.conftest import TABLES
 

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Engine
 from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, RETRY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects import (
+from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.parts import (
     dead_letters,
-    dialect_for,
     job_changes,
     job_walks,
     message_walks,

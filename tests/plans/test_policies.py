@@ -21,9 +21,9 @@ from faststream_sqlbroker.core.policies import (
 from faststream_sqlbroker.core.policies.flags import HELD_BURST
 from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.policies.claims import PolicyClaims
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.policies.claims import PolicyClaims
+from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import MYSQL
 from tests.plans.conftest import SYNC_DRIVERS, TABLES

@@ -8,9 +8,9 @@ from sqlalchemy import Connection, Engine, event, text
 from faststream_sqlbroker.core.policies import Debounce, Throttle
 from faststream_sqlbroker.core.policy_waits import MOST_LOOKED_AT
 from faststream_sqlbroker.core.status import describe
-from faststream_sqlbroker.dialects import dialect_for
-from faststream_sqlbroker.dialects.live_subscribers import announce
-from faststream_sqlbroker.explain.queue_policies import policied_queues
+from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.explain.queue_policies import policied_queues
+from faststream_sqlbroker.database.parts.live_subscribers import announce
 from tests.helpers import MYSQL
 from tests.plans.conftest import DUE, TABLES
 from tests.plans.test_mysql import reads

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, create_engine, make_url, text
 from sqlalchemy.dialects.postgresql import asyncpg
 
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import TABLES
 

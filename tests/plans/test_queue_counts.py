@@ -10,17 +10,12 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.database.constants import SQLITE_COUNTS
-from faststream_sqlbroker.dialects import queue_counts as module
-from faststream_sqlbroker.dialects.depths import due_messages
-from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.postgresql.dialect import PostgresqlDialect
-from faststream_sqlbroker.dialects.queue_counts import (
-    EXACT,
-    RATED,
-    queue_counts,
-    queue_rates,
-)
-from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
+from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.parts import queue_counts as module
+from faststream_sqlbroker.database.parts.depths import due_messages
+from faststream_sqlbroker.database.parts.queue_counts import EXACT, RATED, queue_counts, queue_rates
+from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import DUE, FEWER, FUTURE, TABLES
 from tests.plans.test_many_queues import reads as all_reads

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects import sqlite
 
-from faststream_sqlbroker.dialects.live_subscribers import MOST_READ, read_subscribers
-from faststream_sqlbroker.dialects.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.dialects.queue_states import live_queues
-from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
+from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.parts.live_subscribers import MOST_READ, read_subscribers
+from faststream_sqlbroker.database.parts.queue_states import live_queues
+from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import TABLES
 from tests.plans.test_mysql import reads

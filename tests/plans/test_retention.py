@@ -9,9 +9,10 @@ from sqlalchemy.dialects import postgresql as dialect_of_postgresql
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
 from faststream_sqlbroker.core.retention import Place
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects import dialect_for, loaded_windows
-from faststream_sqlbroker.dialects import retention as statements
-from faststream_sqlbroker.dialects.retention import BATCH, cutoff, growth, remove
+from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.parts import loaded_windows
+from faststream_sqlbroker.database.parts import retention as statements
+from faststream_sqlbroker.database.parts.retention import BATCH, cutoff, growth, remove
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
 from tests.plans.conftest import SYNC_DRIVERS, TABLES

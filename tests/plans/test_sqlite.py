@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.dialects import sqlite
 
-from faststream_sqlbroker.dialects.sqlite.dialect import SqliteDialect
+from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import TABLES
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.policies.request import Claim
+from faststream_sqlbroker.database.policies.request import Claim
 from tests.policies.world import PROCESSES, World, microseconds, outcome
 
 UNIT = 500_000

@@ -17,7 +17,7 @@ POLICIES: list[Policy] = [Debounce("1s"), Debounce("1s", edge="leading"), KeepLa
 @pytest.fixture
 def world(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for module in ("rows", "intake"):
-        monkeypatch.setattr(f"faststream_sqlbroker.policies.{module}.SCAN", LOOK)
+        monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", LOOK)
     with World(database_url) as world:
         yield world
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
 from faststream_sqlbroker.core.policies.standby import chosen_for
-from faststream_sqlbroker.policies.bursts import (
+from faststream_sqlbroker.database.policies.bursts import (
     LONGEST_BURST_RECHECK,
     SHORTEST_BURST_RECHECK,
 )
-from faststream_sqlbroker.policies.request import Claim
+from faststream_sqlbroker.database.policies.request import Claim
 from tests.policies.bursts import Burst
 from tests.policies.clock import MICROSECONDS
 from tests.policies.machine import UNIT, Machine, Message, check_model

@@ -17,8 +17,8 @@ from faststream_sqlbroker.core.policies import (
     Throttle,
 )
 from faststream_sqlbroker.core.policies.header import Key
-from faststream_sqlbroker.dialects import ordered
-from faststream_sqlbroker.policies import claims, intake, rows
+from faststream_sqlbroker.database.parts import ordered
+from faststream_sqlbroker.database.policies import claims, intake, rows
 from tests.policies.world import World, outcome
 
 pytestmark = pytest.mark.capability("keys by a header: `key=Header(...)` of policies")

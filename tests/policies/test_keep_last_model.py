@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Delay, KeepLast
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.policies.bursts import (
+from faststream_sqlbroker.database.policies.bursts import (
     BURST_WAIT_LIMIT,
     LONGEST_BURST_RECHECK,
     SHORTEST_BURST_RECHECK,
 )
-from faststream_sqlbroker.policies.request import Claim
+from faststream_sqlbroker.database.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import World, outcome
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.flags import LET_IN, MOST_BACKOFFS, SLOT
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects import ordered
-from faststream_sqlbroker.policies import claims
-from faststream_sqlbroker.policies.intake import WHOLE_LOOK
-from faststream_sqlbroker.policies.own_slots import LONGEST_WAIT
-from faststream_sqlbroker.policies.request import Claim
-from faststream_sqlbroker.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.parts import ordered
+from faststream_sqlbroker.database.policies import claims
+from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK
+from faststream_sqlbroker.database.policies.own_slots import LONGEST_WAIT
+from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds

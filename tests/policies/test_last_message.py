@@ -22,13 +22,13 @@ from faststream_sqlbroker.core.policies.standby import (
 )
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.dialects.depths import due_messages
-from faststream_sqlbroker.dialects.queue_counts import queue_counts
-from faststream_sqlbroker.dialects.queue_states import queue_states
-from faststream_sqlbroker.policies.intake import burst_scope
-from faststream_sqlbroker.policies.removed import STEP
-from faststream_sqlbroker.policies.request import Claim
-from faststream_sqlbroker.store.jobs import JobStore
+from faststream_sqlbroker.database.bulk import JobStore
+from faststream_sqlbroker.database.parts.depths import due_messages
+from faststream_sqlbroker.database.parts.queue_counts import queue_counts
+from faststream_sqlbroker.database.parts.queue_states import queue_states
+from faststream_sqlbroker.database.policies.intake import burst_scope
+from faststream_sqlbroker.database.policies.removed import STEP
+from faststream_sqlbroker.database.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE, World, microseconds, outcome
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.dialects.once import KEPT, Verdict
-from faststream_sqlbroker.policies.request import Claim
+from faststream_sqlbroker.database.parts.once import KEPT, Verdict
+from faststream_sqlbroker.database.policies.request import Claim
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE
 

@@ -20,8 +20,8 @@ from faststream_sqlbroker.core.policies import (
 from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.status import describe
-from faststream_sqlbroker.dialects.once import Verdict
-from faststream_sqlbroker.policies import removed
+from faststream_sqlbroker.database.parts.once import Verdict
+from faststream_sqlbroker.database.policies import removed
 from tests.policies.slots import allowed, limits
 from tests.policies.world import QUEUE, World, microseconds, outcome
 

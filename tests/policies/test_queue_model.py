@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Policy, Throttle
 from faststream_sqlbroker.core.policies.throttle import AHEAD
 from faststream_sqlbroker.core.rows import Slot
-from faststream_sqlbroker.policies.claims import LOOKED_AT
-from faststream_sqlbroker.policies.request import Claim
-from faststream_sqlbroker.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.policies.claims import LOOKED_AT
+from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 

@@ -18,12 +18,12 @@ from sqlalchemy.util import await_only
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Policy, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.policies.claims import PolicyClaims
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.policies.rows import PolicyRows
+from faststream_sqlbroker.database.policies.claims import PolicyClaims
+from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.rows import PolicyRows
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.policies.clock import MICROSECONDS, Clock
 
 QUEUE = "q"

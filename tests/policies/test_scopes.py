@@ -13,8 +13,8 @@ from faststream_sqlbroker.core.policies import Concurrency, Policy, Throttle
 from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES
 from faststream_sqlbroker.core.policies.throttle import AHEAD, OTHERS_LIVE
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.policies.request import PolicyClaimRequest
-from faststream_sqlbroker.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.policies.request import PolicyClaimRequest
+from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
 from tests.policies.clock import MICROSECONDS
 from tests.policies.world import LEASE, World
 

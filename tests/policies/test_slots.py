@@ -10,7 +10,7 @@ import pytest
 from faststream_sqlbroker.core.policies import Throttle, Window, checked_policies
 from faststream_sqlbroker.core.policies.flags import BACKOFF_BITS
 from faststream_sqlbroker.core.policies.throttle import Exceeded
-from faststream_sqlbroker.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
 from tests.policies.world import World, microseconds, outcome
 
 SECOND = 1_000_000

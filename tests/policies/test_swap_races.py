@@ -23,12 +23,12 @@ from faststream_sqlbroker.core.policies.seen import Swap
 from faststream_sqlbroker.core.policies.throttle import MOST_PATIENCE
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.dialects.query import Work
-from faststream_sqlbroker.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.policies.swaps import swaps
+from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.swaps import swaps
+from faststream_sqlbroker.database.query import Work
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.policies.clock import Clock
 
 postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -15,11 +15,11 @@ from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.policies.request import Claim, PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.policies.slot_use import SlotUse
+from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.slot_use import SlotUse
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import Store
 from tests.policies.clock import MICROSECONDS, START, Clock
 
 T = TypeVar("T")

@@ -12,10 +12,10 @@ from sqlalchemy import select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.store import Store
 from tests.contract.conftest import Bench
 from tests.forked import Process, start
 from tests.helpers import eventually

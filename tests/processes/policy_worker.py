@@ -33,7 +33,7 @@ from faststream_sqlbroker.annotations import SqlBrokerMessage
 from faststream_sqlbroker.core.outcome import Nack
 from faststream_sqlbroker.core.policies.checks import KINDS, Policy
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.policies.slot_use import SlotUse
+from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from tests.processes.patience import be_patient, note_listening
 
 KNOWN = {kind.__name__: kind for kind in KINDS}

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import Retention, SqlBroker
-from faststream_sqlbroker.dialects import retention as statements
+from faststream_sqlbroker.database.parts import retention as statements
 from faststream_sqlbroker.flow import retention as loop
 
 BATCH = 5

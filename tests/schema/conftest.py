@@ -2,8 +2,8 @@
 
 import pytest
 
+from faststream_sqlbroker.database import store
 from faststream_sqlbroker.schema.migrate import create_all
-from faststream_sqlbroker.store import store
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all, upgrade
 from faststream_sqlbroker.schema.tables import build_tables, include_tables
 from faststream_sqlbroker.schema.validate import differences
-from faststream_sqlbroker.store import Store
 from tests.helpers import MYSQL
 
 pytestmark = pytest.mark.capability("Alembic migrations and validation at start")

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.core.replays import Copy, Plan, copy_row
-from faststream_sqlbroker.dialects.policy_state import forget_expired
+from faststream_sqlbroker.database.parts.policy_state import forget_expired
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables

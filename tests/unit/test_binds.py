@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.dialects.postgresql.binds import insert_query
+from faststream_sqlbroker.database.postgresql.binds import insert_query
 
 NAMES: Any = {name: name for name in ("insert", "insert_dedup", "insert_now", "insert_one")}
 OPTIONS = {

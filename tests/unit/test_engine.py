@@ -13,10 +13,10 @@ from sqlalchemy.pool import NullPool, StaticPool
 
 from faststream_sqlbroker import MissingExtraError, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.broker import engine as engines
-from faststream_sqlbroker.dialects import dialect_for
-from faststream_sqlbroker.dialects.mysql.session import NO_LIMIT
+from faststream_sqlbroker.database import pool
+from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.mysql.session import NO_LIMIT
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.store import pool
 
 TABLES = build_tables(SqlBrokerSchemaConfig())
 PLACE = "user:secret@127.0.0.1/name"

@@ -8,12 +8,12 @@ from unittest.mock import AsyncMock
 from uuid import uuid4
 
 from faststream_sqlbroker.core.rows import Settlement
+from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import is_told
 from faststream_sqlbroker.flow.outage import Outages
 from faststream_sqlbroker.flow.repeat import Repeater
-from faststream_sqlbroker.store.errors import NotConnectedError
 
 
 class Said:

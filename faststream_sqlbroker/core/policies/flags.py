@@ -12,7 +12,7 @@ SLOT = 4
 
 JOINED = 8
 """A handler's transaction has locked the row. The flag is committed only with the ack; see
-`dialects.handler_locks`."""
+`database.parts.handler_locks`."""
 
 LET_IN = 16
 """Such a Throttle has let it in once: from then on it waits for its slots and is not refused."""

@@ -7,9 +7,9 @@ from typing import Any
 from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.pipeline import default_filter
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.parser import SqlBrokerBatchParser, SqlBrokerParser
-from faststream_sqlbroker.store.handler import current
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
 from faststream_sqlbroker.subscriber.pipeline.answers import Answers
 from faststream_sqlbroker.subscriber.pipeline.arguments import Call, compile_call

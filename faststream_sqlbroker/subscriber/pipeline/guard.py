@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any
 
 from faststream_sqlbroker.adapter.pipeline import ConfigComposition, default_filter
-from faststream_sqlbroker.store.handler import current
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
 from faststream_sqlbroker.subscriber.pipeline.dependencies import Found
 

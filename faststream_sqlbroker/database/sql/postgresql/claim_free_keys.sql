@@ -1,7 +1,7 @@
 -- :ids bigint[] :tokens uuid[] :scopes varchar[] :keys varchar[] :deliveries uuid[] :infos text[]
 -- :kept float
 -- Claims, for messages that are leased, those keys of policy Once that no other message has.
--- Messages are locked first, then keys in sorted order, as `dialects.once` locks them: so the two
+-- Messages are locked first, then keys in sorted order, as `database.parts.once` locks them: so the two
 -- cannot deadlock. "C" is Python's order, whatever the database's is.
 WITH held AS MATERIALIZED (
   SELECT m.id, u.scope, u.key, u.delivery, u.info

@@ -1,0 +1,393 @@
+"""Bulk actions of operators, batch by batch."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.jobs import (
+    CANCEL,
+    MOVE,
+    REDRIVE,
+    REPLAY,
+    RETRY,
+    UNDO,
+    Failure,
+    Job,
+    Position,
+)
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.reasons import CANCELLED
+from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.core.text import clean_text
+from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.parts import job_changes, job_replay, job_walks
+from faststream_sqlbroker.database.parts import jobs as rows
+from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.job_undo import UNDOS
+from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
+from faststream_sqlbroker.database.policies.rows import PolicyRows
+from faststream_sqlbroker.database.refused_alike import RefusedAlike, kind_of, refused_batch
+from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
+
+T = TypeVar("T")
+
+BATCH = 500
+"""Messages that one transaction changes at most: it keeps them locked until it commits."""
+REFUSED_PAUSE = 60.0
+"""Seconds for which a job rests that cannot be run here; other jobs go on."""
+GONE = "there is no archive, so what was cancelled is deleted and cannot come back"
+"""Of the undo of a cancel: it skips all messages."""
+ERROR_BYTES = 500
+"""Of an error that is kept of a message; a job's row has up to twenty."""
+ACTIVITIES: Mapping[str, Activities] = {
+    CANCEL: frozenset({Activity.OPERATE, Activity.REPAIR}),
+    RETRY: frozenset({Activity.OPERATE, Activity.REPAIR}),
+    MOVE: frozenset({Activity.OPERATE, Activity.REPAIR}),
+}
+"""What a job does in the database; what is not here does all of `ALL`."""
+ALL = frozenset({Activity.OPERATE, Activity.REPAIR, Activity.REDRIVE})
+
+
+def activities_of(action: str) -> Activities:
+    """What a job of `action` does in the database."""
+    return ACTIVITIES.get(action, ALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a call of `step` found."""
+
+    job: Job | None
+    """The job as it is now; None: there is none that is due."""
+    pause: float | None
+    """Seconds until the next batch is due; None: none is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a transaction has tried."""
+
+    job: Job
+    """As it was before."""
+    ids: Sequence[int] = ()
+    """The messages that it has visited."""
+
+
+class JobStore:
+    """Reads and writes jobs; each operation is one transaction, a count is several.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
+        self._changes: Mapping[str, job_changes.Change] = {
+            CANCEL: self._cancel,
+            RETRY: job_changes.retry_now,
+            MOVE: job_changes.move,
+            REDRIVE: job_changes.redrive,
+        }
+        self._sizes: dict[str, int] = {}
+        self._alike: dict[str, RefusedAlike] = {}
+
+    async def plan(self, job: Job) -> Job:
+        """Count what `job` would visit, exactly, and fix where it ends; nothing is written."""
+
+        def begin(connection: Connection) -> Job:
+            now = self._dialect.now(connection)
+            bound = job_walks.last_row(connection, self._dialect, job.action)
+            filters = None if job.filters is None else _absolute(job.filters, now)
+            return replace(job, filters=filters, bound=bound)
+
+        planned = await self._read(begin)
+        if planned.bound is None:
+            return planned
+        queues: dict[str, int] = {}
+        after: Any = None
+        while True:
+            counted = await self._read(
+                partial(job_walks.count, dialect=self._dialect, job=planned, after=after)
+            )
+            for queue, number in counted.queues.items():
+                queues[queue] = queues.get(queue, 0) + number
+            after = counted.after
+            if after is None:
+                return replace(planned, queues=queues, expected=sum(queues.values()))
+
+    async def begin(self, job: Job, channel: str) -> Job:
+        """Store the planned job, whose first batch is due at once, and tell `channel` of it."""
+
+        def work(connection: Connection) -> Job:
+            now = self._dialect.now(connection)
+            nothing = job.bound is None and job.action != UNDO
+            stored = replace(job, state="ended" if nothing else "running")
+            begun = rows.add(connection, self._table, stored, now)
+            if self._dialect.can_listen and not nothing:
+                notify_state_changed(connection, channel)
+            return begun
+
+        return await self._database.run(work, Activity.OPERATE)
+
+    async def begin_undo(self, job_id: str, by: str, channel: str) -> Job | None:
+        """Store a job that undoes this one; None: there is no such job, or it cannot be undone."""
+
+        def work(connection: Connection) -> Job | None:
+            job = rows.find(connection, self._table, job_id, lock=True)
+            if job is None or job.action not in UNDOS or job.undone_by or not job.is_bulk:
+                return None
+            # A batch that runs now has locked the row, so this has waited for its COMMIT.
+            if job.state == "running":
+                return None
+            undo = Job(
+                action=UNDO,
+                by=by,
+                arguments={"of": job.id, "action": job.action, "scope": _list_of(job)},
+                rate=job.rate,
+                state="running",
+                expected=job.done,
+                queues=job.queues,
+                note=None if self._dialect.has_archive or job.action != CANCEL else GONE,
+            )
+            begun = rows.add(connection, self._table, undo, self._dialect.now(connection))
+            # Also of a job that was stopped: it must not go on while it is undone.
+            ended = replace(job, undone_by=begun.id, state="ended")
+            rows.save(connection, self._table, ended, None)
+            if self._dialect.can_listen:
+                notify_state_changed(connection, channel)
+            return begun
+
+        return await self._database.run(work, Activity.OPERATE)
+
+    async def find(self, job_id: str) -> Job | None:
+        """The job as it is now."""
+        return await self._read(lambda c: rows.find(c, self._table, job_id))
+
+    async def listed(self, before: str | None, limit: int) -> list[Job]:
+        """Up to `limit` jobs, the newest first; only those that are older than `before`."""
+        return await self._read(lambda c: rows.listed(c, self._table, before, limit))
+
+    async def stop(self, job_id: str, by: str = "") -> Job | None:
+        """Let the job rest behind its running batch; None: there is no such job."""
+        noted = ("stop_job", by)
+        return await self._set_state(job_id, ("running",), "stopped", None, noted)
+
+    async def resume(self, job_id: str, by: str = "") -> Job | None:
+        """Let a job go on that was stopped or has failed; None: there is no such job."""
+        self._alike.pop(job_id, None)
+        noted = ("resume_job", by)
+        return await self._set_state(job_id, ("stopped", "failed"), "running", 0.0, noted)
+
+    async def _set_state(
+        self,
+        job_id: str,
+        before: Sequence[str],
+        after: Any,
+        pause: float | None,
+        noted: tuple[str, str],
+    ) -> Job | None:
+        """Change the state if it is one of `before`; the audit notes what was done, and by whom."""
+
+        def work(connection: Connection) -> Job | None:
+            job = rows.find(connection, self._table, job_id, lock=True)
+            if job is None or job.state not in before:
+                return job
+            job = replace(job, state=after, error=None)
+            rows.save(connection, self._table, job, pause)
+            note_action(connection, self._dialect, *noted, {"job": job_id})
+            return job
+
+        return await self._database.run(work, Activity.OPERATE)
+
+    async def due_in(self, job_id: str | None = None) -> float | None:
+        """Seconds until the next batch of the job, or of any, is due; None: none is left."""
+        return await self._read(lambda c: self._due_in(c, job_id))
+
+    async def step(self, job_id: str | None = None) -> Step:
+        """Do one batch of the job, or of the first one that is due, if it is due and free.
+
+        A batch that the database refuses is halved, until the message is alone that it refuses;
+        that one is counted as failed, and the job goes on behind it. If a whole batch is refused
+        with the same error, one by one, the job fails, in front of that batch. A job that cannot be
+        run here rests, so that those behind it go on; the second time it fails.
+        """
+        tried: list[_Batch] = []
+
+        def work(connection: Connection) -> Step:
+            # The race of two processes at one job: the second skips the locked row, and finds the
+            # position that the first one has committed when it asks again.
+            job = rows.lock_due(connection, self._table, job_id)
+            if job is None:
+                found = None if job_id is None else rows.find(connection, self._table, job_id)
+                return Step(found, self._due_in(connection, job_id))
+            tried.append(_Batch(job))
+            moved = self._batch(connection, job, tried)
+            return self._saved(connection, job, moved, job_id)
+
+        def doing() -> Activities:
+            return activities_of(tried[-1].job.action) if tried else ALL
+
+        try:
+            step = await self._database.run(work, doing=doing)
+        except TransientStoreError:
+            raise
+        except Exception as error:
+            refused = isinstance(error, StoreError) and not isinstance(error, AccessError)
+            if refused and tried and tried[-1].ids:
+                return await self._refused(tried[-1], error, job_id)
+            if tried:
+                with suppress(StoreError):
+                    await self._put_off(tried[-1].job.id, error)
+            raise
+        if tried:
+            self._grow(step.job)
+        return step
+
+    def _saved(self, connection: Connection, job: Job, moved: Job, job_id: str | None) -> Step:
+        """Write how far the locked job has come."""
+        # The rate is of what was visited, in whichever process: the pause is in the row.
+        pause = 0.0 if job.rate is None else (moved.visited - job.visited) / job.rate
+        ended = moved.state in ("ended", "failed")
+        if moved.state != "failed":
+            moved = replace(moved, error=None)
+        if moved.state == "ended":
+            moved = replace(moved, ended_at=self._dialect.now(connection))
+        rows.save(connection, self._table, moved, None if ended else pause)
+        return Step(moved, None if ended and job_id is not None else pause)
+
+    async def _refused(self, batch: _Batch, error: Exception, job_id: str | None) -> Step:
+        """Let the next batch be smaller, or go on behind the only message of this one."""
+        self._sizes[batch.job.id] = max(1, len(batch.ids) // 2)
+        alike = self._alike.get(batch.job.id)
+        if alike is None or alike.kind != kind_of(error):
+            alike = self._alike[batch.job.id] = refused_batch(batch.job, batch.ids, error)
+        if len(batch.ids) > 1:
+            return Step(batch.job, 0.0)
+        failure = Failure(batch.ids[0], clean_text(str(error), limit=ERROR_BYTES))
+
+        def leave(connection: Connection) -> Step:
+            job = rows.lock_due(connection, self._table, batch.job.id)
+            ids, cursor = ([], None) if job is None else self._next(connection, job, 1)
+            if job is None or list(ids) != list(batch.ids):
+                # Another process has gone on, or the message has changed since.
+                return Step(batch.job, 0.0)
+            if alike.is_whole(job):
+                return self._saved(connection, job, alike.failed(job, failure.error), job_id)
+            return self._saved(connection, job, job.failed_at(cursor, failure), job_id)
+
+        return await self._database.run(leave, Activity.OPERATE)
+
+    def _grow(self, job: Job | None) -> None:
+        """After a batch that worked, the next one may be twice as large."""
+        if job is None:
+            return
+        alike = self._alike.get(job.id)
+        if alike is not None and (job.done > alike.before.done or job.state == "ended"):
+            del self._alike[job.id]
+        size = self._sizes.pop(job.id, BATCH) * 2
+        if size < BATCH and job.state != "ended":
+            self._sizes[job.id] = size
+
+    async def _put_off(self, job_id: str, error: Exception) -> None:
+        """Let the job rest: another process may have the right that this one lacks. It fails if it
+        has rested for such an error before.
+        """
+        text = clean_text(str(error) or repr(error), limit=ERROR_BYTES)
+
+        def work(connection: Connection) -> None:
+            job = rows.find(connection, self._table, job_id, lock=True)
+            if job is not None and job.state == "running":
+                again = job.error is not None
+                rested = replace(job, error=text, state="failed" if again else "running")
+                rows.save(connection, self._table, rested, None if again else REFUSED_PAUSE)
+
+        await self._database.run(work, Activity.OPERATE)
+
+    def _due_in(self, connection: Connection, job_id: str | None) -> float | None:
+        due = rows.next_due(connection, self._table, job_id)
+        if due is None:
+            return None
+        return max(0.0, (due - self._dialect.now(connection)).total_seconds())
+
+    def _batch(self, connection: Connection, job: Job, tried: list[_Batch]) -> Job:
+        size = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
+        size = min(size, self._sizes.get(job.id, BATCH))
+        ids, cursor = self._next(connection, job, size)
+        tried.append(_Batch(job, ids))
+        if job.action == UNDO:
+            return self._undo(connection, job, ids, cursor)
+        now = self._dialect.now(connection)
+        if job.action == REPLAY:
+            done = job_replay.replay(connection, self._dialect, job, ids, now) if ids else 0
+            return job.moved(cursor, done=done, skipped=len(ids) - done)
+        scope = _list_of(job)
+        # No message is changed twice, whatever has become of it since.
+        fresh = sorted(set(ids) - rows.known(connection, self._table, scope, ids))
+        changed = self._changes[job.action](connection, self._dialect, job, fresh) if fresh else {}
+        rows.note_changed(connection, self._table, scope, changed, now)
+        return job.moved(cursor, done=len(changed), skipped=len(ids) - len(changed))
+
+    def _next(
+        self, connection: Connection, job: Job, size: int
+    ) -> tuple[list[int], Position | None]:
+        """The messages of the next batch, and the position behind them; None: the last ones."""
+        if job.action != UNDO:
+            return job_walks.visit(connection, self._dialect, job, size)
+        after = "" if job.cursor is None else str(job.cursor[0])
+        scope = str(job.arguments["scope"])
+        noted = rows.noted(connection, self._table, scope, after, size)
+        # By key: what is forgotten on the way lies behind the position.
+        cursor = [noted[-1][0]] if len(noted) == size else None
+        of = job.arguments["of"]
+        # The marks of a replay are those of all its runs.
+        return [int(key) for key, info in noted if info.get("run", of) == of], cursor
+
+    def _cancel(
+        self, connection: Connection, dialect: Any, job: Job, ids: Sequence[int]
+    ) -> job_changes.Changed:
+        locked = job_walks.lock(connection, dialect, job, ids, ("id", "queue", "policy_marks"))
+        by_queue: dict[str, list[int]] = {}
+        for row in locked:
+            by_queue.setdefault(row.queue, []).append(row.id)
+        theirs = [row.id for row in locked]
+        if theirs:
+            job_changes.note_cancelled(connection, dialect, theirs, str(job.arguments["text"]))
+        for queue, of_queue in sorted(by_queue.items()):
+            ends = {i: Discard(CANCELLED) for i in of_queue}
+            PolicyRows(self._dialect).discard(connection, queue, ends, keep=True)
+        return job_changes.cancelled(connection, dialect, locked)
+
+    def _undo(
+        self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
+    ) -> Job:
+        scope = str(job.arguments["scope"])
+        ours = rows.notes_of(connection, self._table, scope, ids)
+        undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, ours)
+        rows.forget(connection, self._table, scope, sorted(str(i) for i in undone))
+        return job.moved(cursor, done=len(undone), skipped=len(ours) - len(undone))
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        return await self._database.run(work, Activity.OPERATE, write=False)
+
+
+def _list_of(job: Job) -> str:
+    """The scope of what the job notes of each message."""
+    return job_replay.scope_of(job) if job.action == REPLAY else rows.LIST + job.id
+
+
+def _absolute(filters: Filters, now: datetime) -> Filters:
+    """The filters with moments in place of ages."""
+    since, until = (
+        now - timedelta(seconds=value) if isinstance(value, int | float) else value
+        for value in (filters.since, filters.until)
+    )
+    return replace(filters, since=since, until=until)

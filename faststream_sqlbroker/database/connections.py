@@ -1,0 +1,259 @@
+"""Checks connections out of the pool; ends those that hang, drops those that are stale."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import sqlite3
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any, TypeVar
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from faststream_sqlbroker.database.database_file import DatabaseFile
+from faststream_sqlbroker.database.dialects import Dialect
+from faststream_sqlbroker.database.errors import ErrorClasses
+from faststream_sqlbroker.database.event_loops import LoopPools
+from faststream_sqlbroker.database.operations import UNRESTORED
+
+T = TypeVar("T")
+
+GRACE = 1.0
+"""Seconds after the limit until the socket is ended, and again until the close is not waited for.
+A live server answers a cancelled statement and its ROLLBACK well within that."""
+
+_OPENED = "sqlbroker_opened"
+"""The key in a connection's `info` with the time at which it was opened (monotonic seconds)."""
+
+
+class Checkouts:
+    """Checks connections out of an engine's pool, and decides which must not be used again.
+
+    A server that has become read-only, as after a failover, still answers. Its sessions may stay
+    read-only after it is writable again, or after another server has taken its place. So such an
+    answer evicts every connection that was opened before it: each is closed when it is checked out
+    or returned here. The application's own checkouts are not affected.
+    """
+
+    def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses) -> None:
+        """Watch `engine`; nothing is checked out yet."""
+        self.engine = engine
+        self.errors = errors
+        self.pools = LoopPools()
+        self._dialect = dialect
+        self._evicted_before = float("-inf")
+        self._file = DatabaseFile()
+        self.watch(engine)
+        event.listen(engine.sync_engine, "checkin", _checked_in)
+
+    def watch(self, engine: AsyncEngine) -> None:
+        """Record when connections of `engine` are opened; they may be checked out here, too."""
+        event.listen(engine.sync_engine, "connect", _opened)
+        self.pools.watch(engine.sync_engine)
+        if self._dialect.name == "sqlite":
+            event.listen(engine.sync_engine, "invalidate", _roll_back)
+            self._file.watch(engine.sync_engine)
+
+    def note(self, error: BaseException) -> None:
+        """Evict all connections opened so far, if `error` came from a server that is read-only."""
+        if self.errors.spoils(error):
+            self._evicted_before = monotonic()
+
+    def is_evicted(self, connection: AsyncConnection) -> bool:
+        """Whether `connection` must not be used again."""
+        return _opened_at(connection) < self._evicted_before
+
+    @asynccontextmanager
+    async def __call__(
+        self, limit: float | None, engine: AsyncEngine | None = None
+    ) -> AsyncIterator[AsyncConnection]:
+        """A connection for at most `limit` seconds (None: no limit); `GRACE` later its socket ends.
+
+        A cancellation alone does not end the wait. After it SQLAlchemy returns the connection to
+        the pool, for which aiomysql and asyncmy send a ROLLBACK; a server that vanished never
+        answers that.
+
+        Raises:
+            NotConnectedError: no connection could be made.
+            SetupError: another event loop, which is still open, has the pool.
+        """
+        async with self.errors.connecting():
+            connection = await self._connect(engine or self.engine)
+        loop = asyncio.get_running_loop()
+        watchdog = None
+        driver_connection = None
+        try:
+            fairy: Any = connection.sync_connection and connection.sync_connection.connection
+            driver_connection = fairy.driver_connection
+            if limit is not None:
+                watchdog = loop.call_later(limit + GRACE, abort, driver_connection)
+            yield connection
+        except Exception as error:
+            self.note(error)
+            raise
+        finally:
+            watchdog = watchdog or loop.call_later(GRACE, abort, driver_connection)
+            try:
+                await _to_the_end(self._close(connection), watchdog.when() + GRACE)
+            finally:
+                watchdog.cancel()
+
+    async def _connect(self, engine: AsyncEngine) -> AsyncConnection:
+        # Read once: while this loop awaits, other tasks may move the limit on, and a loop that read
+        # it each time might never end. A connection that becomes stale later is found on its own.
+        before = self._evicted_before
+        self.pools.enter()
+        file = self._file.identity()
+        connection = await engine.connect()
+        while _opened_at(connection) < before or self._file.is_other(connection, file):
+            try:
+                await connection.invalidate()
+            finally:
+                await connection.close()
+            file = self._file.identity()
+            connection = await engine.connect()
+        return connection
+
+    async def _close(self, connection: AsyncConnection) -> None:
+        usable = not (connection.closed or connection.invalidated)
+        if usable and (self.is_evicted(connection) or not await self._restored(connection)):
+            await connection.invalidate()
+        await connection.close()
+
+    async def _restored(self, connection: AsyncConnection) -> bool:
+        """Put the session's settings back as the application had them; false if that fails."""
+        sync: Any = connection.sync_connection
+        if not self._dialect.needs_restore(sync):
+            return True
+        try:
+            await connection.rollback()
+            await connection.run_sync(self._dialect.restore)
+        except Exception:  # noqa: BLE001 - the caller closes the connection then
+            return False
+        return True
+
+
+def _opened(_dbapi_connection: Any, record: Any) -> None:
+    record.info[_OPENED] = monotonic()
+
+
+def _roll_back(dbapi_connection: Any, _record: Any, _error: BaseException | None) -> None:
+    """Roll back before a SQLite connection is closed, so that its locks are released.
+
+    A cancelled statement may have rows left. While its cursor exists, and an error that it raised
+    keeps it in existence, even a closed connection holds its locks, so no process could write. A
+    rollback alone keeps the lock for reading, for which a COMMIT waits unless the file is in WAL
+    mode. Source: SQLite, "Closing A Database Connection", on sqlite3_close_v2.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return  # The event loop has ended, so its connections cannot be used any more.
+    # aiosqlite's thread runs calls in the order in which they are queued, so the rollback is queued
+    # now, by the first `send`. A task would queue it too late: older versions of SQLAlchemy queue
+    # the close right after this event.
+    driver = dbapi_connection.driver_connection
+    # Only `_execute` runs a function of ours in its thread.
+    rollback = driver._execute(_end_statements, driver)  # noqa: SLF001
+    try:
+        asked = rollback.send(None)
+    except (ValueError, StopIteration):
+        return  # The connection is closed already.
+    asked.add_done_callback(_retrieve)
+    rollback.close()
+
+
+def _end_statements(driver: Any) -> None:
+    """Close the cursors of aiosqlite's `driver`, then roll back; in its thread."""
+    connection: sqlite3.Connection = driver._conn  # noqa: SLF001
+    # A cancelled task may not have got the cursor that it began, which then only the garbage
+    # collector knows.
+    for each in gc.get_referrers(connection):
+        if isinstance(each, sqlite3.Cursor):
+            with contextlib.suppress(sqlite3.Error):
+                each.close()
+    connection.rollback()
+
+
+def _checked_in(_dbapi_connection: Any, record: Any) -> None:
+    """Close a connection that comes back to the pool with settings that were not restored.
+
+    `_restored` does not see it if a handler closed its connection itself.
+    """
+    if UNRESTORED in record.info:
+        record.invalidate()
+
+
+def _opened_at(connection: AsyncConnection) -> float:
+    """When it was opened; -inf if that was before the broker watched the engine."""
+    sync: Any = connection.sync_connection
+    return float(sync.info.get(_OPENED, float("-inf")))
+
+
+async def _to_the_end(close: "Coroutine[Any, Any, None]", deadline: float) -> None:
+    """Wait for `close` until `deadline` (the event loop's time), even if the caller is cancelled.
+
+    A cancellation is raised after the wait. Otherwise a connection could stay half closed, and its
+    place in the pool would be lost.
+    """
+    closing = asyncio.ensure_future(close)
+    clock = asyncio.get_running_loop().time
+    cancelled = None
+    while not closing.done() and (left := deadline - clock()) > 0:
+        try:
+            await asyncio.wait((closing,), timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    # It may still fail after the deadline; without this asyncio would log an unretrieved error.
+    closing.add_done_callback(_retrieve)
+    if cancelled is not None:
+        raise cancelled
+    if closing.done():
+        await closing
+
+
+async def cancelled_once(work: "Coroutine[Any, Any, T]") -> T:
+    """Run `work`, pass on only the first cancellation to it, and wait until it has ended.
+
+    anyio cancels a task again and again until it has ended. Cancelled a second time while it closes
+    a connection, SQLAlchemy stops aiosqlite's thread; the task that closes the connection then
+    waits for that thread for ever, and `asyncio.run` waits for the task.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            if cancelled is None and not task.cancelling():
+                task.cancel()
+            cancelled = error
+    if cancelled is not None:
+        _retrieve(task)
+        raise cancelled
+    return task.result()
+
+
+def _retrieve(task: "asyncio.Future[Any]") -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def abort(driver_connection: Any) -> None:
+    """End the socket, so that a task that waits for an answer gets an error; SQLite has none."""
+    if callable(terminate := getattr(driver_connection, "terminate", None)):
+        terminate()  # asyncpg
+        return
+    # aiomysql, asyncmy: close() would first wait until all data is sent.
+    writer = getattr(driver_connection, "_writer", None)
+    transport = getattr(writer, "transport", None) or getattr(driver_connection, "_transport", None)
+    if transport is not None:
+        transport.abort()
+    elif callable(fileno := getattr(driver_connection, "fileno", None)):
+        # psycopg waits until its socket is readable; the end of the stream makes it readable.
+        with contextlib.suppress(Exception), socket.socket(fileno=os.dup(fileno())) as copy:
+            copy.shutdown(socket.SHUT_RDWR)

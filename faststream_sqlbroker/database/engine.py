@@ -1,0 +1,237 @@
+"""The broker's own transactions: bounded in time, repeated if the database rolled them back."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.database.connections import Checkouts, cancelled_once
+from faststream_sqlbroker.database.dialects import Dialect
+from faststream_sqlbroker.database.driver import DriverShortcut
+from faststream_sqlbroker.database.errors import Doing
+from faststream_sqlbroker.database.query import Query
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+
+T = TypeVar("T")
+
+IDLE_LIMIT = 30.0
+"""Seconds that a session may idle in a transaction of the broker before the server ends it. The
+broker sends its statements without a pause, so a longer silence means that its process is gone."""
+QUICK_REPEATS = 5
+"""Repeats of a transaction that the database rolled back; with the pauses they take about 0.3 s.
+After that the caller's own, longer retry is better than more load."""
+QUICK_PAUSE = 0.01
+"""Seconds before the first repeat; doubled each time, with jitter."""
+
+
+class Database:
+    """One database: runs synchronous functions on its connections, each in its own transaction."""
+
+    def __init__(
+        self,
+        checkouts: Checkouts,
+        dialect: Dialect,
+        timeout: float,
+        shortcut: DriverShortcut,
+        places: asyncio.Semaphore,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Bound each `run`, with its wait for a connection and its repeats, by `timeout` seconds.
+
+        Args:
+            checkouts: Give the connections.
+            dialect: Begins the transactions.
+            timeout: Seconds.
+            shortcut: Sends a `Query` on the driver's own connection.
+            places: As many transactions as there are may run at a time.
+            clock: For the pauses between repeats.
+        """
+        self.checkouts = checkouts
+        self.dialect = dialect
+        self.tables = dialect.tables
+        self.timeout = timeout
+        self.clock = clock or Clock()
+        self.idle_limit = min(timeout, IDLE_LIMIT)
+        self.engine = checkouts.engine
+        self.errors = checkouts.errors
+        self.shortcut = shortcut
+        self.places = places
+
+    async def run(
+        self,
+        work: Callable[[Connection], T],
+        *activities: Activity,
+        write: bool = True,
+        locks: bool = True,
+        deadline: float | None = None,
+        doing: Doing | None = None,
+        patient: bool = True,
+        planned_anew: bool = False,
+        places: asyncio.Semaphore | None = None,
+    ) -> T:
+        """Run `work` in a transaction and commit; repeat it if the database rolled it back.
+
+        Where the driver's own connection can be used, a `Query` is sent in autocommit.
+
+        Args:
+            work: Called with the connection; it may run several times.
+            activities: What it is for; the error of a missing right or table names it.
+            write: The transaction writes, so a lost answer to its COMMIT is an unknown outcome.
+            locks: It may lock rows. The server then ends the session if its client sends nothing
+                in the transaction for 30 seconds, or for `timeout` if that is less.
+            deadline: In the event loop's time; default `timeout` seconds from now.
+            doing: In place of `activities`, what gives them after the work.
+            patient: Repeat it also if it waited too long for a lock.
+            planned_anew: Several statements use no cached query plan of the session.
+            places: Take one of these for each attempt, not one of the database's.
+
+        Raises:
+            TransientStoreError: the database could not be reached or was busy; nothing was written.
+            UnknownOutcomeError: the answer to the COMMIT was lost.
+            StoreError: the database refused the statement.
+        """
+        pause = QUICK_PAUSE
+        replaced = False
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + self.timeout
+        begin = partial(self._begin, locks=locks, planned_anew=planned_anew) if write else None
+        attempt = partial(
+            self._attempt,
+            work,
+            places or self.places,
+            deadline,
+            frozenset(activities) if doing is None else doing,
+            begin,
+        )
+        for _ in range(QUICK_REPEATS):
+            try:
+                return await attempt()
+            except UnknownOutcomeError:
+                raise
+            except TransientStoreError as error:
+                if self._gives_up(error, replaced=replaced, patient=patient):
+                    raise
+                replaced = replaced or self.errors.needs_another(error)
+                await self.clock.sleep(self.clock.jitter(pause))
+                pause *= 2
+        return await attempt()
+
+    def _gives_up(self, error: TransientStoreError, *, replaced: bool, patient: bool) -> bool:
+        """Whether a repeat right now would not help; `replaced`: the connection was replaced."""
+        if self.errors.needs_another(error):
+            # A connection may have broken or become stale in the pool, so the next one is new. If
+            # that one fails in the same way, the pool is not the cause.
+            return replaced
+        if not self.errors.was_rolled_back(error):
+            return True
+        return not patient and self.errors.waited_for_lock(error)
+
+    async def _attempt(
+        self,
+        work: Callable[[Connection], T],
+        places: asyncio.Semaphore,
+        deadline: float,
+        doing: Doing,
+        begin: Callable[[Connection], None] | None,
+    ) -> T:
+        once = self._once(work, places, deadline, doing, begin)
+        return await (cancelled_once(once) if self.dialect.cancel_once else once)
+
+    async def _once(
+        self,
+        work: Callable[[Connection], T],
+        places: asyncio.Semaphore,
+        deadline: float,
+        doing: Doing,
+        begin: Callable[[Connection], None] | None,
+    ) -> T:
+        """Run `work` once; None for `begin`: it only reads."""
+        committing = False
+        write = begin is not None
+        results = []
+        clock = asyncio.get_running_loop().time
+
+        def run(connection: Connection) -> None:
+            nonlocal committing
+            with connection.begin() as transaction:
+                if begin is not None:
+                    begin(connection)
+                result = work(connection)
+                committing = write
+                try:
+                    transaction.commit()
+                except BaseException:
+                    # SQLAlchemy takes the transaction as ended, but SQLite leaves it open. The next
+                    # user of the connection would commit it.
+                    connection.invalidate()
+                    raise
+                committing = False
+            results.append(result)
+
+        try:
+            async with (
+                self.errors.classed(doing, explained=True),
+                asyncio.timeout_at(deadline),
+                places,
+                self.checkouts(deadline - clock()) as connection,
+            ):
+                driver = await self.shortcut.alone(connection) if isinstance(work, Query) else None
+                if driver is None:
+                    await connection.run_sync(run)
+                else:
+                    committing = write
+                    results.append(await self._sent(connection, driver, work, write=write))
+        except TransientStoreError as error:
+            if results:
+                # The COMMIT was answered; the connection broke on its way back to the pool.
+                return results[0]
+            if not committing or self.errors.wrote_nothing(error):
+                raise
+            msg = f"the answer to the COMMIT was lost: {error}"
+            raise UnknownOutcomeError(msg) from error
+        return results[0]
+
+    def _begin(self, connection: Connection, *, locks: bool, planned_anew: bool) -> None:
+        if planned_anew and locks:
+            self.dialect.begin_anew(connection, self.idle_limit)
+        else:
+            self.dialect.begin(connection, self.idle_limit if locks else None)
+
+    async def _sent(
+        self, connection: AsyncConnection, driver: Any, query: Any, *, write: bool
+    ) -> Any:
+        try:
+            return await self.shortcut.fetch(driver, query)
+        except SQLAlchemyError:
+            raise
+        except BaseException as error:
+            # The server may still run the statement, or be gone: the connection cannot be reused.
+            await connection.invalidate()
+            passing = isinstance(error, Exception) and not isinstance(error, TimeoutError)
+            if not passing or (write and not self.errors.was_never_sent(error)):
+                raise
+            raise DBAPIError(None, None, error, connection_invalidated=True) from error
+
+    async def ping(self, timeout: float | None, check: Callable[[Connection], bool]) -> bool:
+        """Whether the database answers within `timeout` seconds and `check` is true.
+
+        None is the timeout of the transactions.
+        """
+        limit = self.timeout if timeout is None else timeout
+        try:
+            async with (
+                self.errors.classed(),
+                asyncio.timeout(limit),
+                self.checkouts(limit) as connection,
+            ):
+                await connection.execute(select(1))
+                return await connection.run_sync(check)
+        except StoreError:
+            return False

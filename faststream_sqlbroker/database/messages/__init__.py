@@ -1,0 +1,1 @@
+"""Messages of a queue: published, handled by a transaction, popped and started."""

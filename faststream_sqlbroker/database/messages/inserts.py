@@ -1,0 +1,149 @@
+"""Inserts of new messages: in a transaction of the broker, or in the caller's."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.database.caller import check_same_database
+from faststream_sqlbroker.database.driver import BusyError
+from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.messages.publish_coalescer import PublishCoalescer
+from faststream_sqlbroker.database.parts.mirror import insert_for_caller, insert_mirrored
+from faststream_sqlbroker.database.parts.sizes import BYTES_TOGETHER, bytes_of
+from faststream_sqlbroker.database.query import Query
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+Ids = list[int | None]
+
+
+class Inserts:
+    """Inserts new messages."""
+
+    def __init__(self, database: Database) -> None:
+        """Insert within the time limit of `database`."""
+        self._database = database
+        self._engine = database.engine
+        self._dialect = database.dialect
+        self._errors = database.errors
+        self._shortcut = database.shortcut
+        self._shared: PublishCoalescer | None = None
+
+    def insert(self, rows: Sequence[NewMessage]) -> Awaitable[Ids]:
+        """Insert `rows` in one transaction, which rows of other publishes may share.
+
+        Raises:
+            MessageTooLargeError: one of them exceeds the database's limit; nothing was sent.
+        """
+        shared = self._of_this_loop
+        size = self._known_size(rows)
+        for row in rows:
+            if row.lookup is not None:
+                return self._database.run(
+                    lambda c: insert_mirrored(self._dialect, c, rows),
+                    Activity.PUBLISH,
+                    Activity.MIRROR,
+                    places=shared.place,
+                )
+        if size > BYTES_TOGETHER:
+            return self._database.run(
+                lambda c: self._dialect.insert(c, rows), Activity.PUBLISH, places=shared.place
+            )
+        for row in rows:
+            if row.dedup_id is not None:
+                # Not shared: the insert waits while another transaction holds the same dedup_id,
+                # and all publishes that shared it would wait, too.
+                return self._database.run(
+                    self._dialect.inserting(rows), Activity.PUBLISH, places=shared.place
+                )
+        return shared.insert(rows)
+
+    def refuse_too_large(self, rows: Sequence[NewMessage]) -> None:
+        """Refuse rows that are too large. The limit is known once a connection was made.
+
+        Raises:
+            MessageTooLargeError: one of `rows` exceeds the database's limit.
+        """
+        self._known_size(rows)
+
+    def _known_size(self, rows: Sequence[NewMessage]) -> int:
+        """Bytes of `rows`, none of which is known to be too large."""
+        size = bytes_of(rows)
+        if (limit := self._dialect.known_limit) is not None:
+            limit.check(rows, size)
+        return size
+
+    async def run(self, query: Query[None]) -> None:
+        """Run `query` on the connection for publishing, after the inserts before it."""
+        if self._shortcut.possible:
+            await self._of_this_loop.run(query)
+        else:
+            place = self._of_this_loop.place
+            await self._database.run(query, Activity.PUBLISH, places=place, locks=False)
+
+    async def close(self) -> None:
+        """Return the connection for publishing to the pool."""
+        shared, self._shared = self._shared, None
+        if shared is not None and shared.loop is asyncio.get_running_loop():
+            await shared.close()
+
+    @property
+    def _of_this_loop(self) -> PublishCoalescer:
+        # A coalescer belongs to one event loop; that of another loop can neither be used nor
+        # closed.
+        shared = self._shared
+        if shared is None or shared.loop is not asyncio.get_running_loop():
+            self._database.checkouts.pools.refuse_other_loop()
+            shared = self._shared = PublishCoalescer(self._database)
+        return shared
+
+    async def insert_in(
+        self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
+    ) -> Ids:
+        """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
+
+        Raises:
+            PublishError: the connection is closed or leads to another database, or its transaction
+                has ended.
+            SetupError: another event loop, which is still open, uses the broker.
+        """
+        self._database.checkouts.pools.refuse_other_loop()
+        try:
+            if isinstance(connection, AsyncSession):
+                connection = await connection.connection()
+            sync_connection = connection.sync_connection
+            check_same_database(sync_connection, self._engine.sync_engine)
+            if (
+                sync_connection is not None
+                and self._shortcut.may_be_inside(sync_connection)
+                and self._known_size(rows) <= BYTES_TOGETHER
+                and all(row.lookup is None for row in rows)
+            ):
+                query: Any = self._dialect.inserting(rows)
+                with contextlib.suppress(BusyError):
+                    return cast("Ids", await self._shortcut.fetch_in(connection, query))
+            return await connection.run_sync(lambda c: insert_for_caller(self._dialect, c, rows))
+        except SQLAlchemyError as error:
+            raise self._errors.of_caller(error) from error
+
+    def insert_sync(self, connection: "Connection | Session", rows: Sequence[NewMessage]) -> Ids:
+        """`insert_in` for synchronous code.
+
+        Raises:
+            PublishError: as `insert_in`.
+        """
+        try:
+            if not isinstance(connection, Connection):
+                connection = connection.connection()
+            check_same_database(connection, self._engine.sync_engine)
+            return insert_for_caller(self._dialect, connection, rows)
+        except SQLAlchemyError as error:
+            raise self._errors.of_caller(error) from error

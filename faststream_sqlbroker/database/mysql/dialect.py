@@ -1,0 +1,334 @@
+"""MySQL and MariaDB: SKIP LOCKED, JSON_TABLE, READ COMMITTED.
+
+Differs from PostgreSQL: no UPDATE … RETURNING, so a claim locks and reads, then updates by id; no
+partial index, so the ready index leads with `claimable`, a generated column that is 1 or NULL;
+`state IN (…)` ahead of the order would sort the whole queue.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
+from sqlalchemy.exc import DBAPIError, IntegrityError
+
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, NewMessage, Prefetch, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.database.multi_statement import (
+    MultiStatementDialect,
+    note_prefetched,
+    utc,
+)
+from faststream_sqlbroker.database.mysql import session
+from faststream_sqlbroker.database.mysql.errors import DUPLICATE_ENTRY, MysqlErrors
+from faststream_sqlbroker.database.mysql.queues import PairsClaim
+from faststream_sqlbroker.database.mysql.session import refuse_plain_backslashes, refuse_settings
+from faststream_sqlbroker.database.parts.claimed_rows import load_payload
+from faststream_sqlbroker.database.parts.marked_locks import MarkedLocks
+from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks
+from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.types import is_mariadb
+
+SELECT_DENIED = (1142, 1143)
+"""On the table, on a column: of a statement that inserts the same codes tell that INSERT is denied.
+"""
+
+
+class MysqlDialect(MysqlErrors, MultiStatementDialect):
+    """All SQL for MySQL and MariaDB."""
+
+    name = "mysql"
+    outwaits_clients = True
+    claimed_as: ClassVar[Mapping[str, str]] = {
+        "key": "`key`",
+        "acquired_at": "UTC_TIMESTAMP(6) AS claimed_at",
+    }
+    insert_row = (
+        "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
+        "UTC_TIMESTAMP(6), COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
+        "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
+    )
+    _may_return = True
+    """Whether MariaDB has not refused RETURNING yet."""
+
+    def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
+        """Prepare the statements of `tables`.
+
+        It is not known yet which of the two databases the URL leads to: what either reserves is
+        quoted.
+        """
+        sqlalchemy_dialect = copy(sqlalchemy_dialect)
+        preparer = sqlalchemy_dialect.identifier_preparer = copy(
+            sqlalchemy_dialect.identifier_preparer
+        )
+        preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
+        super().__init__(tables, sqlalchemy_dialect)
+        self.handler_locks = MarkedLocks(self)
+        self._send_to(sqlalchemy_dialect)
+
+    def _send_to(self, sqlalchemy_dialect: Any) -> None:
+        """Take MariaDB's statements, if it is its server: their plans differ, their rows do not."""
+        if is_mariadb(sqlalchemy_dialect):
+            self.sql = self.statements_of("mariadb")
+
+    def setup(self, connection: Connection) -> None:
+        """Refuse settings under which statements fail; look which of the two servers it is."""
+        self._send_to(connection.dialect)
+        refuse_settings(connection)
+        self.size_limit(connection)
+
+    def size_limit(self, connection: Connection) -> SizeLimit:
+        """The server is asked once for each connection, which keeps what it began with."""
+        self.known_limit = limit = session.size_limit(connection)
+        return limit
+
+    def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
+        """Ask for READ COMMITTED, for this transaction only.
+
+        SQLAlchemy's `isolation_level` option sets the session's level at every checkout and back at
+        every return, each with a COMMIT: five round trips where this is one.
+        """
+        if idle_limit is not None:
+            session.begin_limited(connection, self.sql, idle_limit)
+        elif connection.default_isolation_level != "READ COMMITTED":
+            connection.execute(self.sql["read_committed"])
+        # A driver in autocommit mode, of which SQLAlchemy does not know, would commit each
+        # statement.
+        driver: Any = connection.connection.driver_connection
+        if driver.get_autocommit():
+            connection.execute(self.sql["start"])
+        refuse_plain_backslashes(driver)
+
+    def allow_idling(self, connection: Connection, seconds: float) -> None:
+        """One statement."""
+        session.allow_idling(connection, self.sql, seconds)
+
+    def restore(self, connection: Connection) -> None:
+        """One statement."""
+        session.restore(connection, self.sql)
+
+    @contextmanager
+    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
+        """Set for the session, which has it from the pool, and back."""
+        connection.execute(self.sql["lock_wait"], {"seconds": max(1, int(seconds))})
+        try:
+            yield
+        finally:
+            if not connection.invalidated:
+                connection.execute(self.sql["lock_wait_again"])
+
+    def delete_binds(self, ids: Sequence[int]) -> dict[str, Any]:
+        """The ids as one JSON array."""
+        return {"ids": json.dumps(list(ids))}
+
+    def bind_time(self, value: datetime) -> datetime:
+        """UTC without a zone, as DATETIME(6) holds it."""
+        return utc(value).replace(tzinfo=None)
+
+    def now(self, connection: Connection) -> datetime:
+        """The server's clock."""
+        value: datetime = connection.execute(self.sql["now"]).scalar_one()
+        return value.replace(tzinfo=timezone.utc)
+
+    def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
+        """One multi-row INSERT; MariaDB tells the ids, MySQL the first of them and the step.
+
+        MariaDB wants SELECT on all columns for RETURNING; who only may insert is told the first id
+        there, too. The step is read each time: a cluster changes it when a node joins. Source:
+        MySQL manual, "AUTO_INCREMENT Handling in InnoDB": a simple insert gets its ids at once.
+        """
+        refuse_plain_backslashes(connection.connection.driver_connection)
+        if not (is_mariadb(connection.dialect) and self._may_return):
+            return self._insert_told_the_first(connection, rows)
+        try:
+            statement = self.insert_statement(len(rows), "RETURNING id")
+            return list(connection.execute(statement, self.insert_binds(rows)).scalars())
+        except DBAPIError as error:
+            if error.orig is None or error.orig.args[:1] not in {(code,) for code in SELECT_DENIED}:
+                raise
+        ids = self._insert_told_the_first(connection, rows)
+        self._may_return = False
+        return ids
+
+    def _insert_told_the_first(
+        self, connection: Connection, rows: Sequence[NewMessage]
+    ) -> list[int]:
+        first: int = connection.execute(
+            self.insert_statement(len(rows)), self.insert_binds(rows)
+        ).lastrowid
+        step = 1 if len(rows) == 1 else connection.execute(self.sql["id_step"]).scalar_one()
+        return [first + n * step for n in range(len(rows))]
+
+    def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
+        """InnoDB undoes only the failed statement, so a duplicate leaves the transaction usable."""
+        try:
+            return self.insert_plain(connection, [row])[0]
+        except IntegrityError as error:
+            if error.orig is not None and error.orig.args[:1] == (DUPLICATE_ENTRY,):
+                return None
+            raise
+
+    def wait_for_dedup_ids(self, connection: Connection, rows: Sequence[NewMessage]) -> None:
+        """Read them with a lock on the row alone.
+
+        An INSERT that waits for a duplicate also locks the gap before it. All messages of that
+        queue without a dedup_id belong in this gap, so no transaction could publish them until the
+        wait is over.
+        """
+        for row in rows:
+            if row.dedup_id is not None:
+                binds = {"queue": row.queue, "dedup_id": row.dedup_id}
+                connection.execute(self.sql["dedup_id"], binds)
+
+    def claim(
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> Claimed:
+        """A statement for each of a few pairs; of many, for the first and for those that have many
+        rows.
+        """
+
+        def lock_pair(pair: ReadyPair, most: int) -> Claimed:
+            return self._lock_pair(connection, pair, most, token, suspicion)
+
+        found = PairsClaim(self, connection, limit, token, suspicion, lock_pair).run(pairs)
+        starting = found if prefetch is None else note_prefetched(found, prefetch)
+        self.take(connection, starting, lease, token)
+        if prefetch is not None:
+            self.take(connection, found[prefetch.after :], prefetch.lease, token)
+        return found
+
+    def _lock_pair(
+        self,
+        connection: Connection,
+        pair: ReadyPair,
+        limit: int,
+        token: UUID,
+        suspicion: Suspicion | None,
+    ) -> Claimed:
+        """Lock up to `limit` due rows of `pair`, in their order; what is locked elsewhere is
+        skipped.
+        """
+        binds: dict[str, Any] = {"queue": pair.queue, "priority": pair.priority, "limit": limit}
+        if suspicion is None or suspicion.told:
+            return self.find(connection, "claim", binds, token, suspicion)
+        return self.find(connection, "claim_others", binds | suspicion.binds, token, suspicion)
+
+    def find(
+        self,
+        connection: Connection,
+        statement: str,
+        binds: dict[str, Any],
+        token: UUID,
+        suspicion: Suspicion | None,
+    ) -> Claimed:
+        """Lock and read."""
+        found = self.claimed(connection.execute(self.sql[statement], binds), token)
+        return Claimed.without_suspects(found, suspicion)
+
+    def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+        """As everywhere; times of first deliveries, which are dates as nearly always, wait for who
+        looks.
+        """
+        return [
+            ClaimedMessage(
+                r[0],
+                r[1],
+                load_payload(r[2]),
+                r[3],
+                r[4],
+                r[5],
+                r[6],
+                r[7],
+                r[8],
+                r[9],
+                r[10],
+                None,
+                None,
+                None,
+                r[14],
+                token,
+                r[15],
+            )
+            if r[9].__class__ is datetime
+            and r[10].__class__ is datetime
+            and r[11] is r[12] is r[13] is None
+            else self._claimed_row(r, token)
+            for r in rows
+        ]
+
+    def take(
+        self, connection: Connection, found: Sequence[ClaimedMessage], lease: float, token: UUID
+    ) -> None:
+        """Lease by id."""
+        if not found:
+            return
+        now = found[0].acquired_at
+        binds = {
+            "now": now.replace(tzinfo=None),
+            "token": token.hex,
+            "lease": round(lease * 1_000_000),
+        }
+        for part in chunks(sorted(m.id for m in found)):
+            connection.execute(self.sql["claim_update"], {**binds, "ids": list(part)})
+        for message in found:
+            message.acquired = now
+            message.deliveries_count += 1
+
+    def release_stuck(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        limit: int,
+        before: datetime | None = None,
+    ) -> int:
+        """Lock what is free, then update by id."""
+        ids: list[int] = []
+        moment = None if before is None else self.bind_time(before)
+        for names in chunks(queues):
+            if len(ids) < limit:
+                binds = {"queues": list(names), "limit": limit - len(ids), "before": moment}
+                ids += connection.execute(self.sql["stuck"], binds).scalars()
+        for part in chunks(sorted(ids)):
+            connection.execute(self.sql["release_stuck"], {"ids": list(part)})
+        return len(ids)
+
+    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+        """Reads what is leased in the index, and nothing else."""
+        found: list[float] = []
+        for names in chunks(queues):
+            ends_in = connection.execute(
+                self.sql["lease_ends_in"], {"queues": list(names)}
+            ).scalar_one()
+            found += [] if ends_in is None else [float(ends_in)]
+        return min(found, default=None)
+
+    def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
+        """Find what the token holds; then lock it and give it back, by id."""
+        found: list[int] = []
+        for names in chunks(queues):
+            binds = {"queues": list(names), "token": token.hex}
+            found += connection.execute(self.sql["claimed_by"], binds).scalars()
+        ids = self.lock(connection, [(each, token) for each in found])
+        for part in chunks(sorted(ids)):
+            for statement in ("uncharge", "release_stuck"):
+                connection.execute(self.sql[statement], {"ids": list(part)})
+        return len(ids)
+
+
+class MariadbDialect(MysqlDialect):
+    """The same under the name that `mariadb+` URLs give."""
+
+    name = "mariadb"

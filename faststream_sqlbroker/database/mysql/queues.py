@@ -1,0 +1,122 @@
+"""Many queues in a few statements, on MySQL and MariaDB.
+
+Neither can use an index for a range whose bound is a column of another row, and only MySQL has
+LATERAL. So each lookup is by equality, in the order of the index. ORDER BY names every column of
+the index: with fewer, MySQL sorts all rows of a queue to find the first.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
+from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.database.multi_statement import MultiStatementDialect
+
+FEW_PAIRS = 3
+"""Up to so many pairs are claimed one by one: a statement for all would cost more."""
+FIRST_ROWS = 8
+"""With more pairs, one statement looks for so many rows of each; a pair that has as many is claimed
+by a statement of its own."""
+
+LockPair = Callable[[ReadyPair, int], Claimed]
+"""Locks so many due rows of a pair at most, in their order."""
+
+
+class PairsClaim:
+    """Locks the first due rows of several pairs, in the order of the pairs."""
+
+    def __init__(
+        self,
+        dialect: MultiStatementDialect,
+        connection: Connection,
+        limit: int,
+        token: UUID,
+        suspicion: Suspicion | None,
+        lock_pair: LockPair,
+    ) -> None:
+        """Lock up to `limit`, those of a pair alone by `lock_pair`; `suspicion` as in
+        `Dialect.claim`.
+        """
+        self._dialect = dialect
+        self._lock_first = lock_pair
+        self._connection = connection
+        self._limit = limit
+        self._token = token
+        self._suspicion = suspicion
+        self._found = Claimed()
+
+    def run(self, pairs: Sequence[ReadyPair]) -> Claimed:
+        """The rows, by pair, due time, id."""
+        # Always the first pair: if it fills the room, the statement for the others is not needed.
+        alone = len(pairs) if len(pairs) <= FEW_PAIRS else 1
+        for pair in pairs[:alone]:
+            self._lock_pair(pair)
+        rest = pairs[alone:]
+        while rest and (room := self._room) > 0:
+            listed = self._first_rows(rest, room)
+            self._lock_in_order(rest, listed)
+            rest = rest[listed[-1][0] + 1 :] if len(listed) == room else []
+        return self._found
+
+    @property
+    def _room(self) -> int:
+        return self._limit - len(self._found) - len(self._found.suspects)
+
+    def _first_rows(self, pairs: Sequence[ReadyPair], most: int) -> list[tuple[int, list[int]]]:
+        """The first `most` pairs that have due rows: each pair's place, and the ids of its first
+        rows. Locks nothing.
+        """
+        binds: dict[str, Any] = {
+            "pairs": json.dumps([(pair.queue, pair.priority) for pair in pairs]),
+            "most": most,
+        }
+        name = "first_ids"
+        if self._suspicion is not None and not self._suspicion.told:
+            name, binds = "first_ids_others", binds | self._suspicion.binds
+        rows = self._connection.execute(self._dialect.sql[name], binds)
+        return [(place - 1, [each for each in ids if each is not None]) for place, *ids in rows]
+
+    def _lock_in_order(
+        self, pairs: Sequence[ReadyPair], listed: list[tuple[int, list[int]]]
+    ) -> None:
+        few: list[int] = []
+        queues: dict[str, None] = {}
+        for place, ids in listed:
+            if len(ids) < FIRST_ROWS:
+                few += ids
+                queues[pairs[place].queue] = None
+                continue
+            # This pair may have more rows than were looked for. They come before those of the next
+            # pair, so what was found until here is locked first, then this pair by itself.
+            self._lock_rows(few, queues)
+            self._lock_pair(pairs[place])
+            few = []
+            queues = {}
+        self._lock_rows(few, queues)
+
+    def _lock_pair(self, pair: ReadyPair) -> None:
+        if self._room > 0:
+            found = self._lock_first(pair, self._room)
+            self._add(found, found)
+
+    def _add(self, found: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
+        self._found += in_order
+        self._found.suspects |= found.suspects
+
+    def _lock_rows(self, ids: Sequence[int], queues: dict[str, None]) -> None:
+        """Lock as many of `ids` as there is room for.
+
+        Another session may have locked some since they were found: later ids take their places.
+        """
+        rank = {each: n for n, each in enumerate(ids)}
+        while ids and (room := self._room) > 0:
+            part, ids = ids[:room], ids[room:]
+            binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
+            rows = self._dialect.find(
+                self._connection, "claim_ids", binds, self._token, self._suspicion
+            )
+            self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

@@ -1,0 +1,1 @@
+"""What several subjects do on a connection; none of it begins or commits."""

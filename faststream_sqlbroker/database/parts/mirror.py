@@ -1,0 +1,241 @@
+"""The mirror: a row of the policy state for each message that was published with a lookup value.
+
+The row counts only while its message lives, so nothing that settles, moves or cancels messages
+knows of it. What has lost its message is removed later.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Select,
+    Table,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from faststream_sqlbroker.core.mirror import MirroredMessage
+from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.text import load_headers
+from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.parts.claimed_rows import load_payload
+from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.schema.types import MYSQL, later
+
+MIRROR = "mirror:"
+"""The scope is this and the lookup value; the key is the message's id, and so is the counter."""
+KEPT = 300.0
+"""Seconds after which it is looked at whether the message of a new row still lives."""
+
+
+def insert_mirrored(
+    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+) -> list[int | None]:
+    """`dialect.insert`, and the mirror's rows of those that have a lookup value."""
+    ids = dialect.insert(connection, rows)
+    _insert_records(dialect, connection, rows, ids)
+    return ids
+
+
+def insert_for_caller(
+    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+) -> list[int | None]:
+    """`insert_mirrored` in a transaction of the caller, who may go on with it after an error.
+
+    If the mirror's rows are refused, the messages are taken back before the error is raised. On
+    PostgreSQL the error itself keeps the transaction from its COMMIT.
+    """
+    if all(row.lookup is None for row in rows):
+        return dialect.insert(connection, rows)
+    if dialect.name == "postgresql":
+        return insert_mirrored(dialect, connection, rows)
+    if dialect.name == "sqlite":
+        return _insert_or_delete(dialect, connection, rows)
+    return _insert_or_roll_back(dialect, connection, rows)
+
+
+def _insert_or_delete(
+    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+) -> list[int | None]:
+    # No savepoint: before the transaction's first write it would be the transaction, and its
+    # release the COMMIT. SQLite has no rights, so that to delete is never missing.
+    ids = dialect.insert(connection, rows)
+    try:
+        _insert_records(dialect, connection, rows, ids)
+    except SQLAlchemyError:
+        message: Table = dialect.tables.message
+        with suppress(SQLAlchemyError):
+            for part in chunks([each for each in ids if each is not None]):
+                connection.execute(delete(message).where(message.c.id.in_(part)))
+        raise
+    return ids
+
+
+def _insert_or_roll_back(
+    dialect: Operations, connection: Connection, rows: Sequence[NewMessage]
+) -> list[int | None]:
+    # A producer may have no right to delete. Without a transaction, in autocommit mode, there is no
+    # savepoint to go back to or to release, and the server says so.
+    connection.exec_driver_sql("SAVEPOINT sqlbroker_mirror")
+    try:
+        ids = insert_mirrored(dialect, connection, rows)
+    except SQLAlchemyError:
+        with suppress(SQLAlchemyError):
+            connection.exec_driver_sql("ROLLBACK TO SAVEPOINT sqlbroker_mirror")
+        raise
+    with suppress(DBAPIError):
+        connection.exec_driver_sql("RELEASE SAVEPOINT sqlbroker_mirror")
+    return ids
+
+
+def _insert_records(
+    dialect: Operations,
+    connection: Connection,
+    rows: Sequence[NewMessage],
+    ids: Sequence[int | None],
+) -> None:
+    binds = [
+        {
+            "scope": MIRROR + row.lookup,
+            "key": str(message_id),
+            "counter": message_id,
+            "info": {"text": row.info},
+            "kept": round((KEPT + max(row.delay or 0.0, 0.0)) * 1_000_000),
+        }
+        for row, message_id in zip(rows, ids, strict=True)
+        if row.lookup is not None and message_id is not None
+    ]
+    if binds:
+        table = dialect.tables.policy_state
+        connection.execute(insert(table).values(expires_at=later(bindparam("kept"))), binds)
+
+
+def count(connection: Connection, dialect: Operations, lookup: str | None, info: str | None) -> int:
+    """The live messages that match."""
+    found: int = connection.execute(counting(dialect, lookup, info)).scalar_one()
+    return found
+
+
+def counting(dialect: Operations, lookup: str | None, info: str | None) -> Select[Any]:
+    """The statement of `count`."""
+    return _matching(dialect, lookup, info, func.count())
+
+
+def find(
+    connection: Connection, dialect: Operations, lookup: str | None, info: str | None, limit: int
+) -> list[MirroredMessage]:
+    """Up to `limit` of the live messages that match, by id."""
+    state: Table = dialect.tables.policy_state
+    message: Table = dialect.tables.message
+    columns = (
+        message.c.id,
+        message.c.queue,
+        message.c.headers,
+        message.c.payload,
+        message.c.publish_count,
+        message.c.next_attempt_at,
+        message.c.created_at,
+        state.c.created_at.label("entered_at"),
+        state.c.scope,
+        state.c.info,
+    )
+    statement = _matching(dialect, lookup, info, *columns).order_by(message.c.id).limit(limit)
+    return [_mirrored(row) for row in connection.execute(statement)]
+
+
+def set_info(
+    connection: Connection,
+    dialect: Operations,
+    lookup: str,
+    message_id: int | None,
+    info: str | None,
+) -> int:
+    """Replace the info of the live messages with this lookup value, or of one of them; how many."""
+    state: Table = dialect.tables.policy_state
+    lives = select(dialect.tables.message.c.id).where(
+        dialect.tables.message.c.id == state.c.counter
+    )
+    wanted = [state.c.scope == MIRROR + lookup, lives.exists()]
+    if message_id is not None:
+        wanted.append(state.c.key == str(message_id))
+    changed = connection.execute(update(state).where(*wanted).values(info={"text": info}))
+    return changed.rowcount
+
+
+def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> list[Any]:
+    """Of `rows` of the policy state that may be forgotten, those that are to be: a mirror's row
+    whose message lives is kept for as long again as it has been there.
+    """
+    ours = [row for row in rows if row.scope.startswith(MIRROR)]
+    if not ours:
+        return list(rows)
+    state: Table = dialect.tables.policy_state
+    message: Table = dialect.tables.message
+    living = set[int]()
+    for part in chunks([row.counter for row in ours]):
+        living.update(
+            connection.execute(select(message.c.id).where(message.c.id.in_(part))).scalars()
+        )
+    now = dialect.now(connection)
+    kept = [
+        {
+            "of_scope": row.scope,
+            "of_key": row.key,
+            "kept": round(max((now - row.created_at).total_seconds(), KEPT) * 1_000_000),
+        }
+        for row in ours
+        if row.counter in living
+    ]
+    if kept:
+        one = (state.c.scope == bindparam("of_scope"), state.c.key == bindparam("of_key"))
+        longer = update(state).where(*one).values(expires_at=later(bindparam("kept")))
+        connection.execute(longer, kept)
+    return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living)]
+
+
+def _is_text(dialect: Operations, column: Any, text: str) -> Any:
+    # As texts, those that differ in spaces at their end would be equal there.
+    if dialect.name in MYSQL:
+        return cast(column, LargeBinary) == text.encode()
+    return column == text
+
+
+def _matching(
+    dialect: Operations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
+) -> Select[Any]:
+    state: Table = dialect.tables.policy_state
+    message: Table = dialect.tables.message
+    # Both are ranges of the primary key; ";" comes after ":".
+    if lookup is None:
+        wanted = [state.c.scope > MIRROR, state.c.scope < MIRROR[:-1] + ";"]
+    else:
+        wanted = [state.c.scope == MIRROR + lookup]
+    if info is not None:
+        wanted.append(_is_text(dialect, state.c.info["text"].as_string(), info))
+    joined = state.join(message, message.c.id == state.c.counter)
+    return select(*columns).select_from(joined).where(*wanted)
+
+
+def _mirrored(row: Any) -> MirroredMessage:
+    return MirroredMessage(
+        id=row.id,
+        queue=row.queue,
+        lookup=row.scope.removeprefix(MIRROR),
+        info=row.info["text"],
+        entry_time=row.entered_at,
+        publish_time=row.created_at,
+        publish_after=row.next_attempt_at,
+        publish_count=row.publish_count,
+        headers=load_headers(row.headers),
+        payload=load_payload(row.payload),
+    )

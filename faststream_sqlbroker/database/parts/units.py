@@ -1,0 +1,108 @@
+"""Settle unit by unit: all rows of a unit and the messages published with it, or nothing."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult, Unit
+from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.parts.mirror import insert_mirrored
+from faststream_sqlbroker.exceptions import StoreError
+
+Units = dict[Unit, list[Settlement]]
+Settle = Callable[[Connection, Sequence[Settlement]], SettleResult]
+LOCK_WAIT = 1.0
+"""Seconds. A row that is locked for longer must not delay the other outcomes of a flush."""
+
+
+def settle_units(
+    dialect: Operations,
+    connection: Connection,
+    settlements: Sequence[Settlement],
+    *,
+    skip_locked: bool = False,
+    settle: Settle | None = None,
+) -> SettleResult:
+    """Settle the units that can be settled as a whole, and insert the messages published with them.
+
+    If a lease of a unit is lost, its rows that are still held are in neither set of the result.
+    With `skip_locked`, the same holds for rows that another transaction has locked and for all
+    rows of their units, and no lock is waited for longer than `LOCK_WAIT` seconds. `settle` is the
+    dialect's own unless it is given.
+
+    Raises:
+        StoreError: a unit was written in part, because a trigger has kept a row, or a message is
+            in `settlements` twice. The caller must roll back.
+    """
+    if len({settlement.id for settlement in settlements}) < len(settlements):
+        # The result has ids of messages. With two deliveries of one message, the older one would
+        # count as written, too.
+        msg = "two outcomes of one message are settled together"
+        raise StoreError(msg)
+    units: Units = {}
+    for settlement in settlements:
+        if settlement.unit is not None:
+            units.setdefault(settlement.unit, []).append(settlement)
+    with _patience(dialect, connection, units, skip_locked=skip_locked):
+        lost: set[int] = set()
+        if skip_locked or any(len(parts) > 1 for parts in units.values()):
+            settlements, lost = _lock(
+                dialect, connection, settlements, units, skip_locked=skip_locked
+            )
+        result = (settle or dialect.settle)(connection, settlements)
+        result.lost |= lost
+        if messages := _on_ack(units, result.settled):
+            dialect.wait_for_dedup_ids(connection, messages)
+            insert_mirrored(dialect, connection, messages)
+    return result
+
+
+def _patience(
+    dialect: Operations, connection: Connection, units: Units, *, skip_locked: bool
+) -> AbstractContextManager[None]:
+    """Limit the wait for locks: another transaction may hold a row or a `dedup_id` without end."""
+    if skip_locked:
+        return dialect.lock_wait_limit(connection, LOCK_WAIT)
+    if dialect.outwaits_clients and any(
+        row.dedup_id is not None for unit in units for row in unit.on_ack
+    ):
+        return dialect.lock_wait_limit(connection, dialect.time_limit - LOCK_WAIT)
+    return nullcontext()
+
+
+def _lock(
+    dialect: Operations,
+    connection: Connection,
+    settlements: Sequence[Settlement],
+    units: Units,
+    *,
+    skip_locked: bool,
+) -> tuple[list[Settlement], set[int]]:
+    """Lock all rows in the order of their ids, so that two settles cannot deadlock.
+
+    Returns:
+        The settlements that can be written, and the ids whose leases are lost.
+    """
+    leases = [(s.id, s.lease_token) for s in settlements]
+    free = dialect.lock(connection, leases, skip_locked=skip_locked)
+    held = free | dialect.still_held(connection, leases) if skip_locked else free
+    whole = {unit for unit, parts in units.items() if all(part.id in free for part in parts)}
+    ours = [s for s in settlements if s.id in free and (s.unit is None or s.unit in whole)]
+    return ours, {s.id for s in settlements} - held
+
+
+def _on_ack(units: Units, settled: set[int]) -> list[NewMessage]:
+    """The messages to publish with the units that are `settled`."""
+    messages: list[NewMessage] = []
+    for unit, parts in units.items():
+        written = sum(part.id in settled for part in parts)
+        if written == len(parts):
+            messages += unit.on_ack
+        elif written:
+            msg = (
+                f"of messages {[part.id for part in parts]}, which are settled together, only "
+                f"{written} were written: is there a trigger on the table?"
+            )
+            raise StoreError(msg)
+    return messages

@@ -1,0 +1,142 @@
+"""The request and the result of a claim under policies."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from uuid import UUID
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.core.policies import Header, Policy, header_of
+from faststream_sqlbroker.core.policies.live_rates import Place
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.scopes import MEMBER_RENEWED
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.database.parts.ordered import Cursors
+from faststream_sqlbroker.database.policies.intake import IntakePosition
+from faststream_sqlbroker.database.policies.read_time import ReadTime
+from faststream_sqlbroker.database.policies.slot_use import SlotUse
+
+REMEMBERED = 8
+"""Claims of which it is known how long they took."""
+LOOK = 1.0
+"""Seconds for which what was read of other processes holds, ..."""
+LOOK_SHARE = 30
+"""... and at least so many times what a claim takes that reads it, ..."""
+LONGEST_LOOK = MEMBER_RENEWED / MICROSECONDS
+"""... but no longer than this: a claim that reads it also renews what others know of this one."""
+
+
+@dataclass(frozen=True)
+class PolicyClaimRequest:
+    """What a subscriber wants to claim."""
+
+    queues: Sequence[str]
+    """In the order in which they are looked at."""
+    limit: int
+    lease: float
+    """Seconds."""
+    token: UUID
+    policies: Sequence[Policy]
+    ordered: bool = False
+    keep: bool = True
+    """Whether what is discarded is archived."""
+    suspicion: Suspicion | None = None
+    """No suspect is leased, unless it is `only`."""
+    only: int | None = None
+    """Nothing but this message."""
+    starting: int | None = None
+    """How many of `limit` start at once: the first ones; the others wait for a worker. None: all;
+    less than 0: so many wait already."""
+    wave: int = 1
+    """How many of those that wait start together, as far as is known, ..."""
+    wave_time: float = 0.0
+    """... and how many seconds after the ones before."""
+    gathers: float = 0.0
+    """How many seconds a batch may wait for more messages after its first one."""
+
+    @property
+    def starts(self) -> int:
+        """How many start at once."""
+        return self.limit if self.starting is None else max(0, min(self.limit, self.starting))
+
+    def seconds_behind(self, claimed: int) -> float:
+        """How long what waits for a worker waits behind what waits already, after so many were
+        `claimed` (seconds).
+        """
+        free = self.limit if self.starting is None else self.starting
+        return max(0, claimed - free) / max(1, self.wave) * self.wave_time
+
+    @property
+    def header(self) -> Header | None:
+        """Where the keys are that the policies go by; None: they go by those of the publish."""
+        return header_of(self.policies)
+
+    @property
+    def scopes(self) -> list[str]:
+        """The budgets that it shares with other queues, sorted."""
+        found = (getattr(policy, "scope", None) for policy in self.policies)
+        return sorted({name for name in found if name is not None})
+
+
+@dataclass(slots=True)
+class Claim:
+    """What came of it."""
+
+    rows: list[ClaimedMessage]
+    again: float | None
+    """In how many seconds after the read to claim again: 0 if another claim runs right now; None:
+    not known."""
+    gated: bool
+    """Whether nothing more can start before, whatever comes."""
+    more: bool = False
+    """Whether there is more to look at, at once."""
+    suspects: Mapping[int, Suspect] = field(default_factory=dict)
+    """By id, messages that could start and were left for a claim of their own."""
+    read: ReadTime | None = None
+    """When the database's clock was read; None: nothing was due."""
+
+
+@dataclass
+class ScanPosition:
+    """Where the last claims of one process stopped reading."""
+
+    intake: IntakePosition = field(default_factory=IntakePosition)
+    cursors: Cursors = field(default_factory=Cursors)
+    took: list[float] = field(default_factory=list)
+    """Seconds from reading the clock until the answer to COMMIT, of the last claims."""
+    whole_took: list[float] = field(default_factory=list)
+    """Seconds from their beginning until then, which have the wait for the lock, too."""
+    swaps_took: list[float] = field(default_factory=list)
+    """The same of claims by compare and swap."""
+    use: SlotUse = field(default_factory=lambda: SlotUse(Clock()))
+    """How slots were used; shared by all copies."""
+    told: dict[Place, int] = field(default_factory=dict)
+    """By place, how much of that this claim has told."""
+
+    def copy(self) -> "ScanPosition":
+        """One to change while it is not known whether the claim will be committed."""
+        return ScanPosition(
+            self.intake.copy(),
+            self.cursors.copy(),
+            self.took[:],
+            self.whole_took[:],
+            self.swaps_took[:],
+            self.use,
+        )
+
+    def note(self, took: float, whole_took: float) -> None:
+        """A claim was answered so many seconds after it had read the clock, and had begun."""
+        self.took = [*self.took[1 - REMEMBERED :], took]
+        self.whole_took = [*self.whole_took[1 - REMEMBERED :], whole_took]
+
+    def note_swap(self, took: float) -> None:
+        """The same of a claim by compare and swap."""
+        self.swaps_took = [*self.swaps_took[1 - REMEMBERED :], took]
+
+    def is_old(self, read_at: float, asked: float) -> bool:
+        """Whether what was read of other processes `read_at` is to be read again: under the lock,
+        and where that takes long, not with every claim.
+        """
+        usual = median(self.took) if self.took else 0.0
+        return asked >= read_at + min(max(LOOK, LOOK_SHARE * usual), LONGEST_LOOK)

@@ -1,0 +1,338 @@
+"""What stands by for a newer message of its key: it goes when that one has started, and one of it
+takes the place of a message that cannot be delivered.
+
+Times are microseconds since 1970.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.outcome import Discard
+from faststream_sqlbroker.core.policies import Debounce, KeepLast
+from faststream_sqlbroker.core.policies.debounce import Bursts
+from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.keep_last import Latest
+from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in, stands_by
+from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
+from faststream_sqlbroker.database.policies.intake import burst_scope, burst_states, forgotten_at
+from faststream_sqlbroker.database.policies.rows import SCAN, Live, PolicyRows, Standing
+
+NEWEST = 2**63 - 1
+"""Above every id."""
+
+
+class KeyHeads:
+    """The keys of one queue in one claim: what waits of each, and what stands by."""
+
+    def __init__(
+        self,
+        policy: Debounce | KeepLast,
+        rows: PolicyRows,
+        connection: Connection,
+        queue: str,
+        now: int,
+        *,
+        keep: bool,
+    ) -> None:
+        """Under the queue's lock; `keep`: what is discarded is archived."""
+        self._policy = policy
+        self._rows = rows
+        self._connection = connection
+        self._queue = queue
+        self._now = now
+        self._keep = keep
+        self._known: dict[str, Any] = {}
+        """By key, a `Bursts` or a `Latest`."""
+        self._live: dict[str, dict[int, Live]] = {}
+        """By key, those of its messages that can be delivered, or are being handled."""
+        self._key_of: dict[int, str] = {}
+        """By message, the key that it was read with."""
+        self._looked_on = set[int]()
+        self.later: list[int] = []
+        """When messages are looked at again."""
+        self.more = False
+        """Whether there is more to look at, at once."""
+
+    def look(self, priorities: Iterable[int]) -> None:
+        """Look at what stands by, and is to be looked at by now."""
+        found: list[Standing] = []
+        for priority in priorities:
+            found += self._rows.standby_due(
+                self._connection, self._queue, priority, now=self._now, size=SCAN
+            )
+            self.more |= len(found) >= SCAN
+        looked: dict[str, list[Standing]] = defaultdict(list)
+        for each in found:
+            if each.key is not None:
+                looked[each.key].append(each)
+        done = self._read(looked, looked) | self._looked_on
+        later = {
+            each.id: self._look_again(key, each)
+            for key, standing in looked.items()
+            for each in standing
+            if each.id not in done
+        }
+        keys = {each.id: each.key for each in found if each.key is not None}
+        self._rows.stand_by(self._connection, self._queue, later, keys)
+        self.later += later.values()
+        # Without a key nothing can stand by: the policy goes by another one now, or another program
+        # has taken it away.
+        free = {each.id: self._now for each in found if each.key is None}
+        self._rows.shift(self._connection, self._queue, free, 0, KEPT & ~BURST)
+
+    def _look_again(self, key: str, standing: Standing) -> int:
+        owner = self._chosen_for(key, standing.id)
+        waits_for = None if owner is None else self._live[key].get(owner)
+        if owner is None or waits_for is None:
+            return looked_at(self._now, self._now)
+        # One that waits for the message before, or for a slot, is put off every few seconds.
+        since = max(self._due_of(self._known[key], owner), standing.created)
+        return looked_at(waits_for.due, self._now, max(0, self._now - since))
+
+    def _read_due(
+        self, due: Sequence[tuple[int, str | None, int]]
+    ) -> list[tuple[int, str | None, int]]:
+        """Read what is known of the keys of the due messages; which are to be delivered still."""
+        ended = self._read(key for _, key, _ in due if key is not None)
+        return [each for each in due if each[0] not in ended]
+
+    def _read(
+        self, keys: Iterable[str], looked: Mapping[str, Sequence[Standing]] | None = None
+    ) -> set[int]:
+        """Read what is known of `keys`. What can no longer be delivered gives its place to what
+        stands by for it; which messages got a place or ended.
+        """
+        keys = set(keys)
+        looked = looked or {}
+        self._load(keys)
+        self._read_live()
+        expired = self._expired()
+        changed = {self._key_of[message] for message in expired}
+        for message in expired:
+            del self._live[self._key_of[message]][message]
+        replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
+        placed = self._replace(replaced, expired)
+        self._discard(expired)
+        # What is looked at is known for longer.
+        self._save(changed | set(replaced) | looked.keys())
+        return placed | expired.keys()
+
+    def _read_live(self) -> None:
+        known = {i for state in self._known.values() for i in state.known()}
+        found = self._rows.live(self._connection, self._queue, known)
+        self._key_of = {i: each.key for i, each in found.items() if each.key is not None}
+        # A message that has got another key is not this key's any more, though both may know it.
+        self._live = {
+            key: {
+                i: found[i]
+                for i in state.known()
+                if i in found and found[i].key == key and not _stands_by(found[i])
+            }
+            for key, state in self._known.items()
+        }
+
+    def _load(self, keys: Iterable[str]) -> None:
+        at = self._rows, self._connection, self._queue, self._policy
+        stored = burst_states(*at, keys, self._now)
+        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
+
+    def _expired(self) -> dict[int, Discard]:
+        return {
+            message: Discard(EXPIRED)
+            for key, live in self._live.items()
+            for message in self._known[key].waiting
+            if (each := live.get(message)) is not None
+            and each.expired
+            and each.state != "PROCESSING"
+        }
+
+    def _needs_look(self, key: str, looked: Sequence[Standing]) -> bool:
+        state = self._known[key]
+        state.standby |= bool(looked)
+        free = None, state.over
+        if any(each.expired or self._chosen_for(key, each.id) in free for each in looked):
+            return True
+        return state.standby and any(i not in self._live[key] for i in state.waiting)
+
+    def _chosen_for(self, key: str, message: int) -> int | None:
+        return chosen_for(self._known[key].chosen, message, leading=self._policy.leading)
+
+    def _replace(self, keys: Sequence[str], gone: dict[int, Discard]) -> set[int]:
+        """Fill the places of messages that are no more; which messages have got one. What ends is
+        added to `gone`.
+        """
+        if not keys:
+            return set()
+        by_key, whole = self._read_standing(keys, gone)
+        due: dict[int, int] = {}
+        for key, standing in by_key.items():
+            self.more |= key not in whole
+            if standing or key in whole:
+                self._fill(key, standing, due, gone, whole=key in whole)
+                left = set(standing) - due.keys() - gone.keys()
+                self._known[key].standby &= bool(left) or key not in whole
+        # Their due times are theirs again.
+        self._rows.shift(
+            self._connection,
+            self._queue,
+            due,
+            BURST | HELD_BURST,
+            KEPT | HELD_BURST,
+            keys=self._key_of,
+        )
+        self.later += due.values()
+        for message, live in self._rows.live(self._connection, self._queue, due).items():
+            if live.key in self._live and not _stands_by(live):
+                self._live[live.key][message] = live
+        return set(due)
+
+    def _read_standing(
+        self, keys: Sequence[str], gone: dict[int, Discard]
+    ) -> tuple[dict[str, list[int]], set[str]]:
+        """What stands by of `keys`, as far as `SCAN` goes, and the keys of which all was read."""
+        ranges = dict.fromkeys(keys, (0, NEWEST))
+        last = not self._policy.leading
+        found, whole = self._rows.standby_of(self._connection, self._queue, ranges, last=last)
+        by_key: dict[str, list[int]] = {key: [] for key in keys}
+        for each, key in self._keyed(found):
+            if each.expired:
+                gone[each.id] = Discard(EXPIRED)
+            else:
+                by_key[key].append(each.id)
+        return by_key, whole
+
+    def _fill(
+        self,
+        key: str,
+        standing: list[int],
+        due: dict[int, int],
+        gone: dict[int, Discard],
+        *,
+        whole: bool,
+    ) -> None:
+        """`standing` are those of the key that stand by, `whole`: all of them."""
+        state = self._known[key]
+        leading = self._policy.leading
+        of: dict[int | None, list[int]] = defaultdict(list)
+        for message in standing:
+            of[self._chosen_for(key, message)].append(message)
+        over = of.pop(state.over, []) if state.over is not None else []
+        if len(over) > 1 and not whole:
+            self._look_on([over.pop()])
+        gone |= {message: Discard(SUPERSEDED, state.over) for message in over}
+        for old in list(state.waiting):
+            if old not in self._live[key]:
+                by = stand_in(of.get(old, []), leading=leading)
+                state.replace(old, by)
+                if by is not None:
+                    due[by] = max(self._now, self._due_of(state, by))
+        by = stand_in(of.get(None, []), leading=leading)
+        if by is not None:
+            state.adopt(by)
+            due[by] = max(self._now, self._due_of(state, by))
+
+    def _due_of(self, state: Bursts | Latest, message: int) -> int:
+        if message != state.newest:
+            return 0
+        if isinstance(state, Bursts):
+            return state.end
+        return state.opens(self._policy) if isinstance(self._policy, KeepLast) else 0
+
+    def _stand_by(self, waiting: Mapping[int, tuple[str, int]]) -> None:
+        """Let messages of keys stand by, each for another one."""
+        due: dict[int, int] = {}
+        for message, (key, by) in waiting.items():
+            state: Bursts | Latest = self._known[key]
+            state.note([message], leading=self._policy.leading)
+            known = self._live[key].get(by)
+            due[message] = looked_at(self._now if known is None else known.due, self._now)
+        keys = {message: key for message, (key, _) in waiting.items()}
+        self._rows.stand_by(self._connection, self._queue, due, keys)
+        self.later += due.values()
+        self._save({key for key, _ in waiting.values()})
+
+    def _supersede(self, delivered: Mapping[str, int]) -> None:
+        """By key, these messages start: what has stood by for them goes."""
+        gone: dict[int, Discard] = {}
+        left = {
+            key: self._range(self._known[key], message)
+            for key, message in delivered.items()
+            if self._known[key].standby
+        }
+        kept: dict[str, int] = {}
+        for each, key in self._read_on(left):
+            gone[each] = Discard(SUPERSEDED, delivered[key])
+            kept[key] = each
+        rest = [message for key, message in kept.items() if key in left]
+        self._look_on(rest)
+        for message in rest:
+            del gone[message]
+        self._discard(gone)
+        self._note_left(delivered, left)
+
+    def _discard(self, gone: Mapping[int, Discard]) -> None:
+        self._rows.discard(self._connection, self._queue, gone, keep=self._keep, keys=self._key_of)
+
+    def refused(self, messages: Mapping[str, int]) -> None:
+        """By key, a throttle has refused these messages: what has stood by for them goes, too."""
+        self._load(messages.keys())
+        ended = {k: i for k, i in messages.items() if i in self._known[k].waiting}
+        self._supersede(ended)
+        self._save(ended)
+
+    def _note_left(self, delivered: Mapping[str, int], left: Iterable[str]) -> None:
+        left = set(left)
+        for key, message in delivered.items():
+            state = self._known[key]
+            state.over = message if key in left else None
+            # What stands by for an older one has gone with this one, unless the first of each burst
+            # is delivered.
+            others = (i != message if self._policy.leading else i > message for i in state.waiting)
+            state.standby = key in left or (state.standby and any(others))
+
+    def _read_on(self, left: dict[str, tuple[int, int]]) -> list[tuple[int, str]]:
+        """What stands by in the ranges `left`, and its keys; those that were read to their end are
+        removed from `left`.
+        """
+        if not left:
+            return []
+        found, whole = self._rows.standby_of(self._connection, self._queue, left)
+        for key in whole:
+            del left[key]
+        return [(each.id, key) for each, key in self._keyed(found)]
+
+    def _keyed(self, found: Iterable[Standing]) -> list[tuple[Standing, str]]:
+        keyed = [(each, each.key) for each in found if each.key is not None]
+        self._key_of |= {each.id: key for each, key in keyed}
+        return keyed
+
+    def _look_on(self, messages: Iterable[int]) -> None:
+        """Let the next claim look at these, and so at the rest of their keys."""
+        due = dict.fromkeys(messages, self._now)
+        self._looked_on |= due.keys()
+        self._rows.stand_by(self._connection, self._queue, due, self._key_of)
+        self.more |= bool(due)
+
+    def _range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:
+        """Between which ids the messages are that stand by for `message`."""
+        if not self._policy.leading:
+            return 0, message
+        others = [each for each in state.chosen if each != message]
+        low = message if any(each < message for each in others) else 0
+        return low, min((each for each in others if each > message), default=NEWEST)
+
+    def _save(self, keys: Iterable[str]) -> None:
+        states: dict[str, tuple[Any, int]] = {}
+        for key in keys:
+            state = self._known[key]
+            end = state.end if isinstance(state, Bursts) and state.start is not None else 0
+            info = self._policy.dump(state)
+            states[key] = info, forgotten_at(info, max(end, self._now) + self._policy.window)
+        self._rows.keep(self._connection, burst_scope(self._queue), states)
+
+
+def _stands_by(live: Live) -> bool:
+    return stands_by(live.due, live.marks)

@@ -1,0 +1,149 @@
+"""How PostgreSQL's answers are read: rows, and SQLSTATEs by what they mean for the broker."""
+
+import json
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+from uuid import UUID
+
+from faststream_sqlbroker.core.orders import Orders
+from faststream_sqlbroker.core.rows import (
+    Around,
+    ClaimedMessage,
+    ReadyPair,
+    ReadyPairs,
+    Settlement,
+    SettleResult,
+)
+from faststream_sqlbroker.database.parts.cancels import request_of
+
+_DUE = itemgetter(10, 0)
+"""Due time (as bytes that sort like it) and id among `CLAIMED_COLUMNS`."""
+_NEGATIVE = 0x80
+"""Sign bit of the first byte of a timestamptz as sent: set for times before 2000."""
+
+
+def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+    """`CLAIMED_COLUMNS` as messages; values are decoded on first use."""
+    return [
+        ClaimedMessage(
+            r[0],
+            r[1],
+            r[2],
+            r[3],
+            r[4],
+            r[5],
+            r[6],
+            r[7],
+            r[8],
+            r[9],
+            r[10],
+            r[11],
+            r[12],
+            r[13],
+            r[14],
+            token,
+            r[15],
+        )
+        for r in rows
+    ]
+
+
+def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:
+    """Pairs, and how long the server took to find them."""
+    pairs = ReadyPairs()
+    for queue, priority, due_in, due, took, at in rows:
+        pairs.took, pairs.at = max(pairs.took, took), at
+        if queue is not None:
+            pairs.append(ReadyPair(queue, priority, due_in, due))
+    return pairs
+
+
+def read_around(rows: Iterable[Sequence[Any]]) -> Around:
+    """Pairs, then what each row repeats: when the first lease ends, and what operators ask."""
+    found = [tuple(row) for row in rows]
+    pairs = read_pairs(row[:6] for row in found)
+    _, lease_ends_in, *asked = found[0][5:]
+    if not asked:
+        return Around(pairs, lease_ends_in)
+    paused, cancels, drained = asked
+    requests = tuple(request_of(key, info) for key, info in json.loads(cancels))
+    return Around(pairs, lease_ends_in, Orders(frozenset(paused), requests, frozenset(drained)))
+
+
+def settled_of(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:
+    """The result of `settlements`, of which the ids `settled` were written."""
+    if len(settled) == len(settlements):
+        return SettleResult(settled)
+    return SettleResult(settled, {s.id for s in settlements} - settled)
+
+
+def in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """By due time and id; as bytes, times before 2000 come after all others."""
+    ordered = sorted(rows, key=_DUE)
+    if ordered and ordered[-1][10][0] >= _NEGATIVE:
+        first = next(n for n, row in enumerate(ordered) if row[10][0] >= _NEGATIVE)
+        ordered = ordered[first:] + ordered[:first]
+    return ordered
+
+
+# SQLSTATEs of PostgreSQL by what they mean for the broker.
+
+_TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
+_READ_ONLY = "25006"
+_LOCK_NOT_AVAILABLE = "55P03"
+_SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04", "57P05"})
+"""Time limits of idle sessions and of transactions, a shutdown, a crash, a dropped database."""
+_TRANSIENT_CODES = frozenset({_READ_ONLY, "25P03", "25P04", _LOCK_NOT_AVAILABLE})
+
+
+_UNSENT = {
+    "asyncpg": (
+        "cannot call ",
+        "cannot perform operation: ",
+        "cannot switch to state ",
+        "connection is closed",
+        "not connected",
+    ),
+    "psycopg": (
+        "the connection is closed",
+        "sending query failed: another command is already in progress",
+        "sending query and params failed: another command is already in progress",
+    ),
+}
+"""How the texts of errors begin that a driver raises before it sends a statement."""
+
+
+class PostgresqlErrors:
+    """Judges errors for the dialect."""
+
+    def is_transient(self, error: BaseException) -> bool:
+        """By SQLSTATE: connection, rollback, resources, operator, system; lock wait, read-only,
+        time limits.
+        """
+        code = _sqlstate(error)
+        return code[:2] in _TRANSIENT_CLASSES or code in _TRANSIENT_CODES
+
+    def was_never_sent(self, error: BaseException) -> bool:
+        """By the driver's text: asyncpg and psycopg give such errors no code."""
+        module = type(error).__module__.partition(".")[0]
+        return module in _UNSENT and str(error).startswith(_UNSENT[module])
+
+    def lock_wait_ended(self, error: BaseException) -> bool:
+        """By SQLSTATE."""
+        return _sqlstate(error) == _LOCK_NOT_AVAILABLE
+
+    def ends_session(self, error: BaseException) -> bool:
+        """By SQLSTATE."""
+        code = _sqlstate(error)
+        return code[:2] == "08" or code in _SESSION_ENDED
+
+    def spoils(self, error: BaseException) -> bool:
+        """A standby's session stays one, as does that of a server set to
+        default_transaction_read_only.
+        """
+        return _sqlstate(error) == _READ_ONLY or self.ends_session(error)
+
+
+def _sqlstate(error: BaseException) -> str:
+    return str(getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or "")

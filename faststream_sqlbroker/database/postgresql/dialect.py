@@ -1,0 +1,376 @@
+"""PostgreSQL: one statement for each step, arrays for each batch."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.policies.seen import Seen, Swap
+from faststream_sqlbroker.core.rows import (
+    Around,
+    Claimed,
+    ClaimedMessage,
+    Leases,
+    NewMessage,
+    Prefetch,
+    ReadyPair,
+    ReadyPairs,
+    Settlement,
+    SettleResult,
+    SignOfLife,
+)
+from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.database.dialect import Dialect
+from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
+from faststream_sqlbroker.database.parts.live_subscribers import KEPT_SECONDS
+from faststream_sqlbroker.database.parts.ordered import OrderedClaims
+from faststream_sqlbroker.database.parts.sizes import POSTGRESQL as POSTGRESQL_SIZE
+from faststream_sqlbroker.database.parts.sizes import by_bytes, bytes_of
+from faststream_sqlbroker.database.parts.suspects import split_suspects, statement_end
+from faststream_sqlbroker.database.postgresql.answers import (
+    PostgresqlErrors,
+    in_order,
+    read_around,
+    read_claimed,
+    read_pairs,
+    settled_of,
+)
+from faststream_sqlbroker.database.postgresql.binds import (
+    insert_query,
+    lease_binds,
+    milliseconds,
+    settle_queries,
+)
+from faststream_sqlbroker.database.postgresql.dead_sessions import DeadSessions
+from faststream_sqlbroker.database.postgresql.numbered_locks import NumberedLocks
+from faststream_sqlbroker.database.postgresql.on_ack import settling_on_ack
+from faststream_sqlbroker.database.postgresql.once import free_key_binds, read_claimed_keys
+from faststream_sqlbroker.database.postgresql.quick_jobs import QuickJobs
+from faststream_sqlbroker.database.postgresql.swap import read_seen, read_swapped, swap_binds
+from faststream_sqlbroker.database.query import Query, Work
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.tables import Tables
+
+
+class PostgresqlDialect(PostgresqlErrors, Dialect):
+    """All SQL for PostgreSQL ≥ 13."""
+
+    name = "postgresql"
+    isolation_level = "READ COMMITTED"
+    can_listen = True
+    ranges_by_rows = True
+    knows_implied = True
+    known_limit = POSTGRESQL_SIZE
+    claimed_as: ClassVar[Mapping[str, str]] = {
+        **{name: f"m.{name}" for name in CLAIMED_COLUMNS},
+        "headers": "m.headers::text",
+        "created_at": "timestamptz_send(m.created_at)",
+        "next_attempt_at": "timestamptz_send(m.next_attempt_at)",
+        "acquired_at": "timestamptz_send(m.acquired_at)",
+    }
+
+    def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
+        super().__init__(tables, sqlalchemy_dialect)
+        self.ordered = OrderedClaims(self)
+        self.handler_locks = NumberedLocks(self)
+        preparer = sqlalchemy_dialect.identifier_preparer
+        self.silent_sessions = DeadSessions(self.sql, tables, preparer)
+        if self.has_archive:
+            self.quick_jobs = QuickJobs(self)
+
+    def setup(self, connection: Connection) -> None:
+        """Refuse a DateStyle that psycopg, which reads times as text, does not read."""
+        if connection.dialect.driver != "psycopg":
+            return
+        style = connection.exec_driver_sql("SHOW DateStyle").scalar_one()
+        if not style.startswith("ISO"):
+            msg = (
+                f"DateStyle is {style!r}, of which psycopg reads no times; set 'ISO' for the "
+                "engine's connections: create_async_engine(url, "
+                'connect_args={"options": "-c DateStyle=ISO"}), or use asyncpg'
+            )
+            raise SetupError(msg)
+
+    def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
+        """The limit is the transaction's own, so that nothing is left of it."""
+        if idle_limit is not None:
+            connection.execute(self.sql["idle_limit"], {"limit": milliseconds(idle_limit)})
+
+    def begin_anew(self, connection: Connection, idle_limit: float) -> None:
+        """As `begin`, in the same statement."""
+        connection.execute(self.sql["idle_limit_anew"], {"limit": milliseconds(idle_limit)})
+
+    def allow_idling(self, connection: Connection, seconds: float) -> None:
+        """One statement; what the administrator had set is no longer known."""
+        connection.execute(self.sql["allow_idling"], {"limit": milliseconds(seconds)})
+
+    def now(self, connection: Connection) -> datetime:
+        """The server's clock."""
+        value: datetime = connection.execute(self.sql["now"]).scalar_one()
+        return value
+
+    def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
+        """One statement, unless there is too much for one."""
+        self.known_limit.check(rows)
+        return [
+            i
+            for part in by_bytes(rows, lambda row: bytes_of([row]))
+            for i in self.inserting(part)(connection)
+        ]
+
+    def inserting(self, rows: Sequence[NewMessage]) -> Query[list[int | None]]:
+        """Ids are drawn in the statement, so that they are known row by row."""
+        return insert_query(self.sql, rows)
+
+    def removing(self, ids: Sequence[int]) -> Query[None]:
+        """One statement."""
+        return Query(self.sql["remove"], {"ids": list(ids)}, lambda _rows: None)
+
+    def ready_pairs(
+        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
+    ) -> ReadyPairs:
+        """A loose index scan: one step a pair, whatever the number of rows."""
+        statement = self.sql["open_pairs"] if only_open else self.sql["ready_pairs"]
+        return Query(statement, {"queues": list(queues)}, read_pairs)(connection)
+
+    def scan(self, queues: Sequence[str]) -> Query[ReadyPairs]:
+        """One statement."""
+        return Query(self.sql["ready_pairs"], {"queues": list(queues)}, read_pairs)
+
+    def looking_around(
+        self, queues: Sequence[str], leased: Sequence[str], sign: SignOfLife | None
+    ) -> Query[Around]:
+        """One statement."""
+        binds: dict[str, Any] = {"queues": list(queues), "leased": list(leased)}
+        if sign is None:
+            return Query(self.sql["look_around"], binds, read_around)
+        names = sorted(sign.known)
+        binds |= {
+            "names": names,
+            "infos": [json.dumps(dict(sign.known[name])) for name in names],
+            "changed": sorted(sign.changed),
+            "lease": sign.lease,
+            "kept": sign.lease + KEPT_SECONDS,
+        }
+        return Query(self.sql["look_around_alive"], binds, read_around)
+
+    def claim(
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> Claimed:
+        """One statement; pairs are walked lazily until `limit` rows are found."""
+        claiming = self.claiming(pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch)
+        return claiming(connection)
+
+    def claiming(
+        self,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> Query[Claimed]:
+        """One statement; RETURNING has no order, so the rows are sorted here."""
+        statement = "claim" + statement_end(suspicion)
+        binds: dict[str, Any] = {
+            "queues": [p.queue for p in pairs],
+            "priorities": [p.priority for p in pairs],
+            "since": [p.since for p in pairs],
+            "limit": limit,
+            "lease": lease,
+            "token": token,
+            **(suspicion.binds if suspicion is not None else {}),
+        }
+        if prefetch is not None and prefetch.after > 0:
+            statement += "_two_lengths"
+            binds |= {"free": prefetch.after, "waiting": prefetch.lease}
+        elif prefetch is not None:
+            binds["lease"] = prefetch.lease
+
+        def read(rows: Iterable[Sequence[Any]]) -> Claimed:
+            leased, suspects = split_suspects(rows, suspicion)
+            leased = in_order(leased)
+            claimed = Claimed(self.claimed(leased, token), suspects)
+            if prefetch is not None:
+                for row, message in zip(leased, claimed, strict=True):
+                    message.prefetched = row[-1] if prefetch.after > 0 else True
+            if len(pairs) > 1:
+                rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
+                claimed.sort(key=lambda m: rank[m.queue, m.priority])
+            return claimed
+
+        return Query(self.sql[statement], binds, read)
+
+    def claimed(self, rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
+        """As everywhere; values need no decoding, or are decoded on first use."""
+        return read_claimed(rows, token)
+
+    def claim_ids(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        queues: Sequence[str],
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+    ) -> Claimed:
+        """One statement."""
+        binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
+        if suspicion is None:
+            return Claimed(self.claimed(connection.execute(self.sql["claim_ids"], binds), token))
+        rows = connection.execute(self.sql["claim_ids_apart"], {**binds, **suspicion.binds})
+        leased, suspects = split_suspects(rows, suspicion)
+        return Claimed(self.claimed(leased, token), suspects)
+
+    def claiming_free_keys(
+        self, rows: Sequence[ClaimedMessage], ttl: float, worker: str
+    ) -> Query[set[int]]:
+        """One statement."""
+        binds = free_key_binds(rows, ttl, worker)
+        return Query(self.sql["claim_free_keys"], binds, read_claimed_keys)
+
+    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
+        """As everywhere; claims that have read before, and hold no lock, write nothing any more."""
+        lock = self.sql["lock_queues"]
+        locked = set(connection.execute(lock, {"queues": list(queues)}).scalars())
+        if len(locked) < len(queues):
+            others = [queue for queue in queues if queue not in locked]
+            if rest := super().lock_order(connection, others):
+                locked |= set(connection.execute(lock, {"queues": sorted(rest)}).scalars())
+        return locked
+
+    def looking_at_queues(
+        self,
+        queues: Sequence[str],
+        *,
+        size: int,
+        most_running: int,
+        scopes: Sequence[str],
+        others: Suspicion | None,
+    ) -> Query[Seen]:
+        """One statement, which locks nothing."""
+        binds: dict[str, Any] = {
+            "queues": list(queues),
+            "scopes": list(scopes),
+            "most": most_running,
+            "size": size,
+        }
+        if others is None:
+            return Query(self.sql["look"], binds, read_seen)
+        return Query(self.sql["look_others"], {**binds, **others.binds}, read_seen)
+
+    def swapping(self, swap: Swap) -> Query[Claimed | None]:
+        """One statement."""
+        binds = swap_binds(swap)
+        return Query(self.sql["swap"], binds, lambda rows: read_swapped(rows, swap))
+
+    def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        """Locked rows are waited for beforehand."""
+        # The update joins on ctid. If it waited for a row that changes, it would look for the old
+        # ctid and miss the row; so wait for the locks first.
+        self.lock(connection, leases)
+        return self._lengthen_free(connection, leases, lease)
+
+    def renew_free(
+        self, connection: Connection, leases: Leases, lease: float
+    ) -> tuple[set[int], set[int]]:
+        """Locked rows are skipped by the update, and looked up without a lock."""
+        free = self._lengthen_free(connection, leases, lease)
+        rest = [each for each in leases if each[0] not in free]
+        return free, self.still_held(connection, rest) if rest else set()
+
+    def _lengthen_free(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
+        binds = {**lease_binds(leases), "lease": lease}
+        return {r[0] for r in connection.execute(self.sql["renew"], binds)}
+
+    def lock(
+        self, connection: Connection, leases: Leases, *, skip_locked: bool = False
+    ) -> set[int]:
+        """One statement."""
+        statement = self.sql["lock_free" if skip_locked else "lock"]
+        return {r[0] for r in connection.execute(statement, lease_binds(leases))}
+
+    def still_held(self, connection: Connection, leases: Leases) -> set[int]:
+        """One statement."""
+        return {r[0] for r in connection.execute(self.sql["held"], lease_binds(leases))}
+
+    @contextmanager
+    def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
+        """For the rest of the transaction."""
+        connection.execute(self.sql["lock_wait"], {"limit": f"{round(seconds * 1000)}ms"})
+        yield
+
+    def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+        """At most four statements: acked, otherwise archived, deleted, updated rows."""
+        settled: set[int] = set()
+        for query in settle_queries(self.sql, settlements, archive=self.has_archive):
+            settled |= query(connection)
+        return settled_of(settlements, settled)
+
+    def settling(
+        self, settlements: Sequence[Settlement], *, skip_locked: bool = False
+    ) -> Work[SettleResult]:
+        """One statement if all end alike; with units, if they are acks of one message each."""
+        whole = super().settling(settlements, skip_locked=skip_locked)
+        if skip_locked:
+            return whole
+        if any(True for s in settlements if s.unit is not None):
+            archive = self.has_archive
+            return settling_on_ack(self.sql, settlements, archive=archive) or whole
+        queries = settle_queries(self.sql, settlements, archive=self.has_archive)
+        if len(queries) > 1:
+            return whole
+        [query] = queries
+        return Query(
+            query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows))
+        )
+
+    def settling_one(self, settlement: Settlement) -> Query[SettleResult]:
+        """One statement."""
+        [query] = settle_queries(self.sql, [settlement], archive=self.has_archive, anew=True)
+        return Query(
+            query.clause, query.binds, lambda rows: settled_of([settlement], query.read(rows))
+        )
+
+    def release_stuck(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        limit: int,
+        before: datetime | None = None,
+    ) -> int:
+        """One statement; rows locked elsewhere are skipped."""
+        binds = {"queues": list(queues), "limit": limit, "before": before}
+        return len(connection.execute(self.sql["release_stuck"], binds).all())
+
+    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+        """One descent of the index for each queue."""
+        found: float | None = connection.execute(
+            self.sql["lease_ends_in"], {"queues": list(queues)}
+        ).scalar_one()
+        return found
+
+    def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
+        """One statement over what is PROCESSING in these queues."""
+        binds = {"queues": list(queues), "token": token}
+        return len(connection.execute(self.sql["release_claim"], binds).all())
+
+    def notifying(self, channel: str, queues: Sequence[str]) -> Query[None]:
+        """One wake-up for each queue on `channel`."""
+        return Query(
+            self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None
+        )

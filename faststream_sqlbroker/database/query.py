@@ -1,0 +1,39 @@
+"""A transaction of one statement: it can also run in autocommit, on the driver's connection."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, TextClause
+
+T = TypeVar("T")
+T2 = TypeVar("T2")
+
+Work = Callable[[Connection], T]
+"""The body of a transaction, which the caller begins and commits."""
+
+
+@dataclass(slots=True)
+class Query(Generic[T]):
+    """A statement, its binds, and how its rows are read.
+
+    Called with a connection it runs through SQLAlchemy like any other work of a transaction;
+    `database.driver` may send it on the driver's own connection instead, without BEGIN and COMMIT.
+    """
+
+    clause: TextClause
+    binds: dict[str, Any]
+    read: Callable[[Iterable[Sequence[Any]]], T]
+
+    def __call__(self, connection: Connection) -> T:
+        """Run it in the transaction of `connection`."""
+        return self.read(connection.execute(self.clause, self.binds))
+
+    def then(self, made: Callable[[Any], T2]) -> "Query[T2 | None]":
+        """The same statement; what it has found is made into something else, None stays None."""
+
+        def read(rows: Iterable[Sequence[Any]]) -> T2 | None:
+            found = self.read(rows)
+            return None if found is None else made(found)
+
+        return Query(self.clause, self.binds, read)

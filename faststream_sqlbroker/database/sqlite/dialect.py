@@ -1,0 +1,281 @@
+"""SQLite ≥ 3.35: one writer at a time, BEGIN IMMEDIATE, WAL.
+
+Differs from PostgreSQL: no row locks, so nothing is skipped; every transaction of the broker takes
+the write lock at its start and waits for it (busy timeout). Times are integers, microseconds since
+1970 (UTC).
+"""
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import Connection, null, text, update
+from sqlalchemy.exc import DBAPIError
+
+from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.suspects import Suspicion
+from faststream_sqlbroker.core.text import load_text, short
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.database.constants import SQLITE_NOW
+from faststream_sqlbroker.database.multi_statement import (
+    MultiStatementDialect,
+    lease_binds,
+    note_prefetched,
+)
+from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES
+from faststream_sqlbroker.database.parts.marked_locks import MarkedLocks
+from faststream_sqlbroker.database.parts.sizes import SQLITE
+from faststream_sqlbroker.database.parts.suspects import split_suspects, statement_end
+from faststream_sqlbroker.database.sqlite.errors import SqliteErrors
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.types import clock
+
+BUSY_TIMEOUT = 10.0
+"""Most seconds that a transaction waits for the write lock; the store's time limit may be shorter.
+"""
+MENDED = 100
+"""Rows whose due time is none that one claim mends."""
+
+
+class SqliteDialect(SqliteErrors, MultiStatementDialect):
+    """All SQL for SQLite."""
+
+    name = "sqlite"
+    cancel_once = True  # aiosqlite
+    row_locks = False
+    one_writer = True
+    known_limit = SQLITE
+    # A column holds whatever was put there; text that is no UTF-8 would make the whole answer
+    # unreadable.
+    claimed_as: ClassVar[Mapping[str, str]] = {
+        "payload": "CAST(payload AS BLOB) AS payload",
+        "headers": "CAST(headers AS BLOB) AS headers",
+        "key": 'CAST("key" AS BLOB) AS "key"',
+    }
+    insert_row = (
+        "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
+        f"{SQLITE_NOW}, COALESCE(:at_{{n}}, {SQLITE_NOW} + :delay_{{n}}), "
+        f"{SQLITE_NOW} + :expires_{{n}})"
+    )
+
+    def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
+        super().__init__(tables, sqlalchemy_dialect)
+        self.handler_locks = MarkedLocks(self)
+        self._unusable: list[tuple[int, Sequence[str]]] = []
+
+    def setup(self, connection: Connection) -> None:
+        """Turn on WAL (kept by the file), which lets readers go on while one writes."""
+        version = connection.execute(text("SELECT sqlite_version()")).scalar_one()
+        if tuple(int(p) for p in version.split(".")[:2]) < (3, 35):
+            msg = (
+                f"SQLite {version} is too old: the broker needs 3.35 or newer (UPDATE … RETURNING)"
+            )
+            raise SetupError(msg)
+        _end_listeners_transaction(connection)
+        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+
+    def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:  # noqa: ARG002
+        """There is one writer anyway."""
+        return set(queues)
+
+    def lock_scopes(self, connection: Connection, names: Sequence[str]) -> set[str]:  # noqa: ARG002
+        """There is one writer anyway."""
+        return set(names)
+
+    def begin(self, connection: Connection, idle_limit: float | None = None) -> None:  # noqa: ARG002
+        """Take the write lock now: upgrading a read transaction fails at once with
+        SQLITE_BUSY_SNAPSHOT.
+        """
+        _end_listeners_transaction(connection)
+        patience = round(min(BUSY_TIMEOUT, self.time_limit) * 1000)
+        # The application may have changed them on the connection that it shares.
+        _run_together(
+            connection,
+            f"PRAGMA busy_timeout={patience}",
+            "PRAGMA synchronous=FULL",
+            "BEGIN IMMEDIATE",
+        )
+
+    def bind_time(self, value: datetime) -> int:
+        """Microseconds since 1970 (UTC)."""
+        return to_microseconds(value)
+
+    def time(self, value: Any) -> Any:
+        """Microseconds since 1970 as an aware datetime."""
+        return from_microseconds(value)
+
+    def ready_pairs(
+        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
+    ) -> ReadyPairs:
+        """As everywhere; a pair with an invalid due time counts as due: the claim repairs it."""
+        statement = self.sql["open_pairs" if only_open else "ready_pairs"]
+        rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
+        return ReadyPairs(
+            ReadyPair(
+                queue,
+                priority,
+                min(due_in, 0.0) if unusable else float(due_in),
+                unusable=bool(unusable),
+            )
+            for queue, priority, due_in, unusable in rows
+            if due_in is not None
+        )
+
+    def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
+        """Text, as of datetime('now'), and times that are no microseconds come before or after all
+        that are.
+        """
+        wrong = [pair for pair in pairs if pair.unusable]
+        if not wrong:
+            return
+        binds = {"pairs": json.dumps([(p.queue, p.priority) for p in wrong]), "limit": MENDED}
+        for message_id, queue, found in connection.execute(self.sql["unusable"], binds).all():
+            connection.execute(self.sql["mend"], {"id": message_id})
+            text = (
+                f"message {message_id} of queue {queue!r} is due at once: its next_attempt_at is "
+            )
+            self.warn(
+                f"{text}{short(load_text(found))}, which is no time; microseconds since 1970 (UTC) "
+                "are"
+            )
+
+    def note_unusable(self, message_id: int, names: Sequence[str]) -> None:
+        """Keep them until the claim ends, to be replaced: readers of the archive would fail."""
+        self._unusable.append((message_id, names))
+
+    def _mend_times(self, connection: Connection) -> None:
+        noted, self._unusable = self._unusable, []
+        c = self.tables.message.c
+        for message_id, names in noted:
+            values = {name: clock() if name in NEEDED_TIMES else null() for name in names}
+            connection.execute(update(self.tables.message).where(c.id == message_id).values(values))
+
+    def now(self, connection: Connection) -> datetime:
+        """The host's clock as SQLite reads it (milliseconds)."""
+        value: datetime = self.time(connection.execute(self.sql["now"]).scalar_one())
+        return value
+
+    def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
+        """One multi-row INSERT; AUTOINCREMENT ids rise in the order of its rows."""
+        statement = self.insert_statement(len(rows), "RETURNING id")
+        return sorted(connection.execute(statement, self.insert_binds(rows)).scalars())
+
+    def insert_dedup(self, connection: Connection, row: NewMessage) -> int | None:
+        """One INSERT that does nothing on a duplicate."""
+        statement = self.insert_statement(
+            1, "ON CONFLICT (queue, dedup_id) WHERE dedup_id IS NOT NULL DO NOTHING RETURNING id"
+        )
+        result: int | None = connection.execute(
+            statement, self.insert_binds([row])
+        ).scalar_one_or_none()
+        return result
+
+    def claim(
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        limit: int,
+        lease: float,
+        token: UUID,
+        *,
+        suspicion: Suspicion | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> Claimed:
+        """One statement, and one more for leases of two lengths; the pairs are walked until `limit`
+        rows are found.
+        """
+        self.mend_due_times(connection, pairs)
+        ranked = json.dumps([(p.queue, p.priority) for p in pairs])
+        binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
+        binds |= lease_binds(lease if prefetch is None else prefetch.lease, token)
+        found = self.find(connection, "claim", binds, token, suspicion)
+        rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
+        found.sort(key=lambda m: rank[m.queue, m.priority])
+        if prefetch is not None and (starting := note_prefetched(found, prefetch)):
+            self.lengthen(connection, [row.id for row in starting], lease)
+        return found
+
+    def find(
+        self,
+        connection: Connection,
+        statement: str,
+        binds: dict[str, Any],
+        token: UUID,
+        suspicion: Suspicion | None,
+    ) -> Claimed:
+        """One UPDATE … RETURNING, which leases too."""
+        if suspicion is not None:
+            statement += "_apart" if statement == "claim_ids" else statement_end(suspicion)
+            binds = binds | suspicion.binds
+        leased, suspects = split_suspects(
+            connection.execute(self.sql[statement], binds).all(), suspicion
+        )
+        rows = self.claimed(leased, token)
+        if self._unusable:
+            self._mend_times(connection)
+        return Claimed(sorted(rows, key=lambda m: (m.next_attempt_at, m.id)), suspects)
+
+    def release_stuck(
+        self,
+        connection: Connection,
+        queues: Sequence[str],
+        limit: int,
+        before: datetime | None = None,
+    ) -> int:
+        """One UPDATE."""
+        moment = None if before is None else to_microseconds(before)
+        binds = {"queues": json.dumps(list(queues)), "limit": limit, "before": moment}
+        return len(connection.execute(self.sql["release_stuck"], binds).all())
+
+    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
+        """One descent of the index for each queue."""
+        binds = {"queues": json.dumps(list(queues))}
+        found: float | None = connection.execute(self.sql["lease_ends_in"], binds).scalar_one()
+        return found
+
+    def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
+        """One UPDATE over what is PROCESSING in these queues."""
+        binds = {"queues": json.dumps(list(queues)), "token": token.hex}
+        return len(connection.execute(self.sql["release_claim"], binds).all())
+
+
+def _run_together(connection: Connection, *statements: str) -> None:
+    """Run `statements`, which give no rows and begin outside of a transaction.
+
+    aiosqlite takes them as one call of its thread. SQLAlchemy makes three calls of each, and each
+    waits until the event loop, which runs handlers, has its next turn.
+
+    Raises:
+        DBAPIError: one was refused.
+    """
+    adapted: Any = connection.connection.dbapi_connection
+    if connection.dialect.driver != "aiosqlite":
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+        return
+    script = "; ".join(statements)
+    try:
+        adapted.run_async(lambda driver: driver.executescript(script))
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(
+            script, None, error, sqlite3.Error, dialect=connection.dialect
+        ) from error
+    except BaseException as error:
+        # The thread may be at it still, or has ended.
+        connection.invalidate()
+        if not isinstance(error, Exception):
+            raise
+        raise DBAPIError(script, None, error, connection_invalidated=True) from error
+
+
+def _end_listeners_transaction(connection: Connection) -> None:
+    """The application's "begin" listener has opened a transaction of its kind, which holds nothing
+    yet.
+    """
+    raw = connection.connection.driver_connection
+    if raw is not None and getattr(raw, "in_transaction", False):
+        connection.exec_driver_sql("ROLLBACK")
