@@ -97,3 +97,25 @@ class Reader:
             assert lines() == wanted, errors.read_text()
         finally:
             app.kill()
+
+
+async def ship_an_order(folder: Path, *, python: str, env: dict[str, str]) -> None:
+    """Run README's example as a file of `folder` until it has handled its message; then stop it."""
+    readme = (ROOT / "README.md").read_text()
+    example = readme.partition("<!-- example -->")[2].partition("<!-- /example -->")[0]
+    [(kind, _, code)] = BLOCK.findall(example)
+    assert kind == "python"
+    (folder / "shop.py").write_text(code)
+    said = folder / "out"
+    with said.open("wb") as out:
+        app = subprocess.Popen([python, "shop.py"], cwd=folder, env=env, stdout=out, stderr=out)
+    try:
+        await eventually(
+            lambda: "shipping order 1" in said.read_text() or app.poll() is not None, timeout=200
+        )
+        app.send_signal(signal.SIGTERM)
+        await eventually(lambda: app.poll() is not None)
+        assert "shipping order 1" in said.read_text()
+        assert app.returncode == 0, said.read_text()
+    finally:
+        app.kill()

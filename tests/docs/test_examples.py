@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from tests import forked
-from tests.helpers import eventually
+from tests.docs.reader import ship_an_order
 from tests.spark.java import need_spark
 
 ROOT = Path(__file__).parent.parent.parent
@@ -74,25 +73,7 @@ def test_there_are_blocks() -> None:
 
 
 async def test_the_readmes_example_ships_its_order(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    example = readme.partition("<!-- example -->")[2].partition("<!-- /example -->")[0]
-    [(code, _)] = BLOCK.findall(example)
-    (tmp_path / "shop.py").write_text(code)
-    with (tmp_path / "out").open("wb") as out:
-        app = subprocess.Popen(
-            [sys.executable, "shop.py"], cwd=tmp_path, env=environment(), stdout=out, stderr=out
-        )
-    try:
-        said = tmp_path / "out"
-        await eventually(
-            lambda: "shipping order 1" in said.read_text() or app.poll() is not None, timeout=200
-        )
-        app.send_signal(signal.SIGTERM)
-        await eventually(lambda: app.poll() is not None)
-        assert "shipping order 1" in said.read_text()
-        assert app.returncode == 0, said.read_text()
-    finally:
-        app.kill()
+    await ship_an_order(tmp_path, python=sys.executable, env=environment())
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
