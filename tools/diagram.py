@@ -13,7 +13,7 @@ from faststream_sqlbroker.flow import fetch_modes, outcome_states, pace
 from tools.files import update_block
 
 ROOT = Path(__file__).parent.parent
-ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+INTERNALS = ROOT / "INTERNALS.md"
 FETCHING = ROOT / "docs" / "explanation" / "fetching.md"
 
 
@@ -60,8 +60,8 @@ def _mermaid(arrows: Iterable[tuple[str | None, str, str]]) -> str:
 
 
 BLOCKS = {
-    "states": (ARCHITECTURE, diagram),
-    "outcomes": (ARCHITECTURE, outcomes),
+    "states": (INTERNALS, diagram),
+    "outcomes": (INTERNALS, outcomes),
     "modes": (FETCHING, modes),
     "modes-table": (FETCHING, modes_table),
     "found-table": (FETCHING, found_table),

@@ -42,4 +42,4 @@ TRANSITIONS: tuple[tuple[MessageState | None, str, MessageState], ...] = (
     (_R, "cancel, expiry", _D),
     (_W, "cancel, expiry or duplicate at the start", _D),
 )
-"""(from, event, to); None is "not there yet". ARCHITECTURE.md's diagram is generated from it."""
+"""(from, event, to); None is "not there yet". The diagram of INTERNALS.md is generated from it."""

@@ -76,7 +76,7 @@ TRANSITIONS: tuple[tuple[State | None, Event, State], ...] = (
     *((state, Event.BROKEN, _Q) for state in (_Q, _SENT, _APART, _REFUSED)),
     *((state, Event.LOST, State.LOST) for state in (_W, _R, _Q, _SENT, _APART, _REFUSED)),
 )
-"""(from, event, to); None is "not ours yet". ARCHITECTURE.md's diagram is generated from it."""
+"""(from, event, to); None is "not ours yet". The diagram of INTERNALS.md is generated from it."""
 
 _NEXT = {(source, event): target for source, event, target in TRANSITIONS}
 APART_STATES = (_APART, _REFUSED)
