@@ -1,6 +1,7 @@
 """The rules of the layout that no linter checks: imports, clocks."""
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,44 @@ REAL_TIME = {
     ("subscriber/running_calls.py", "asyncio.timeout"): "what running handlers get during a stop",
 }
 """Work that takes real time has limits of real time; why each is one."""
+
+
+TRANSACTIONS = {
+    "database/engine.py": "the broker's own: the one place",
+    "database/messages/handler.py": "a handler's, which outlasts a call",
+    "database/sync_store.py": "without an event loop, on the caller's engine",
+    "database/explain/message.py": "one snapshot of several statements, which reads only",
+    "database/sqlite/dialect.py": "SQLite's write lock, within a transaction of the engine",
+    "cli/partitions.py": "an operator's command, without a broker",
+    "cli/schema.py": "the same, and Alembic's migrations",
+    "fastapi.py": "the session of a request, which is the application's",
+    "testing/database.py": "the file of a test",
+}
+"""Where transactions begin, and whose they are."""
+BEGINS = re.compile(r"^(BEGIN|START TRANSACTION)\b(?!;)")
+CONNECTIONS = {
+    "cli/partitions.py": "an operator's command, without a broker",
+    "cli/schema.py": "the same",
+    "testing/database.py": "the file of a test",
+    "testing/producer.py": "a publish in the transaction of a test",
+    "testing/store.py": "counts the transactions of a test",
+    "testing/transactions.py": "what is published in a transaction waits for its COMMIT",
+}
+"""What uses SQLAlchemy's Connection outside of `database` and `schema`, other than for types."""
+
+
+def begins(tree: ast.AST) -> bool:
+    """Whether a transaction begins here: `begin` of a connection or an engine, or its SQL."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value).rpartition(".")[2].lstrip("_")
+            connects = owner in {"connection", "engine", "own", "session"}
+            if node.func.attr in {"begin", "begin_nested"} and connects:
+                return True
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if BEGINS.match(node.value):
+                return True
+    return False
 
 
 def direct_time(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -174,6 +213,36 @@ def test_imports_have_no_cycles_but_those_that_cannot_be_avoided() -> None:
 def test_a_cycle_is_found() -> None:
     graph = {"a": {"b", "x"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": set()}
     assert cycles(graph) == [{"a", "b", "c"}]
+
+
+def test_transactions_begin_in_one_place_but_for_those_that_are_listed() -> None:
+    """`database.engine` bounds them in time, repeats them and tells what became of them."""
+    found = {
+        name(path)
+        for path in FILES
+        if not name(path).startswith(("spark/", "schema/")) and begins(tree_of(path))
+    }
+    assert found == set(TRANSACTIONS)
+
+
+def test_connections_are_used_below_the_loops_only() -> None:
+    found = {
+        name(path)
+        for path in FILES
+        if not name(path).startswith(("database/", "schema/", "spark/"))
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.module == "sqlalchemy"
+        if any(alias.name == "Connection" for alias in node.names) and not for_types(path, node)
+    }
+    assert found == set(CONNECTIONS)
+
+
+def for_types(path: Path, node: ast.AST) -> bool:
+    """Whether `node` is read by type checkers only."""
+    return any(
+        isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test) and node in block.body
+        for block in ast.walk(tree_of(path))
+    )
 
 
 def test_no_module_reads_the_wall_clock() -> None:
