@@ -78,6 +78,7 @@ def test_every_statement_can_be_made(database: str, archive: str | None) -> None
         assert made[name] is made[name], "the driver's shortcut goes by the object"
         assert "{" not in re.sub(r"'[^']*'|ARRAY\[\]", "", str(made[name])), name
         assert "--" not in str(made[name])
+        assert "\\\n" not in str(made[name]), "a line goes on after one space and a backslash"
 
 
 def test_a_statement_by_the_key_of_a_header_is_the_plain_one_if_it_has_no_key() -> None:
