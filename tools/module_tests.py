@@ -2,7 +2,7 @@
 
 python -m tools.module_tests flow/flush.py [PYTEST ARGUMENTS]
 
-The module's path is below faststream_sqlbroker/.
+The module's path is below faststream_sqlbroker/, or begins with pyspark_sqlbroker/.
 """
 
 import re
@@ -13,6 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "tests" / "MODULES.md"
 PACKAGE = ROOT / "faststream_sqlbroker"
+READERS = ROOT / "pyspark_sqlbroker"
+
+
+def name_of(path: Path) -> str:
+    """How the table calls a module of one of the packages."""
+    return path.relative_to(ROOT).as_posix().removeprefix(f"{PACKAGE.name}/")
 
 
 def modules(text: str) -> list[tuple[str, list[str]]]:
@@ -31,8 +37,8 @@ def _quoted(cell: str) -> list[str]:
 
 def paths_of(path: str) -> list[str]:
     """The tests of one module, below the repository's root; empty if the table lacks it."""
-    name = path.removeprefix("faststream_sqlbroker/")
-    return [f"tests/{test}" for test in dict(modules(TABLE.read_text())).get(name, [])]
+    tests = dict(modules(TABLE.read_text())).get(name_of(ROOT / path), [])
+    return [f"tests/{test}" for test in tests]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tools.module_tests import PACKAGE, ROOT, TABLE, modules, paths_of
+from tools.module_tests import PACKAGE, READERS, ROOT, TABLE, modules, name_of, paths_of
 
 WITHOUT_A_MODULE = {
     "unit/test_behaviours.py",
@@ -19,8 +19,9 @@ WITHOUT_A_MODULE = {
 
 def test_each_module_is_named_once() -> None:
     there = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
+        name_of(path)
+        for package in (PACKAGE, READERS)
+        for path in package.rglob("*.py")
         if path.name != "__init__.py" and path.parent.name != "versions"
     }
     named = Counter(name for name, _ in modules(TABLE.read_text()))

@@ -9,7 +9,8 @@ from faststream.exceptions import SetupError as FastStreamSetupError
 
 from faststream_sqlbroker import SetupError, SqlBroker, exceptions
 
-PACKAGE = Path(__file__).parent.parent.parent / "faststream_sqlbroker"
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "faststream_sqlbroker"
 ERRORS = [value for value in vars(exceptions).values() if isinstance(value, type)]
 OURS = [error for error in ERRORS if error.__module__ == exceptions.__name__]
 BELOW_THE_SHELL = (
@@ -46,7 +47,8 @@ async def test_unsupported_features_raise_the_error_of_other_brokers() -> None:
 
 def test_only_the_errors_import_faststream_below_the_shell() -> None:
     """For base classes, and from one module of it."""
-    paths = [p for name in BELOW_THE_SHELL for p in (PACKAGE / name).rglob("*.py")]
+    folders = [*(PACKAGE / name for name in BELOW_THE_SHELL), ROOT / "pyspark_sqlbroker"]
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
     paths.append(PACKAGE / "exceptions.py")
     found = {
         (path.name, module)

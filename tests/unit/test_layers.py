@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent.parent / "faststream_sqlbroker"
-FILES = sorted(PACKAGE.rglob("*.py"))
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "faststream_sqlbroker"
+READERS = ROOT / "pyspark_sqlbroker"
+FILES = sorted((*PACKAGE.rglob("*.py"), *READERS.rglob("*.py")))
 
 LAYERS = (
     "core",
@@ -134,11 +136,12 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def name(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
+    """Below the broker's package, or with the readers' before it."""
+    return path.relative_to(ROOT).as_posix().removeprefix(f"{PACKAGE.name}/")
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
 
