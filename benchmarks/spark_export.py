@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import create_engine, make_url, text
 
 from benchmarks.spark_fill import fill_archive
-from faststream_sqlbroker.spark import build_session, export_archive, read_archive
+from pyspark_sqlbroker import build_session, export_archive, read_archive
 
 ADDRESS = "SQLBROKER_TEST_POSTGRESQL_URL"
 YEAR = 365 * 86_400

@@ -14,9 +14,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from faststream_sqlbroker.spark import build_session, export_archive, read_archive
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.drivers import DRIVERS
+from pyspark_sqlbroker import build_session, export_archive, read_archive
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.drivers import DRIVERS
 
 
 def ours(spark: SparkSession, load: dict[str, Any]) -> DataFrame:

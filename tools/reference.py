@@ -25,8 +25,8 @@ from faststream_sqlbroker.prometheus import metrics as prometheus
 from faststream_sqlbroker.response import PublishOptions
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS
 from faststream_sqlbroker.subscriber.options import SubscriberOptions
+from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS
 from tools.files import update_block
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"

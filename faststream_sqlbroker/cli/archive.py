@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from faststream_sqlbroker import spark
+import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.options import (
     ArchiveTable,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from faststream_sqlbroker import spark
+import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.options import ArchiveTable, Master, Source, Url
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line, row_of

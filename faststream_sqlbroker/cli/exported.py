@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from faststream_sqlbroker import spark as our
-from faststream_sqlbroker.spark.load.selection import Selection
+import pyspark_sqlbroker as our
+from pyspark_sqlbroker.load.selection import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,7 +21,7 @@ def read_path(
     """The selected rows of an export, whose files are counted, or of any other Parquet with these
     columns; with `last_only` no row of a message that was archived again later.
     """
-    from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
+    from pyspark_sqlbroker.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
     frame = (
         our.read_export(session, path) if _is_ours(session, path) else session.read.parquet(path)
@@ -37,6 +37,6 @@ def read_path(
 
 def _is_ours(session: "SparkSession", path: str) -> bool:
     """Whether there is the log of a Delta table; other Parquet needs no deltalake."""
-    from faststream_sqlbroker.spark.lake.s3 import open_folders  # noqa: PLC0415 - as above
+    from pyspark_sqlbroker.lake.s3 import open_folders  # noqa: PLC0415 - as above
 
     return bool(open_folders(session, path, None).names("_delta_log"))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from faststream_sqlbroker import spark
+import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.options import Jars, Master, Since, Source, Url
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.cli.shown import AsJson, print_json, print_line, row_of

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from faststream_sqlbroker import spark
+import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.archive import duration, print_parts, reach
 from faststream_sqlbroker.cli.options import Master, Primary, SafetyLag, Source
 from faststream_sqlbroker.cli.session import database_errors, quiet_session

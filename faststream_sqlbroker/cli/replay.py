@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from faststream_sqlbroker import spark as our
+import pyspark_sqlbroker as our
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.cli.look import headers_of
@@ -14,12 +14,12 @@ from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.cli.shown import AsJson, print_json, refuse_json, row_of
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.load.selection import ARCHIVE, Selection, select_rows
+from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from faststream_sqlbroker.spark import ReplayResult
+    from pyspark_sqlbroker import ReplayResult
 
 
 def replay(
@@ -148,13 +148,13 @@ def _of_error(
 ) -> "DataFrame":
     if failed_in is None:
         return frame
-    from faststream_sqlbroker.spark.analytics.failures import failed_with  # noqa: PLC0415 - pyspark is an extra
+    from pyspark_sqlbroker.analytics.failures import failed_with  # noqa: PLC0415 - pyspark is an extra
 
     return frame.where(failed_with(failed_in, reason, error_type))
 
 
 def _rows(session: "SparkSession", url: str, chosen: Selection, ids: list[int]) -> "DataFrame":
-    from faststream_sqlbroker.spark.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
+    from pyspark_sqlbroker.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
     frame = our.read_archive(
         session,

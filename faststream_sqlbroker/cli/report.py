@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from faststream_sqlbroker import spark as lake
+import pyspark_sqlbroker as lake
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.exported import read_path
 from faststream_sqlbroker.cli.options import (
@@ -21,8 +21,8 @@ from faststream_sqlbroker.cli.options import (
 from faststream_sqlbroker.cli.session import database_errors, quiet_session
 from faststream_sqlbroker.cli.shown import AsJson, print_json
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
-from faststream_sqlbroker.spark.moments import Moment, parse_moment
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
+from pyspark_sqlbroker.moments import Moment, parse_moment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

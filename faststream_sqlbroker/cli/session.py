@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from faststream_sqlbroker import spark
+import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.errors import errors_of_the_shell
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.spark.address import parse_address
+from pyspark_sqlbroker.address import parse_address
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

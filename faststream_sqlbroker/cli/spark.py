@@ -13,7 +13,7 @@ from rich.text import Text
 from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.options import Jars
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.drivers import DRIVERS, need_jar, need_java, wanted_kinds
+from pyspark_sqlbroker.drivers import DRIVERS, need_jar, need_java, wanted_kinds
 
 OLDEST_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")

@@ -1,119 +1,24 @@
-"""The archive and the live table in Spark: `pip install "sqlbroker[spark]"`."""
+"""The archive and the live table in Spark: `pip install "sqlbroker[spark]"`.
 
-from importlib import import_module
+The names are those of `pyspark_sqlbroker`, which imports Spark when one of them is asked for.
+"""
+
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.exceptions import MissingExtraError
+import pyspark_sqlbroker
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
-    from faststream_sqlbroker.spark.lake.catalog import register_export
-    from faststream_sqlbroker.spark.lake.compact import compact_export
-    from faststream_sqlbroker.spark.lake.erasure import EraseResult, erase_messages
-    from faststream_sqlbroker.spark.lake.export import ExportResult, export_archive
-    from faststream_sqlbroker.spark.lake.freshness import Freshness, measure_freshness
-    from faststream_sqlbroker.spark.lake.prune import PruneResult, prune_archive
-    from faststream_sqlbroker.spark.lake.reading import read_export
-    from faststream_sqlbroker.spark.lake.repair import RepairResult, repair_export
-    from faststream_sqlbroker.spark.lake.status import ExportStatus, describe_export
-    from faststream_sqlbroker.spark.lake.verify import VerifyResult, verify_export
-    from faststream_sqlbroker.spark.load.decode import decode_payload
-    from faststream_sqlbroker.spark.load.incremental import Load, new_rows
-    from faststream_sqlbroker.spark.load.models import struct_of
-    from faststream_sqlbroker.spark.load.read import read_archive, read_messages
-    from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA, MESSAGE_SCHEMA
-    from faststream_sqlbroker.spark.load.snapshot import Snapshot, open_snapshot
-    from faststream_sqlbroker.spark.replays.replay import ReplayResult, replay
-    from faststream_sqlbroker.spark.report import write_report
-    from faststream_sqlbroker.spark.session import build_session
+    from pyspark_sqlbroker import *  # noqa: F403
 
-_HOMES = {
-    "ARCHIVE_SCHEMA": "load.schemas",
-    "Horizon": "horizon",
-    "Load": "load.incremental",
-    "MESSAGE_SCHEMA": "load.schemas",
-    "ReplayResult": "replays.replay",
-    "ExportResult": "lake.export",
-    "ExportStatus": "lake.status",
-    "PruneResult": "lake.prune",
-    "Snapshot": "load.snapshot",
-    "build_session": "session",
-    "compact_export": "lake.compact",
-    "decode_payload": "load.decode",
-    "describe_export": "lake.status",
-    "export_archive": "lake.export",
-    "Freshness": "lake.freshness",
-    "find_horizon": "horizon",
-    "measure_freshness": "lake.freshness",
-    "new_rows": "load.incremental",
-    "open_snapshot": "load.snapshot",
-    "prune_archive": "lake.prune",
-    "read_archive": "load.read",
-    "read_export": "lake.reading",
-    "read_messages": "load.read",
-    "EraseResult": "lake.erasure",
-    "RepairResult": "lake.repair",
-    "VerifyResult": "lake.verify",
-    "erase_messages": "lake.erasure",
-    "register_export": "lake.catalog",
-    "repair_export": "lake.repair",
-    "replay": "replays.replay",
-    "struct_of": "load.models",
-    "verify_export": "lake.verify",
-    "write_report": "report",
-}
-"""Where each public name lives: Spark is imported when one of them is asked for."""
-
-__all__ = (
-    "ARCHIVE_SCHEMA",
-    "MESSAGE_SCHEMA",
-    "EraseResult",
-    "ExportResult",
-    "ExportStatus",
-    "Freshness",
-    "Horizon",
-    "Load",
-    "PruneResult",
-    "RepairResult",
-    "ReplayResult",
-    "Snapshot",
-    "VerifyResult",
-    "build_session",
-    "compact_export",
-    "decode_payload",
-    "describe_export",
-    "erase_messages",
-    "export_archive",
-    "find_horizon",
-    "measure_freshness",
-    "new_rows",
-    "open_snapshot",
-    "prune_archive",
-    "read_archive",
-    "read_export",
-    "read_messages",
-    "register_export",
-    "repair_export",
-    "replay",
-    "struct_of",
-    "verify_export",
-    "write_report",
-)
+__all__ = pyspark_sqlbroker.__all__
 
 
 def __getattr__(name: str) -> Any:
-    """Import the name's module.
+    """Get the name from `pyspark_sqlbroker`.
 
     Raises:
         MissingExtraError: a package of the extra is not installed.
     """
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = import_module(f"{__name__}.{_HOMES[name]}")
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("faststream_sqlbroker"):
-            raise
-        msg = f"{error.name!r} is not installed: pip install 'sqlbroker[spark]'"
-        raise MissingExtraError(msg) from error
-    return getattr(module, name)
+    return getattr(pyspark_sqlbroker, name)

@@ -21,9 +21,9 @@ from faststream_sqlbroker import (
     StoreError,
 )
 from faststream_sqlbroker.admin import Repair
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.horizon import find_horizon
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.horizon import find_horizon
 from tests.accounts import Account, account
 from tests.faststream.conftest import QUICK, Heard, _patience, _time_to_end
 from tests.faststream.test_rights import consumes, publish_all

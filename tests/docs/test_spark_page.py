@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from faststream_sqlbroker import spark
+import pyspark_sqlbroker as spark
 from faststream_sqlbroker.core.replays import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
-from faststream_sqlbroker.spark.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
-from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
-from faststream_sqlbroker.spark.replays.frame import NEEDED
+from pyspark_sqlbroker.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
+from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
+from pyspark_sqlbroker.replays.frame import NEEDED
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "howto" / "spark.md").read_text()
@@ -58,7 +58,7 @@ def test_every_public_name_is_on_the_page() -> None:
 
 
 def test_the_options_are_those_of_the_format() -> None:
-    from faststream_sqlbroker.spark.source.options import BATCH, BOTH, STREAM
+    from pyspark_sqlbroker.source.options import BATCH, BOTH, STREAM
 
     told = {
         name: (of, default)

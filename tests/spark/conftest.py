@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, func, make_url, select
 
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import ddl
-from faststream_sqlbroker.spark import build_session
+from pyspark_sqlbroker import build_session
 from tests.conftest import Servers
 from tests.quick_tables import built
 from tests.spark.java import DRIVERS, need_spark

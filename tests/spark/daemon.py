@@ -10,7 +10,7 @@ import importlib
 import sys
 import zipimport
 
-NEEDED = ("faststream_sqlbroker.spark.replays.writer", "pandas")
+NEEDED = ("pyspark_sqlbroker.replays.writer", "pandas")
 """They take a worker two seconds, and a worker that has nothing to do ends after a minute."""
 
 

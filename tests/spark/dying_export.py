@@ -12,9 +12,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from faststream_sqlbroker.spark import build_session, export_archive
-from faststream_sqlbroker.spark.lake.delta import DeltaWriter
-from faststream_sqlbroker.spark.lake.records import Records
+from pyspark_sqlbroker import build_session, export_archive
+from pyspark_sqlbroker.lake.delta import DeltaWriter
+from pyspark_sqlbroker.lake.records import Records
 from tests.spark.lookups import remembered
 
 ROWS_PER_COMMIT = 5

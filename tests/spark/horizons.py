@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Table, create_engine, select
 from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.schema.types import clock
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.horizon import Horizon, find_horizon
 from tests.helpers import eventually
 from tests.spark.conftest import Archive, archived
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark.drivers import need_jar, need_java
+from pyspark_sqlbroker.drivers import need_jar, need_java
 from tools.packages import JAVA, install
 
 DRIVERS = {

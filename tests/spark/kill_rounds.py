@@ -26,7 +26,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from sqlalchemy import text
 
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     build_session,
     compact_export,
     export_archive,

@@ -3,8 +3,8 @@
 import sys
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError
-from faststream_sqlbroker.spark.lake.delta import DeltaWriter
-from faststream_sqlbroker.spark.lake.s3 import S3Folders
+from pyspark_sqlbroker.lake.delta import DeltaWriter
+from pyspark_sqlbroker.lake.s3 import S3Folders
 
 
 def say(line: str) -> None:

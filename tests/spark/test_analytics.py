@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 
 from faststream_sqlbroker.core.reasons import NO_OUTCOME, RETRY_STRATEGY_ERROR, SETTLE_ERROR
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     ARCHIVE_SCHEMA,
     MESSAGE_SCHEMA,
     analytics,
     decode_payload,
     read_archive,
 )
-from faststream_sqlbroker.spark.analytics import RESULTS
+from pyspark_sqlbroker.analytics import RESULTS
 from tests.spark.conftest import START, Archive, archived
 from tests.spark.frames import plain_frame
 

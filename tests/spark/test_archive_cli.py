@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.cli.session import database_errors
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from faststream_sqlbroker.spark import describe_export, export_archive, read_export
+from pyspark_sqlbroker import describe_export, export_archive, read_export
 from tests.spark.conftest import Archive
 from tests.spark.test_export import of_lake, of_table
 

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export_archive, register_export
-from faststream_sqlbroker.spark.lake import catalog
+from pyspark_sqlbroker import export_archive, register_export
+from pyspark_sqlbroker.lake import catalog
 from tests.spark.conftest import Archive
 
 OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)

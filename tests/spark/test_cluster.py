@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from faststream_sqlbroker.spark.drivers import need_jar
+from pyspark_sqlbroker.drivers import need_jar
 from tests.spark.cluster import Cluster
 from tests.spark.conftest import Archive
 from tests.spark.java import need_spark

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, make_url
 
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.databases.base import LONGEST_WAIT
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases.base import LONGEST_WAIT
 from tests.spark.conftest import START, Archive
 
 pytestmark = pytest.mark.capability("Spark: the archive and the live table by JDBC")

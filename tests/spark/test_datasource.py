@@ -14,14 +14,14 @@ from sqlalchemy import make_url, select
 
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, read_archive
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.source import rows as source_rows
-from faststream_sqlbroker.spark.source.batch import (
+from pyspark_sqlbroker import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, read_archive
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.source import rows as source_rows
+from pyspark_sqlbroker.source.batch import (
     BatchReader,
 )
-from faststream_sqlbroker.spark.source.options import parse_options
-from faststream_sqlbroker.spark.source.scan import wanted_fields
+from pyspark_sqlbroker.source.options import parse_options
+from pyspark_sqlbroker.source.scan import wanted_fields
 from tests.spark.conftest import START, Archive
 
 pytestmark = pytest.mark.capability('Spark: `spark.read.format("sqlbroker")`, without jars')

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import decode_payload, read_archive, struct_of
+from pyspark_sqlbroker import decode_payload, read_archive, struct_of
 from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError, StoreError
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     EraseResult,
     compact_export,
     erase_messages,
@@ -26,8 +26,8 @@ from faststream_sqlbroker.spark import (
     read_export,
     verify_export,
 )
-from faststream_sqlbroker.spark.lake import transfer
-from faststream_sqlbroker.spark.lake.lake import Lake
+from pyspark_sqlbroker.lake import transfer
+from pyspark_sqlbroker.lake.lake import Lake
 from tests.spark.conftest import START, Archive, archived
 from tests.spark.test_export import of_lake, of_table
 from tests.spark.test_records import prune, scopes

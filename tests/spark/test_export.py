@@ -23,19 +23,19 @@ from faststream_sqlbroker.exceptions import (
     SetupError,
     StoreError,
 )
-from faststream_sqlbroker.spark import compact_export, describe_export, export_archive, read_export
-from faststream_sqlbroker.spark.lake.delta import DataFile
-from faststream_sqlbroker.spark.lake.entries import Entry, Note
-from faststream_sqlbroker.spark.lake.lake import Lake, lake_schema
-from faststream_sqlbroker.spark.lake.row_checksums import (
+from pyspark_sqlbroker import compact_export, describe_export, export_archive, read_export
+from pyspark_sqlbroker.lake.delta import DataFile
+from pyspark_sqlbroker.lake.entries import Entry, Note
+from pyspark_sqlbroker.lake.lake import Lake, lake_schema
+from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
     compute_figures,
     figure_columns,
 )
-from faststream_sqlbroker.spark.lake.windows import parse_window
-from faststream_sqlbroker.spark.load.columns import ARCHIVE_FIELDS
-from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
+from pyspark_sqlbroker.lake.windows import parse_window
+from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS
+from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA
 from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 

@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import ExportMismatchError
-from faststream_sqlbroker.spark import describe_export, export_archive, read_export
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
-from faststream_sqlbroker.spark.lake import export, transfer
+from pyspark_sqlbroker import describe_export, export_archive, read_export
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.horizon import Horizon, find_horizon
+from pyspark_sqlbroker.lake import export, transfer
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
 from tests.spark.horizons import archived_at, find, settle

@@ -15,9 +15,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
-from faststream_sqlbroker.spark.drivers import java_of
-from faststream_sqlbroker.spark.lake import files
-from faststream_sqlbroker.spark.lake.files import read_json, write_json
+from pyspark_sqlbroker.drivers import java_of
+from pyspark_sqlbroker.lake import files
+from pyspark_sqlbroker.lake.files import read_json, write_json
 
 
 @pytest.fixture(params=["plain", "file", "viewfs", "objects"])
@@ -138,7 +138,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     def no_space(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("faststream_sqlbroker.spark.lake.files.bytearray", no_space, raising=False)
+    monkeypatch.setattr("pyspark_sqlbroker.lake.files.bytearray", no_space, raising=False)
     with pytest.raises(OSError, match="no space left"):
         write_json(spark, str(path), {"n": 2})
     assert read_json(spark, str(path)) == {"n": 1}

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export_archive, measure_freshness
+from pyspark_sqlbroker import export_archive, measure_freshness
 from tests.spark.conftest import START, Archive
 from tests.spark.test_archive_cli import run
 

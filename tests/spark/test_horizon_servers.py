@@ -11,13 +11,13 @@ from sqlalchemy import make_url, text
 
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.horizon import find_horizon, mysql
-from faststream_sqlbroker.spark.horizon.mysql import moment_of
-from faststream_sqlbroker.spark.load.schemas import ARCHIVE_SCHEMA
-from faststream_sqlbroker.spark.source.options import parse_options
-from faststream_sqlbroker.spark.source.stream import StreamReader, from_offset
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.horizon import find_horizon, mysql
+from pyspark_sqlbroker.horizon.mysql import moment_of
+from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA
+from pyspark_sqlbroker.source.options import parse_options
+from pyspark_sqlbroker.source.stream import StreamReader, from_offset
 from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import Archive

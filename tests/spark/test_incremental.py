@@ -22,10 +22,10 @@ from pyspark.sql import functions as F
 from sqlalchemy import func, make_url, select
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, NotSupportedError, SetupError
-from faststream_sqlbroker.spark import Load, new_rows
-from faststream_sqlbroker.spark.horizon import Horizon, find_horizon
-from faststream_sqlbroker.spark.load import incremental
-from faststream_sqlbroker.spark.source import stream
+from pyspark_sqlbroker import Load, new_rows
+from pyspark_sqlbroker.horizon import Horizon, find_horizon
+from pyspark_sqlbroker.load import incremental
+from pyspark_sqlbroker.source import stream
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.horizons import archived_at, settle
@@ -383,7 +383,7 @@ def test_only_postgresql_shares_snapshots(loads: Loads) -> None:
 
 LOADER = """
 import sys
-from faststream_sqlbroker.spark import build_session, new_rows
+from pyspark_sqlbroker import build_session, new_rows
 spark = build_session(databases=["postgresql"], master="local[1]")
 url, state, lake = sys.argv[1:]
 with new_rows(spark, url, state=state, margin=0) as load:

@@ -11,11 +11,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.spark import export_archive, read_export
-from faststream_sqlbroker.spark.lake.delta import DeltaWriter
-from faststream_sqlbroker.spark.lake.folders import Folders
-from faststream_sqlbroker.spark.lake.lake import Lake
-from faststream_sqlbroker.spark.lake.records import Records
+from pyspark_sqlbroker import export_archive, read_export
+from pyspark_sqlbroker.lake.delta import DeltaWriter
+from pyspark_sqlbroker.lake.folders import Folders
+from pyspark_sqlbroker.lake.lake import Lake
+from pyspark_sqlbroker.lake.records import Records
 from tests.spark.conftest import Archive
 from tests.spark.test_export import MARCH, of_lake, of_table
 

@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.load.origin import describe_source, refuse_other_rows
-from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
+from pyspark_sqlbroker import export_archive, prune_archive, read_export
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.load.origin import describe_source, refuse_other_rows
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.spark.conftest import Archive
 from tests.spark.test_export import MARCH
 

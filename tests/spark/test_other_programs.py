@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     compact_export,
     export_archive,
     prune_archive,
@@ -19,8 +19,8 @@ from faststream_sqlbroker.spark import (
     repair_export,
     verify_export,
 )
-from faststream_sqlbroker.spark.lake.folders import Folders
-from faststream_sqlbroker.spark.lake.lake import Lake
+from pyspark_sqlbroker.lake.folders import Folders
+from pyspark_sqlbroker.lake.lake import Lake
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table
 

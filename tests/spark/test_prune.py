@@ -13,16 +13,16 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker import NoRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.lake import prune as module
-from faststream_sqlbroker.spark.lake import removal
-from faststream_sqlbroker.spark.lake.lake import Lake
-from faststream_sqlbroker.spark.lake.partitions import Partition, Partitions
-from faststream_sqlbroker.spark.lake.removal import Rows, list_oldest, list_rows
-from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
-from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
+from pyspark_sqlbroker import export_archive, prune_archive, read_export
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.lake import prune as module
+from pyspark_sqlbroker.lake import removal
+from pyspark_sqlbroker.lake.lake import Lake
+from pyspark_sqlbroker.lake.partitions import Partition, Partitions
+from pyspark_sqlbroker.lake.removal import Rows, list_oldest, list_rows
+from pyspark_sqlbroker.lake.row_checksums import RowChecksums
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.horizons import cut_short
@@ -40,7 +40,7 @@ def test_only_what_a_verified_export_has_is_removed(
     """Proves M5: later windows, and windows with a row that the export lacks, stay; a dry run
     removes nothing."""
     archive.add_days(4)
-    monkeypatch.setattr("faststream_sqlbroker.spark.lake.removal.CHUNK", 2)
+    monkeypatch.setattr("pyspark_sqlbroker.lake.removal.CHUNK", 2)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-04")
     archive.add({"id": 99, "archived_at": START + DAY})  # late, in the second window

@@ -15,17 +15,17 @@ from sqlalchemy.exc import ProgrammingError
 
 from faststream_sqlbroker import NotSupportedError, SetupError
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     ARCHIVE_SCHEMA,
     MESSAGE_SCHEMA,
     open_snapshot,
     read_archive,
     read_messages,
 )
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
-from faststream_sqlbroker.spark.load.snapshot import Snapshot
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
+from pyspark_sqlbroker.load.snapshot import Snapshot
 from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
@@ -342,10 +342,10 @@ def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
     archive.add_many(100)
     archive.analyze()
     assert read_archive(spark, archive.url).rdd.getNumPartitions() == 1
-    monkeypatch.setattr("faststream_sqlbroker.spark.load.read.SMALL", 10)
+    monkeypatch.setattr("pyspark_sqlbroker.load.read.SMALL", 10)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() == 2
-    monkeypatch.setattr("faststream_sqlbroker.spark.load.read.PARTITION_BYTES", 4096)
-    monkeypatch.setattr("faststream_sqlbroker.spark.load.read.MOST_PARTITIONS", 6)
+    monkeypatch.setattr("pyspark_sqlbroker.load.read.PARTITION_BYTES", 4096)
+    monkeypatch.setattr("pyspark_sqlbroker.load.read.MOST_PARTITIONS", 6)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() in (3, 4, 5, 6)
 
 

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.spark import read_archive
+from pyspark_sqlbroker import read_archive
 from tests.accounts import PASSWORD, account
 from tests.docs.test_security import given, grants
 from tests.spark.conftest import Archive

@@ -12,10 +12,10 @@ from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker import Pruned, Retention, SqlBroker
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from faststream_sqlbroker.spark import export_archive, prune_archive, read_export
-from faststream_sqlbroker.spark.lake.lake import Lake
-from faststream_sqlbroker.spark.lake.records import Records, open_records
-from faststream_sqlbroker.spark.lake.row_checksums import RowChecksums
+from pyspark_sqlbroker import export_archive, prune_archive, read_export
+from pyspark_sqlbroker.lake.lake import Lake
+from pyspark_sqlbroker.lake.records import Records, open_records
+from pyspark_sqlbroker.lake.row_checksums import RowChecksums
 from tests.spark.conftest import START, Archive
 
 pytestmark = pytest.mark.capability(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     compact_export,
     export_archive,
     prune_archive,
@@ -21,9 +21,9 @@ from faststream_sqlbroker.spark import (
     repair_export,
     verify_export,
 )
-from faststream_sqlbroker.spark.lake import repair as module
-from faststream_sqlbroker.spark.lake.entries import Note
-from faststream_sqlbroker.spark.lake.lake import Lake
+from pyspark_sqlbroker.lake import repair as module
+from pyspark_sqlbroker.lake.entries import Note
+from pyspark_sqlbroker.lake.lake import Lake
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table
 

@@ -30,11 +30,11 @@ from faststream_sqlbroker.database.parts.policy_state import forget_expired
 from faststream_sqlbroker.exceptions import PublishError, SetupError, StoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.replays import writer as replay_writer
-from faststream_sqlbroker.spark.replays.writer import Task, Writer, batches
+from pyspark_sqlbroker import ARCHIVE_SCHEMA, ReplayResult, read_archive, replay
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.replays import writer as replay_writer
+from pyspark_sqlbroker.replays.writer import Task, Writer, batches
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive, archived
 from tests.spark.frames import plain_frame
@@ -358,7 +358,7 @@ KILLED = """
 import os, pickle, signal, sys
 from pathlib import Path
 from sqlalchemy import event
-from faststream_sqlbroker.spark.replays.writer import Task
+from pyspark_sqlbroker.replays.writer import Task
 writer, rows, moment, left = pickle.loads(Path(sys.argv[1]).read_bytes())
 task = Task(writer, 0)
 

@@ -23,16 +23,16 @@ from typer.testing import CliRunner
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.cli.report import exported
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     ARCHIVE_SCHEMA,
     MESSAGE_SCHEMA,
     read_archive,
     write_report,
 )
-from faststream_sqlbroker.spark.report import figures as figures_
-from faststream_sqlbroker.spark.report import plots
-from faststream_sqlbroker.spark.report.figures import gather
-from faststream_sqlbroker.spark.report.page import SECTIONS, render
+from pyspark_sqlbroker.report import figures as figures_
+from pyspark_sqlbroker.report import plots
+from pyspark_sqlbroker.report.figures import gather
+from pyspark_sqlbroker.report.page import SECTIONS, render
 from tests.helpers import eventually
 from tests.spark.conftest import START, archived
 from tests.spark.frames import plain_frame

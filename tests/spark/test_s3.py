@@ -13,7 +13,7 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from faststream_sqlbroker.spark import (
+from pyspark_sqlbroker import (
     compact_export,
     erase_messages,
     export_archive,
@@ -21,11 +21,11 @@ from faststream_sqlbroker.spark import (
     repair_export,
     verify_export,
 )
-from faststream_sqlbroker.spark.lake import lake as lakes
-from faststream_sqlbroker.spark.lake import s3
-from faststream_sqlbroker.spark.lake.delta import DeltaWriter
-from faststream_sqlbroker.spark.lake.lake import Lake, lake_schema
-from faststream_sqlbroker.spark.lake.s3 import S3Folders, s3_settings
+from pyspark_sqlbroker.lake import lake as lakes
+from pyspark_sqlbroker.lake import s3
+from pyspark_sqlbroker.lake.delta import DeltaWriter
+from pyspark_sqlbroker.lake.lake import Lake, lake_schema
+from pyspark_sqlbroker.lake.s3 import S3Folders, s3_settings
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from sqlalchemy import text
 
 from faststream_sqlbroker import SetupError
-from faststream_sqlbroker.spark import build_session, read_archive
-from faststream_sqlbroker.spark.drivers import need_jar
-from faststream_sqlbroker.spark.session import complete, need_driver
+from pyspark_sqlbroker import build_session, read_archive
+from pyspark_sqlbroker.drivers import need_jar
+from pyspark_sqlbroker.session import complete, need_driver
 from tests.spark.cluster import SPARK_HOME
 
 SECRET = "s3cr3t@:/%'\"\\"
@@ -33,7 +33,7 @@ def test_under_spark_submit(tmp_path: Path) -> None:
     job = tmp_path / "job.py"
     job.write_text(
         "from pyspark.sql import SparkSession\n"
-        "from faststream_sqlbroker.spark import build_session, read_archive\n"
+        "from pyspark_sqlbroker import build_session, read_archive\n"
         "s = SparkSession.builder.getOrCreate()\n"
         "import sqlite3; sqlite3.connect('x.db').close()\n"
         "try: read_archive(s, 'sqlite:///x.db')\n"

@@ -9,13 +9,13 @@ from pyspark.sql import SparkSession
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
 
-from faststream_sqlbroker.spark import open_snapshot, read_archive
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.lake.partitions import Partitions
-from faststream_sqlbroker.spark.lake.removal import list_rows
-from faststream_sqlbroker.spark.load import snapshot
-from faststream_sqlbroker.spark.load.selection import ARCHIVE, select_rows
+from pyspark_sqlbroker import open_snapshot, read_archive
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.lake.partitions import Partitions
+from pyspark_sqlbroker.lake.removal import list_rows
+from pyspark_sqlbroker.load import snapshot
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
 from tests.spark.horizons import cut_short, running

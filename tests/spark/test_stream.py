@@ -22,11 +22,11 @@ from pyspark.sql.streaming import StreamingQuery
 from sqlalchemy import func, make_url, select
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
-from faststream_sqlbroker.spark import ARCHIVE_SCHEMA, prune_archive
-from faststream_sqlbroker.spark.horizon import find_horizon
-from faststream_sqlbroker.spark.source import stream
-from faststream_sqlbroker.spark.source.options import parse_options
-from faststream_sqlbroker.spark.source.stream import (
+from pyspark_sqlbroker import ARCHIVE_SCHEMA, prune_archive
+from pyspark_sqlbroker.horizon import find_horizon
+from pyspark_sqlbroker.source import stream
+from pyspark_sqlbroker.source.options import parse_options
+from pyspark_sqlbroker.source.stream import (
     ADMISSION,
     StreamReader,
     from_offset,
@@ -419,7 +419,7 @@ def admission(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(spark_streaming, "datasource", module, raising=False)
     monkeypatch.setattr(stream, "release", lambda: (4, 2))
-    monkeypatch.delitem(sys.modules, "faststream_sqlbroker.spark.source.admission", raising=False)
+    monkeypatch.delitem(sys.modules, "pyspark_sqlbroker.source.admission", raising=False)
     return module
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError
-from faststream_sqlbroker.spark import export_archive, read_export
+from pyspark_sqlbroker import export_archive, read_export
 from tests.spark.test_export import MARCH, UNTIL, fill, of_lake, of_table
 
 pytestmark = pytest.mark.capability(

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import make_url
 
 from faststream_sqlbroker import NotSupportedError, SetupError
-from faststream_sqlbroker.spark.address import parse_address
-from faststream_sqlbroker.spark.databases import database_of
-from faststream_sqlbroker.spark.load.columns import Field
-from faststream_sqlbroker.spark.load.selection import ARCHIVE, MESSAGES, select_rows
-from faststream_sqlbroker.spark.source.rows import read_batches
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.load.columns import Field
+from pyspark_sqlbroker.load.selection import ARCHIVE, MESSAGES, select_rows
+from pyspark_sqlbroker.source.rows import read_batches
 
 SECRET = "p@ss:w/rd?&=%ö"
 
@@ -211,7 +211,7 @@ def test_spark_is_imported_only_where_it_is_used() -> None:
     """Half a gigabyte: neither the broker nor the package's own import needs it."""
     code = (
         "import sys, faststream_sqlbroker, faststream_sqlbroker.cli;"
-        "import faststream_sqlbroker.spark as s;"
+        "import pyspark_sqlbroker as s;"
         "assert 'pyspark' not in sys.modules and 'typer' not in sys.modules;"
         "sys.modules['pyspark'] = None;"
         "from faststream_sqlbroker import MissingExtraError\n"
@@ -223,7 +223,7 @@ def test_spark_is_imported_only_where_it_is_used() -> None:
 
 
 def test_every_public_name_can_be_had() -> None:
-    import faststream_sqlbroker.spark as package
+    import pyspark_sqlbroker as package
 
     assert sorted(package._HOMES) == sorted(package.__all__)
     for name in package.__all__:

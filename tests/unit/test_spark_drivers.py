@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import SetupError
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.spark import drivers, session
-from faststream_sqlbroker.spark.session import build_session
+from pyspark_sqlbroker import drivers, session
+from pyspark_sqlbroker.session import build_session
 
 
 @pytest.fixture(autouse=True)

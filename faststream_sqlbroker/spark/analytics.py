@@ -1,0 +1,6 @@
+"""`pyspark_sqlbroker.analytics` by the name that users import."""
+
+from pyspark_sqlbroker import analytics
+from pyspark_sqlbroker.analytics import *  # noqa: F403
+
+__all__ = analytics.__all__

@@ -1,0 +1,39 @@
+"""What the archive tells: functions from a frame of `ARCHIVE_SCHEMA` to one of a documented schema.
+
+The frame may come from `read_archive`, from exported Parquet or from `format("sqlbroker")`; columns
+that a function does not need may be missing. All are lazy, all aggregate in Spark; an empty frame
+gives an empty result of the same columns. A time that is NULL leaves its row out of what needs that
+time, and of nothing else. Lengths of time are seconds. Time buckets are counted from
+1970-01-01T00:00Z, whatever the session's zone: days begin at midnight UTC.
+
+`RESULTS` has the columns of each: name, Spark SQL type, meaning.
+"""
+
+from pyspark_sqlbroker.analytics.failures import (
+    dlq_age,
+    failure_rate,
+    retry_histogram,
+    top_errors,
+)
+from pyspark_sqlbroker.analytics.keys import hot_keys, sessions
+from pyspark_sqlbroker.analytics.latency import latency, latency_trend
+from pyspark_sqlbroker.analytics.payloads import payload_schema
+from pyspark_sqlbroker.analytics.policies import duplicate_deliveries, policy_effects
+from pyspark_sqlbroker.analytics.results import RESULTS
+from pyspark_sqlbroker.analytics.throughput import throughput
+
+__all__ = (
+    "RESULTS",
+    "dlq_age",
+    "duplicate_deliveries",
+    "failure_rate",
+    "hot_keys",
+    "latency",
+    "latency_trend",
+    "payload_schema",
+    "policy_effects",
+    "retry_histogram",
+    "sessions",
+    "throughput",
+    "top_errors",
+)

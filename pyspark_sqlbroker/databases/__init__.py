@@ -1,0 +1,20 @@
+"""What differs between the databases, for readers: one class each."""
+
+from pyspark_sqlbroker.address import Address
+from pyspark_sqlbroker.databases.base import ArchiveDatabase
+from pyspark_sqlbroker.databases.mysql import MySQL
+from pyspark_sqlbroker.databases.postgresql import PostgreSQL
+from pyspark_sqlbroker.databases.sqlite import SQLite
+
+__all__ = ("ArchiveDatabase", "database_of")
+
+_CLASSES: dict[str, type[ArchiveDatabase]] = {
+    "postgresql": PostgreSQL,
+    "mysql": MySQL,
+    "sqlite": SQLite,
+}
+
+
+def database_of(address: Address) -> ArchiveDatabase:
+    """The class for the database at `address`."""
+    return _CLASSES[address.kind](address)

@@ -1,0 +1,281 @@
+"""What readers need from a database: quoted names, literals, times, sizes, partitions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from sqlalchemy import Connection, Insert, Table, inspect
+
+from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.exceptions import SetupError
+from pyspark_sqlbroker.address import Address
+from pyspark_sqlbroker.load.columns import Field
+
+LONGEST_WAIT = 86_400
+"""Seconds that a connection may be idle while Spark works."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the database's statistics say of a table, without reading it.
+
+    Attributes:
+        rows: Estimated rows; 0 if it is empty or was never looked at.
+        bytes: On disk, indexes left out.
+    """
+
+    rows: int
+    bytes: int
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of an average row."""
+        return self.bytes / self.rows if self.rows else 0.0
+
+
+class ArchiveDatabase(ABC):
+    """One database's SQL; values are literals, because JDBC's subqueries take no parameters."""
+
+    kind: ClassVar[str]
+    jdbc_driver: ClassVar[str]
+    native_timestamps: ClassVar[bool]
+    """Whether JDBC reads timestamps as such; else they come as microseconds since 1970."""
+
+    shares_snapshots: ClassVar[bool] = False
+    """Whether several connections can see one moment."""
+
+    one_writer: ClassVar[bool] = False
+    """Whether connections that write only wait for each other."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """A connection in autocommit, closed at the end."""
+        engine = self.address.engine()
+        with engine.connect() as connection:
+            # Statements contain literals; a % in one would be taken for a parameter.
+            bare = connection.execution_options(no_parameters=True)
+            self.set_up(bare)
+            yield bare
+
+    def set_up(self, connection: Connection) -> None:  # noqa: B027 - some need nothing
+        """Set what readers rely on, whatever the server, the database or the role has for a
+        default.
+        """
+
+    @abstractmethod
+    def begin(self, connection: Connection) -> None:
+        """Begin a transaction that writes, on a connection in autocommit; others' commits show in
+        it.
+        """
+
+    @abstractmethod
+    def quote(self, name: str) -> str:
+        """`name` as an identifier."""
+
+    def table(self, name: str, schema: str | None) -> str:
+        """The quoted name of a table."""
+        return self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
+
+    @abstractmethod
+    def text(self, value: str) -> str:
+        """`value` as a literal that no content can break out of."""
+
+    def among(self, name: str, values: Sequence[str]) -> str:
+        """The condition that a column of texts holds one of `values`, of which there is one at
+        least.
+        """
+        return f"{self.quote(name)} IN ({', '.join(self.text(value) for value in values)})"
+
+    @abstractmethod
+    def moment(self, value: datetime) -> str:
+        """An aware datetime as a literal to compare columns of timestamps with."""
+
+    @abstractmethod
+    def microseconds(self, expression: str) -> str:
+        """A column of timestamps as microseconds since 1970 (UTC), exact."""
+
+    def column(self, field: Field) -> str:
+        """How JDBC selects `field`; timestamps as microseconds unless they are native."""
+        name = self.quote(field.name)
+        if field.type == "timestamp" and not self.native_timestamps:
+            return f"{self.microseconds(name)} AS {name}"
+        return name
+
+    def hidden(self, column: str) -> dict[str, str]:  # noqa: ARG002 - some need it
+        """What predicates on `column` ("id" or "archived_at") need besides the fields: name →
+        expression.
+        """
+        return {}
+
+    @abstractmethod
+    def clock(self) -> str:
+        """The database's clock as microseconds since 1970 (UTC)."""
+
+    def now(self, connection: Connection) -> datetime:
+        """The database's clock."""
+        return from_microseconds(int(self.scalar(connection, f"SELECT {self.clock()}")))
+
+    def scalar(self, connection: Connection, statement: str) -> Any:
+        """The only value of the only row of a statement without binds."""
+        return connection.exec_driver_sql(statement).scalar()
+
+    def prepare(self, connection: Connection) -> None:  # noqa: B027 - most have all they need
+        """Make `connection` know the functions of the sums below."""
+
+    @abstractmethod
+    def insert_new(self, table: Table) -> Insert:
+        """An INSERT that skips existing rows; it waits for transactions that insert them."""
+
+    def wake(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:  # noqa: B027 - one does
+        """Tell subscribers that something is due; where they cannot be told they poll."""
+
+    @abstractmethod
+    def exact_sum(self, expression: str) -> str:
+        """The sum of whole numbers over the rows, of any size, as text; "0" without rows."""
+
+    @abstractmethod
+    def length(self, column: str) -> str:
+        """The bytes of a payload."""
+
+    @abstractmethod
+    def digest_sum(self, expression: str, *, text: bool) -> str:
+        """The sum of the first 60 bits of each row's MD5, as text; `text` is hashed as UTF-8."""
+
+    @abstractmethod
+    def joined(self, expressions: Sequence[str]) -> str:
+        """Values of any type as one text: NULL is ~, the others follow an =, and | is between."""
+
+    def has_table(self, connection: Connection, name: str, schema: str | None) -> bool:
+        """Whether there is a table or view of that name."""
+        return inspect(connection).has_table(name, schema=schema)
+
+    def need_table(self, connection: Connection, name: str, schema: str | None) -> None:
+        """Look for a table or view of that name.
+
+        Raises:
+            SetupError: there is none; says where it was looked for.
+        """
+        if not self.has_table(connection, name, schema):
+            place = f"the database {self.address.database!r}"
+            place = place if schema is None else f"{place}, schema {schema!r}"
+            raise SetupError(
+                f"there is no table {name!r} in {place}: check the names of the table and its "
+                "schema, and the user's rights"
+            )
+
+    @abstractmethod
+    def size(self, connection: Connection, name: str, schema: str | None) -> Size:
+        """What the statistics say of a table."""
+
+    def predicates(
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
+    ) -> list[str]:
+        """At most `number` conditions that together take every row once.
+
+        Args:
+            connection: To ask for statistics.
+            name: The table.
+            schema: Its schema.
+            column: "id" or "archived_at": what a range is taken of; PostgreSQL takes blocks of the
+                table in place of ids.
+            where: A condition on `column` that all rows fulfil, "" for none.
+            number: How many are wanted.
+        """
+        return self._cut(connection, name, schema, column, where, number) if number > 1 else ["1=1"]
+
+    @abstractmethod
+    def _cut(
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
+    ) -> list[str]:
+        """As `predicates`, of two or more."""
+
+    def id_ranges(
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
+    ) -> list[str]:
+        """As `predicates`, by ids themselves: a row that is updated stays in its range."""
+        return self.predicates(connection, name, schema, column, where, number)
+
+
+def ranges(column: str, cuts: Sequence[str]) -> list[str]:
+    """Half-open ranges of `column` between `cuts`, open at both ends: every value lies in exactly
+    one.
+    """
+    if not cuts:
+        return ["1=1"]
+    first = f"{column} < {cuts[0]}"
+    last = f"{column} >= {cuts[-1]}"
+    middle = [f"{column} >= {low} AND {column} < {high}" for low, high in pairwise(cuts)]
+    return [first, *middle, last]
+
+
+def even_cuts(low: int, high: int, number: int) -> list[int]:
+    """Where to cut [low, high] into `number` ranges of about the same length; no cut twice."""
+    span = high - low + 1
+    return sorted({low + span * part // number for part in range(1, number)} - {low})
+
+
+def deep_cuts(bounds: Sequence[int], weights: Sequence[float], number: int) -> list[int]:
+    """Which of `bounds` cut into `number` ranges of about the same weight.
+
+    Args:
+        bounds: Rising; range i begins at bounds[i].
+        weights: Of the ranges between; one each.
+        number: How many ranges are wanted.
+    """
+    total = sum(weights)
+    reached = 0.0
+    cuts: list[int] = []
+    for bound, weight in zip(bounds[1:], weights, strict=False):
+        reached += weight
+        if reached >= total * (len(cuts) + 1) / number and len(cuts) < number - 1:
+            cuts.append(bound)
+    return cuts
+
+
+def halved(
+    low: int, high: int, number: int, rows: Callable[[int, int], float]
+) -> tuple[list[int], list[float]]:
+    """Cut [low, high) by halving the slice with most rows, again and again, into at most `number`
+    slices.
+
+    Returns:
+        Where each slice begins, and the end; how many rows each has.
+    """
+    slices = [(-rows(low, high), low, high)]
+    done: list[tuple[float, int, int]] = []
+    while slices and len(slices) + len(done) < number:
+        weight, start, end = heappop(slices)
+        middle = (start + end) // 2
+        if middle == start:
+            done.append((weight, start, end))
+            continue
+        for part in ((start, middle), (middle, end)):
+            heappush(slices, (-rows(*part), *part))
+    found = sorted((start, -weight) for weight, start, _ in slices + done)
+    return [*(start for start, _ in found), high], [weight for _, weight in found]

@@ -1,0 +1,211 @@
+"""PostgreSQL for readers."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+
+from sqlalchemy import Connection, Insert, Table, func, select
+from sqlalchemy.dialects import postgresql
+
+from faststream_sqlbroker.core.times import from_microseconds
+from pyspark_sqlbroker.databases.base import (
+    LONGEST_WAIT,
+    ArchiveDatabase,
+    Size,
+    even_cuts,
+    ranges,
+)
+from pyspark_sqlbroker.load.columns import Field
+
+BLOCK = "_block"
+"""The hidden column of a row's place in the table."""
+
+
+class PostgreSQL(ArchiveDatabase):
+    """PostgreSQL 14 and newer: ranges of blocks are read in order, without an index."""
+
+    kind = "postgresql"
+    jdbc_driver = "org.postgresql.Driver"
+    native_timestamps = True
+    shares_snapshots = True
+
+    def set_up(self, connection: Connection) -> None:
+        """Time to wait, and times as texts that mean the same wherever they are read."""
+        connection.exec_driver_sql(
+            f"SELECT set_config('idle_session_timeout', '{LONGEST_WAIT}s', false), "
+            "set_config('DateStyle', 'ISO', false), set_config('TimeZone', 'UTC', false)"
+        )
+
+    def begin(self, connection: Connection) -> None:
+        """Whatever the server's default level is."""
+        connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+
+    def quote(self, name: str) -> str:
+        """Double quotes."""
+        return '"' + name.replace('"', '""') + '"'
+
+    def text(self, value: str) -> str:
+        """An escape string: it reads the same whatever standard_conforming_strings says."""
+        return "E'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+    def moment(self, value: datetime) -> str:
+        """With its offset: the connection's time zone cannot move it."""
+        return f"timestamptz '{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S.%f}+00'"
+
+    def microseconds(self, expression: str) -> str:
+        """By numeric, which is exact."""
+        return f"(extract(epoch FROM {expression}) * 1000000)::bigint"
+
+    def column(self, field: Field) -> str:
+        """JSON as text: LIKE and = on it could not be pushed down otherwise."""
+        name = self.quote(field.name)
+        return f"{name}::text AS {name}" if field.name == "headers" else name
+
+    def hidden(self, column: str) -> dict[str, str]:
+        """The row's place, for ranges of blocks."""
+        return {BLOCK: "ctid"} if column == "id" else {}
+
+    def clock(self) -> str:
+        """Not the transaction's start."""
+        return self.microseconds("clock_timestamp()")
+
+    def insert_new(self, table: Table) -> Insert:
+        """ON CONFLICT DO NOTHING."""
+        return postgresql.insert(table).on_conflict_do_nothing()
+
+    def wake(self, connection: Connection, channel: str, queues: Iterable[str]) -> None:
+        """A notification for each queue."""
+        for queue in sorted(queues):
+            connection.execute(select(func.pg_notify(channel, queue)))
+
+    def exact_sum(self, expression: str) -> str:
+        """Summed as numeric."""
+        return f"coalesce(sum(({expression})::numeric), 0)::text"
+
+    def length(self, column: str) -> str:
+        """As stored, uncompressed."""
+        return f"octet_length({column})"
+
+    def digest_sum(self, expression: str, *, text: bool) -> str:
+        """Of UTF-8 whatever the database's encoding."""
+        bytes_ = f"convert_to({expression}, 'UTF8')" if text else expression
+        return self.exact_sum(f"('x' || substr(md5({bytes_}), 1, 15))::bit(60)::bigint")
+
+    def joined(self, expressions: Sequence[str]) -> str:
+        """By casts to text."""
+        return " || '|' || ".join(f"coalesce('=' || ({one})::text, '~')" for one in expressions)
+
+    def size(self, connection: Connection, name: str, schema: str | None) -> Size:
+        """Of the table and its partitions."""
+        rows, bytes_ = connection.exec_driver_sql(
+            "SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint, "
+            "coalesce(sum(pg_table_size(c.oid)), 0)::bigint "
+            f"FROM pg_class c WHERE c.oid = {self._regclass(name, schema)} "
+            f"OR c.oid IN (SELECT relid FROM pg_partition_tree({self._regclass(name, schema)}))"
+        ).one()
+        return Size(rows, bytes_)
+
+    def _cut(
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
+    ) -> list[str]:
+        """Ranges of blocks for "id"; of values, by the histogram, if partitioned or for a time."""
+        table = self._regclass(name, schema)
+        kind, blocks = connection.exec_driver_sql(
+            "SELECT relkind::text, pg_relation_size(oid) / current_setting('block_size')::bigint "
+            f"FROM pg_class WHERE oid = {table}"
+        ).one()
+        if column == "id" and kind == "r":
+            places = [f"'({cut},0)'::tid" for cut in even_cuts(0, int(blocks), number)]
+            return ranges(self.quote(BLOCK), places)
+        return self._by_value(connection, name, schema, column, where, number)
+
+    def id_ranges(
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
+    ) -> list[str]:
+        """By the histogram: blocks are those of a row's version, and an update makes a new one
+        elsewhere.
+        """
+        return (
+            self._by_value(connection, name, schema, column, where, number)
+            if number > 1
+            else ["1=1"]
+        )
+
+    def _by_value(
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
+    ) -> list[str]:
+        table = self._regclass(name, schema)
+        cuts = self._histogram(connection, table, column, where, number) or self._even(
+            connection, name, schema, column, where, number
+        )
+        return ranges(self.quote(column), cuts)
+
+    def _histogram(
+        self, connection: Connection, table: str, column: str, where: str, number: int
+    ) -> list[str]:
+        """Cuts of about equal depth from ANALYZE's histogram, those inside of `where` only; may be
+        none.
+        """
+        cast = "bigint" if column == "id" else "timestamptz"
+        name = self.quote(column)
+        value = name if column == "id" else self.microseconds(name)
+        found = connection.exec_driver_sql(
+            f"SELECT {value} FROM (SELECT unnest(histogram_bounds::text::{cast}[]) AS {name} "
+            f"FROM pg_stats s JOIN pg_class c ON c.oid = {table} "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = s.schemaname "
+            f"WHERE s.tablename = c.relname AND s.attname = {self.text(column)} "
+            f"AND s.inherited = (c.relkind = 'p')) b {f'WHERE {where}' if where else ''} "
+            f"ORDER BY b.{name}"
+        ).scalars()
+        bounds = [int(bound) for bound in found]
+        chosen = (
+            dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number))
+            if bounds
+            else ()
+        )
+        return self._literals(column, chosen)
+
+    def _even(
+        self,
+        connection: Connection,
+        name: str,
+        schema: str | None,
+        column: str,
+        where: str,
+        number: int,
+    ) -> list[str]:
+        """Cuts of the same length, for a table without statistics (ANALYZE)."""
+        # min and max of the bare column are read from an index; those of a function are not.
+        ends = (f"min({self.quote(column)})", f"max({self.quote(column)})")
+        first, last = ends if column == "id" else map(self.microseconds, ends)
+        low, high = connection.exec_driver_sql(
+            f"SELECT {first}, {last} FROM {self.table(name, schema)}"
+            f"{f' WHERE {where}' if where else ''}"
+        ).one()
+        return [] if low is None else self._literals(column, even_cuts(low, high, number))
+
+    def _literals(self, column: str, cuts: Iterable[int]) -> list[str]:
+        """Ids, or microseconds as moments: JDBC's session need not read texts as this one writes
+        them.
+        """
+        return [str(cut) if column == "id" else self.moment(from_microseconds(cut)) for cut in cuts]
+
+    def _regclass(self, name: str, schema: str | None) -> str:
+        return f"to_regclass({self.text(self.table(name, schema))})"

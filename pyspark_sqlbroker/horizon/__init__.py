@@ -1,0 +1,73 @@
+"""The horizon: the moment before which no archived row can appear any more."""
+
+from datetime import timedelta
+
+from sqlalchemy import URL, Connection
+
+from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
+from faststream_sqlbroker.exceptions import NotSupportedError
+from pyspark_sqlbroker.databases import ArchiveDatabase
+from pyspark_sqlbroker.horizon import mysql, postgresql, sqlite, standby
+from pyspark_sqlbroker.horizon.base import Horizon, Question
+
+__all__ = ("Horizon", "find_horizon")
+
+
+def find_horizon(
+    database: ArchiveDatabase,
+    connection: Connection,
+    *,
+    safety_lag: Duration = "5m",
+    primary: str | URL | None = None,
+    margin: Duration = "2s",
+    patience: Duration = "1m",
+) -> Horizon:
+    """Find the moment before which every archived row is committed, for ever.
+
+    Ask before the data is read, and read with a statement or snapshot that begins later: it sees
+    every row archived before the horizon, and no later one will be added there.
+
+    What must hold: rows get their `archived_at` from the database's clock in the statement that
+    writes them, as the broker's do; the server's clock does not go backwards; a transaction that
+    cannot be seen (`source` is "safety lag") lasts no longer than `safety_lag`; and on MySQL and
+    MariaDB the statement that archives is not the first of its transaction if it waits for a
+    table's lock for longer than `margin` (the broker's never is). The rows must also be read from
+    the server that was asked: an address that spreads reads over replicas may lead to one that is
+    behind, and rows are then lost without an error.
+
+    Args:
+        database: Of what is read.
+        connection: To it, in autocommit.
+        safety_lag: How long a transaction may last at most where transactions cannot be seen:
+            without the privilege, on a standby or replica, or if one was prepared. On a replica of
+            MySQL or MariaDB also how far it is behind.
+        primary: URL of the primary of a PostgreSQL standby: its transactions are looked at, and
+            then this waits until the standby has replayed what they had written. It is not used on
+            a primary.
+        margin: How long a server takes at most from a statement's start until the statement can be
+            seen.
+        patience: How long to wait for the standby; for SQLite's writer 5 s at most.
+
+    Raises:
+        SetupError: A length of time is invalid, or `primary` is not the standby's primary.
+        NotSupportedError: `primary` was given and the database is not PostgreSQL.
+        TransientStoreError: The standby did not replay far enough in time; or it has replayed
+            nothing yet and no `primary` was given.
+    """
+    question = Question(
+        database,
+        connection,
+        timedelta(seconds=seconds_or_zero("safety_lag", safety_lag)),
+        timedelta(seconds=seconds_or_zero("margin", margin)),
+    )
+    waiting = positive_seconds("patience", patience)
+    if database.kind == "postgresql" and database.scalar(connection, standby.RECOVERING):
+        return standby.find(question, primary, waiting)
+    if primary is not None and database.kind != "postgresql":
+        raise NotSupportedError(
+            f"primary= is for PostgreSQL's standbys, this is {database.kind}: leave it out, and "
+            "let safety_lag be longer than the replica is behind"
+        )
+    if database.kind == "sqlite":
+        return sqlite.find(question, waiting)
+    return postgresql.find(question) if database.kind == "postgresql" else mysql.find(question)

@@ -1,0 +1,339 @@
+"""The one place that knows the table's format: stage, commit, files, delete.
+
+Spark's executors write Parquet to a folder of the attempt, `data/<uuid>/`. The driver commits the
+files to the log of the Delta table by deltalake. No other module of the lake imports deltalake, so
+another format needs another class with these methods.
+"""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError, StoreError
+from pyspark_sqlbroker.lake.folders import Folders
+
+DATA = "data"
+LOG = "_delta_log"
+APPLICATION = "sqlbroker"
+"""The one application id of a table: every commit of ours takes the next version of it, so that of
+two plans made from the same state only one is committed."""
+
+NOTE = "sqlbroker"
+"""Name of what a commit says about its windows and files, in the commit's metadata."""
+
+_NUMBER = "number"
+_SOURCE = "sqlbroker.source"
+_PROPERTIES = {
+    # Clean-up of the log would lose the figures that stand in its commits.
+    "delta.enableExpiredLogCleanup": "false",
+    # A checkpoint of the log forgets what was removed longer ago, and no vacuum finds it then.
+    "delta.deletedFileRetentionDuration": "interval 36500 days",
+    # Other columns' least and greatest values would put contents of messages into the log.
+    "delta.dataSkippingStatsColumns": "id,archived_at",
+}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file of the table, or one that was staged.
+
+    Attributes:
+        path: Below the table's root.
+        size: In bytes.
+        modified: When it was written, in milliseconds since 1970.
+        rows: How many.
+        ids: Least and greatest id; None if the log does not say.
+        times: First and last `archived_at`; None if the log does not say.
+    """
+
+    path: str
+    size: int
+    modified: int
+    rows: int = 0
+    ids: tuple[int, int] | None = None
+    times: tuple[datetime, datetime] | None = None
+
+    def may_hold(self, start: datetime, end: datetime) -> bool:
+        """Whether rows archived in [start, end) can be in it."""
+        return self.times is None or (self.times[0] < end and self.times[1] >= start)
+
+
+class DeltaWriter:
+    """One Delta table, as it was when it was loaded last.
+
+    Attributes:
+        folders: Where its files are.
+    """
+
+    def __init__(self, folders: Folders, storage: Mapping[str, str] | None) -> None:
+        self.folders = folders
+        self._storage = dict(storage or {}) or None
+        self._table: DeltaTable | None = None
+        self.load()
+
+    def load(self) -> None:
+        """Read the log; what is planned after it is committed only if nothing came in between.
+
+        Raises:
+            SetupError: the table has deletion vectors, which a reader by the list of files would
+                not see.
+            StoreError: the log cannot be read.
+        """
+        address = self.folders.address
+        with self._errors():
+            if not DeltaTable.is_deltatable(address, self._storage):
+                self._table = None
+                return
+            table = DeltaTable(address, storage_options=self._storage)
+            if pa.table(table.deletion_vectors()).num_rows:
+                raise SetupError(
+                    f"{self.folders.root} has deletion vectors, and a reader by its list of files "
+                    "would bring deleted rows back: have its files written again (REORG TABLE … "
+                    "APPLY (PURGE)) and set delta.enableDeletionVectors to false"
+                )
+        self._table = table
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
+
+    @property
+    def version(self) -> int:
+        """Of the table that was loaded."""
+        return int(self._need().version())
+
+    def source(self) -> dict[str, Any] | None:
+        """What the table was made for; None if no export has made it."""
+        text = self._need().metadata().configuration.get(_SOURCE)
+        return None if text is None else dict(json.loads(text))
+
+    def schema(self) -> StructType:
+        """The table's schema as Spark's."""
+        return StructType.fromJson(json.loads(self._need().schema().to_json()))
+
+    def create(self, schema: StructType, source: Mapping[str, Any]) -> None:
+        """Make the table; loads that of another process if it was faster."""
+        with self._errors():
+            try:
+                DeltaTable.create(
+                    self.folders.address,
+                    Schema.from_json(schema.json()),
+                    mode="error",
+                    configuration={**_PROPERTIES, _SOURCE: json.dumps(source)},
+                    storage_options=self._storage,
+                    raise_if_key_not_exists=False,
+                )
+            except DeltaError:
+                if not DeltaTable.is_deltatable(self.folders.address, self._storage):
+                    raise
+        self.load()
+
+    def add_columns(self, schema: StructType) -> None:
+        """Add the columns that the table lacks, before a commit of files that have them."""
+        known = set(self.schema().names)
+        new = [one for one in Schema.from_json(schema.json()).fields if one.name not in known]
+        if new:
+            self._add_columns(new)
+
+    def _add_columns(self, fields: list[Field]) -> None:
+        with self._errors():
+            self._need().alter.add_columns(fields, commit_properties=self._next({}))
+        self.load()
+
+    def stage(self, frame: DataFrame) -> list[DataFile]:
+        """Write rows to a folder of this attempt; the files are no part of the table yet."""
+        folder = f"{DATA}/{uuid.uuid4().hex}"
+        written = self.folders.write(frame, folder)
+        files = list[DataFile]()
+        for name, one in sorted(self.folders.files(folder).items()):
+            if name in written:
+                files.append(DataFile(name, one.size, one.modified))
+            else:  # Spark's mark of success, Hadoop's checksums, files of a failed task
+                self.folders.delete(name)
+        return files
+
+    def commit(
+        self,
+        note: Mapping[str, Any],
+        add: Sequence[DataFile],
+        remove: Sequence[DataFile] = (),
+        *,
+        same_rows: bool = False,
+    ) -> None:
+        """Add and remove files in one step, if no other plan was committed since the last load.
+
+        Args:
+            note: What the commit says.
+            add: Staged files.
+            remove: Files of the table.
+            same_rows: The table has the rows that it had, so that streams from it pass over it.
+
+        Raises:
+            ConcurrentLoadError: another process has; nothing was changed: load and plan again.
+            StoreError: a staged file is missing, or has another size.
+        """
+        self.check_staged(add)
+        now = self.folders.now() if remove else 0
+        changes = not same_rows
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(one.path, one.size, {}, one.modified, changes, _stats(one)) for one in add
+        ]
+        actions += [RemoveAction(one.path, changes, now, one.size, {}) for one in remove]
+        table = self._need()
+        with self._errors():
+            table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=table.schema(),
+                commit_properties=self._next(note),
+            )
+        self.load()
+
+    def files(self) -> list[DataFile]:
+        """The files that the table has, in the order of their times."""
+        found = []
+        for one in pa.table(self._need().get_add_actions(flatten=True)).to_pylist():
+            ids = one.get("min.id"), one.get("max.id")
+            times = one.get("min.archived_at"), one.get("max.archived_at")
+            found.append(
+                DataFile(
+                    one["path"],
+                    one["size_bytes"],
+                    one["modification_time"],
+                    one["num_records"] or 0,
+                    None if None in ids else (int(ids[0]), int(ids[1])),
+                    None if None in times else times,
+                )
+            )
+        # Files without times come first: the order is that of the times, not of their text.
+        return sorted(found, key=lambda one: (one.times is not None, one.times or (), one.path))
+
+    def delete(self, place: str) -> None:
+        """Remove a staged folder or file that no version of the table names."""
+        self.folders.delete(place)
+
+    def notes(self) -> list[dict[str, Any]]:
+        """What our commits have said, from the oldest to the newest."""
+        with self._errors():
+            commits = self._need().history()
+        # The library may read commits that are newer than the files that were loaded, and numbers
+        # them from the newest it knows of, so a note has a number of its own.
+        said = [json.loads(one[NOTE]) for one in commits if NOTE in one]
+        number = self._number()
+        return sorted(
+            (one for one in said if one[_NUMBER] <= number), key=lambda one: int(one[_NUMBER])
+        )
+
+    def _number(self) -> int:
+        """Of our last commit in the table that was loaded."""
+        return self._need().transaction_version(APPLICATION) or 0
+
+    def vacuum(self, hours: int) -> list[str]:
+        """Remove files that were taken out of the table more than `hours` ago.
+
+        Staged files of others are not touched. Earlier versions can no longer be read.
+        """
+        table = self._need()
+        with self._errors():
+            gone = table.vacuum(hours, enforce_retention_duration=False)
+            if gone:
+                table.vacuum(
+                    hours,
+                    dry_run=False,
+                    enforce_retention_duration=False,
+                    commit_properties=self._next({}),
+                )
+        self.load()
+        return gone
+
+    def check_staged(self, files: Sequence[DataFile]) -> None:
+        """Look whether each staged file is there: the log takes names of files that are not.
+
+        Raises:
+            ConcurrentLoadError: one is, and another process has committed since the last load: an
+                erasure removes what was staged before it.
+            StoreError: one is missing, or has another size.
+        """
+        there = {
+            name: found.size
+            for folder in {one.path.rpartition("/")[0] for one in files}
+            for name, found in self.folders.files(folder).items()
+        }
+        for one in files:
+            if there.get(one.path) != one.size:
+                self._refuse_if_moved_on()
+                raise StoreError(
+                    f"{self.folders.path(one.path)} was written with {one.size} bytes and now has "
+                    f"{there.get(one.path, 'no file')}: nothing was committed; see who removes "
+                    "files there, and export again"
+                )
+
+    def _refuse_if_moved_on(self) -> None:
+        known = self.version
+        with self._errors():
+            newest = DeltaTable(self.folders.address, storage_options=self._storage).version()
+        if newest != known:
+            raise ConcurrentLoadError(
+                f"another process has committed to {self.folders.root} since, and has removed what "
+                "was staged here: nothing was changed; run it again"
+            )
+
+    def _next(self, note: Mapping[str, Any]) -> CommitProperties:
+        version = self._number() + 1
+        said = {NOTE: json.dumps({**note, _NUMBER: version})} if note else None
+        # No retries by the library: it would commit a plan made from an older state.
+        return CommitProperties(said, 0, [Transaction(APPLICATION, version)])
+
+    def _need(self) -> DeltaTable:
+        if self._table is None:
+            raise SetupError(
+                f"{self.folders.root} holds no Delta table: give the path of an export"
+            )
+        return self._table
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as error:
+            msg = (
+                f"another process has committed to {self.folders.root} since ({error}): nothing "
+                "was changed; run it again"
+            )
+            raise ConcurrentLoadError(msg) from error
+        except (DeltaError, OSError) as error:
+            msg = f"the Delta table at {self.folders.root}: {' '.join(str(error).split())}"
+            raise StoreError(msg) from error
+
+
+def _stats(file: DataFile) -> str:
+    """Of the two columns by which readers may skip a file, and no others."""
+    stats: dict[str, Any] = {"numRecords": file.rows}
+    if file.ids is not None and file.times is not None:
+        low, high = (
+            moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+            for moment in file.times
+        )
+        stats["minValues"] = {"id": file.ids[0], "archived_at": low}
+        stats["maxValues"] = {"id": file.ids[1], "archived_at": high}
+        stats["nullCount"] = {"id": 0, "archived_at": 0}
+    return json.dumps(stats)
+
+
+def with_figures(
+    file: DataFile, rows: int, ids: tuple[int, int], times: tuple[datetime, datetime]
+) -> DataFile:
+    """The file with what is known of its rows."""
+    return replace(file, rows=rows, ids=ids, times=times)

@@ -1,0 +1,400 @@
+"""An export on disk: a Delta table of the archive's rows, with figures of its windows in the log.
+
+A plan is made from one loaded state, and committed only if no other commit of ours came since.
+What a process that dies has staged is no part of the table. `sweep` removes it when it is old.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from logging import getLogger
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DateType, IntegerType, StructField, StructType
+
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.exceptions import SetupError
+from pyspark_sqlbroker.lake.delta import DATA, LOG, DataFile, DeltaWriter, with_figures
+from pyspark_sqlbroker.lake.entries import Entry, Note, State, state_of
+from pyspark_sqlbroker.lake.folders import Found
+from pyspark_sqlbroker.lake.row_checksums import (
+    NOTHING,
+    RowChecksums,
+    compute_windows,
+    figure_columns,
+    window_start,
+)
+from pyspark_sqlbroker.lake.s3 import open_folders
+from pyspark_sqlbroker.lake.windows import ExportWindow, parse_window
+from pyspark_sqlbroker.load.origin import refuse_other_rows
+from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA
+
+LEFT_AFTER = 24 * 3_600_000
+"""Milliseconds after which what an attempt has staged counts as left by a dead process: an attempt
+takes an hour at most, as PostgreSQL's snapshot does."""
+
+FILE_NAME = "file_name"
+"""The column in which `Lake.read_named` gives the name of a row's file."""
+
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    # Few programs but Spark read the older INT96, and it has no statistics for filters.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    # A file that is gone must show as an error, never as fewer rows.
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+}
+_PARTS = {
+    "day": [StructField("date", DateType())],
+    "hour": [StructField("date", DateType()), StructField("hour", IntegerType())],
+}
+
+logger = getLogger("faststream_sqlbroker.spark")
+
+
+def lake_schema(size: str) -> StructType:
+    """The columns of a lake of such windows: the archive's, then `date` and `hour`."""
+    return StructType([*ARCHIVE_SCHEMA.fields, *_PARTS[size]])
+
+
+class Lake:
+    """The export below one path, as it was when it was loaded last.
+
+    Attributes:
+        session: Like the given session, with settings of its own.
+        folders: What is on disk.
+        table: The Delta table.
+        source: What it is the export of; None before the first export.
+        state: What its commits say.
+    """
+
+    def __init__(
+        self, spark: SparkSession, path: str, storage: Mapping[str, str] | None = None
+    ) -> None:
+        """Load it.
+
+        Raises:
+            SetupError: it is a table that no export has made, or its notes are damaged.
+        """
+        self.folders = open_folders(spark, path, storage)
+        self.session: SparkSession = spark.newSession()
+        for name, value in _SETTINGS.items():
+            self.session.conf.set(name, value)
+        self.table = DeltaWriter(self.folders, storage)
+        self._read()
+
+    def load(self) -> None:
+        """Read the log again."""
+        self.table.load()
+        self._read()
+
+    def _read(self) -> None:
+        self.source: dict[str, Any] | None = None
+        self.state = State()
+        self._files: list[DataFile] = []
+        if not self.table.exists:
+            return
+        self.source = self.table.source()
+        if self.source is None:
+            raise SetupError(
+                f"{self.folders.root} is a Delta table that no export has made: give another path"
+            )
+        self.state = state_of(self.table.notes(), self.size, self.folders.root)
+        self._files = self.table.files()
+
+    @property
+    def size(self) -> str:
+        """The length of its windows: "day" or "hour"."""
+        return str(self.need_source()["window"])
+
+    @property
+    def id(self) -> str:
+        """Random, drawn once: tells this lake from others."""
+        return str(self.need_source()["id"])
+
+    @property
+    def files(self) -> list[DataFile]:
+        """Those of the table, in the order of their times."""
+        return self._files
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The end of the first span without a gap; None if nothing was exported."""
+        return self.state.watermark
+
+    def need_source(self) -> dict[str, Any]:
+        """What it is the export of.
+
+        Raises:
+            SetupError: nothing was exported to this path.
+        """
+        if self.source is None:
+            raise SetupError(f"{self.folders.root} has no table: give the path of an export")
+        return self.source
+
+    def begin(self, source: Mapping[str, Any], lake_id: str) -> None:
+        """Make the table if there is none, and add the columns that it lacks.
+
+        Raises:
+            SetupError: the path holds something else, or the export of other rows.
+        """
+        if not self.table.exists:
+            # An export that was killed while it made the table has left a log without a commit.
+            strange = [name for name in self.folders.names() if name not in (DATA, LOG)]
+            strange += [
+                name for name in self.folders.files(LOG) if name.endswith((".json", ".parquet"))
+            ]
+            if strange:
+                raise SetupError(
+                    f"{self.folders.root} has {strange[0]} and is no Delta table: give an empty "
+                    "path; an export never writes between files that it does not know"
+                )
+            self.table.create(lake_schema(source["window"]), {**source, "id": lake_id})
+            self._read()
+        refuse_other_rows(
+            f"{self.folders.root} is the export",
+            self.need_source(),
+            source,
+            "give each export its own path",
+        )
+        self.table.add_columns(lake_schema(self.size))
+        self._read()
+
+    def entry(self, window: ExportWindow) -> Entry | None:
+        """The record of a window; None if it was not exported, or had no rows."""
+        return self.state.entries.get(window.name)
+
+    def figures_of(self, window: ExportWindow) -> RowChecksums:
+        """The figures that are recorded for a window; those of no rows if none are."""
+        entry = self.entry(window)
+        return NOTHING if entry is None else entry.lake
+
+    def windows(self) -> list[ExportWindow]:
+        """The recorded windows, in order."""
+        return sorted(parse_window(name, self.size) for name in self.state.entries)
+
+    def covers(self, window: ExportWindow) -> bool:
+        """Whether a window was exported, even if it had no rows."""
+        return any(start <= window.start < end for start, end in self.state.covered)
+
+    def read(self, start: datetime, end: datetime) -> DataFrame:
+        """The rows that the lake has of a span of time."""
+        low, high = (F.timestamp_micros(F.lit(to_microseconds(one))) for one in (start, end))
+        frame = self.read_files([one for one in self._files if one.may_hold(start, end)])
+        return frame.where((F.col("archived_at") >= low) & (F.col("archived_at") < high))
+
+    def read_files(self, files: Iterable[DataFile]) -> DataFrame:
+        """The rows of files, without `date` and `hour`."""
+        places = [one.path for one in files]
+        if not places:
+            # createDataFrame would make this session the active one of the caller.
+            nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in ARCHIVE_SCHEMA]
+            return self.session.range(0).select(*nothing)
+        return self.folders.read(self.session, ARCHIVE_SCHEMA, places)
+
+    def read_named(self, files: Sequence[DataFile]) -> DataFrame:
+        """The rows of one file at least, with `FILE_NAME`; names of files are unique."""
+        places = [one.path for one in files]
+        return self.folders.read(self.session, ARCHIVE_SCHEMA, places, FILE_NAME)
+
+    def stage(
+        self, frame: DataFrame, *, checksums: bool
+    ) -> tuple[list[DataFile], dict[ExportWindow, RowChecksums]]:
+        """Write rows, and read them back.
+
+        Returns:
+            The files that have rows, and the figures of each window as they are in them.
+        """
+        parts = {"date": F.to_date("archived_at"), "hour": F.hour("archived_at")}
+        names = [one.name for one in _PARTS[self.size]]
+        for name in names:
+            frame = frame.withColumn(name, parts[name])
+        frame = frame.select(*lake_schema(self.size).names)
+        files = self.table.stage(frame.sortWithinPartitions(*names, "queue", "id"))
+        known, figures = self._measure(files, checksums=checksums)
+        for one in files:
+            if one.path not in known:
+                self.table.delete(one.path)
+        return [known[one.path] for one in files if one.path in known], figures
+
+    def _measure(
+        self, files: Sequence[DataFile], *, checksums: bool
+    ) -> tuple[dict[str, DataFile], dict[ExportWindow, RowChecksums]]:
+        """What is in staged files, by one pass over them; files without rows are left out."""
+        known = dict[str, DataFile]()
+        figures = dict[ExportWindow, RowChecksums]()
+        by_name = {one.path.rpartition("/")[2]: one for one in files}
+        time = F.unix_micros("archived_at")
+        ends = F.min("id"), F.max("id"), F.min(time), F.max(time)
+        if not files:
+            return known, figures
+        grouped = self.read_named(files).groupBy(FILE_NAME, window_start(self.size))
+        for row in grouped.agg(*ends, *figure_columns(checksums=checksums)).collect():
+            name, start, low, high, first, last, *values = row
+            found = RowChecksums(*map(int, values))
+            window = ExportWindow(from_microseconds(start), self.size)
+            figures[window] = figures[window] + found if window in figures else found
+            file = by_name[name]
+            ids = (low, high)
+            times = (from_microseconds(first), from_microseconds(last))
+            if (known_ := known.get(file.path)) is not None and known_.ids and known_.times:
+                ids = (min(low, known_.ids[0]), max(high, known_.ids[1]))
+                times = (min(times[0], known_.times[0]), max(times[1], known_.times[1]))
+                found = replace(found, rows=found.rows + known_.rows)
+            known[file.path] = with_figures(file, found.rows, ids, times)
+        return known, figures
+
+    def figures(self, start: datetime, end: datetime) -> dict[ExportWindow, RowChecksums]:
+        """The figures of each window of a span, computed from the files by one pass."""
+        return compute_windows(self.read(start, end), self.size, checksums=True)
+
+    def commit(
+        self,
+        note: Note,
+        add: Sequence[DataFile] = (),
+        remove: Sequence[DataFile] = (),
+        *,
+        same_rows: bool = False,
+    ) -> None:
+        """Commit staged files with the note; their SHA-256 are added to it.
+
+        See `DeltaWriter.commit`.
+
+        Raises:
+            ConcurrentLoadError: another process has committed since `load`.
+        """
+        self.table.check_staged(add)
+        digests = {one.path: self.folders.sha256(one.path) for one in add}
+        self.table.commit(
+            replace(note, digests=digests).to_json(), add, remove, same_rows=same_rows
+        )
+        self._read()
+
+    def record(self, paths: Iterable[str]) -> None:
+        """Commit the SHA-256 of files of the table, as they are now."""
+        digests = {one: self.folders.sha256(one) for one in paths}
+        self.table.commit(Note("repair", digests=digests).to_json(), ())
+        self._read()
+
+    def discard(self, files: Iterable[DataFile]) -> None:
+        """Remove staged files, except what the loaded table names."""
+        used = self._used()
+        for folder in {one.path.split("/")[1] for one in files} - used:
+            self.table.delete(f"{DATA}/{folder}")
+
+    def _used(self) -> set[str]:
+        """Folders that a commit has ever named."""
+        paths = [*self.state.digests, *(one.path for one in self._files)]
+        return {one.split("/")[1] for one in paths if one.startswith(f"{DATA}/")}
+
+    def sweep(self) -> list[str]:
+        """Remove what dead attempts have left; returns the folders.
+
+        A folder counts as left if no commit has ever named a file of it, and what is newest in it,
+        or the folder itself if it is empty, is older than a day by the clock of the file system.
+        """
+        used = self._used()
+        left = list[str]()
+        names = [one for one in self.folders.names(DATA) if one not in used]
+        if not names:
+            return left
+        now = self.folders.now()
+        for name in names:
+            if 0 < self.folders.newest(f"{DATA}/{name}") < now - LEFT_AFTER:
+                self.table.delete(f"{DATA}/{name}")
+                left.append(name)
+        return left
+
+    def purge(self, moment: int, hours: int) -> list[str]:
+        """Remove files that are no part of the table; earlier versions can no longer be read.
+
+        Args:
+            moment: Milliseconds of the file system's clock, before a commit of ours: what others
+                have staged before it cannot be committed any more, and goes.
+            hours: Files that were part of the table stay so long after they were replaced.
+        """
+        gone = self.table.vacuum(hours)
+        self._read()
+        live = {one.path for one in self._files}
+        limit = moment - hours * 3_600_000
+        for name, found in self.folders.files(DATA).items():
+            kept = name in live or (hours > 0 and name in self.state.digests)
+            if not kept and found.modified < limit:
+                self.table.delete(name)
+                gone.append(name)
+        return gone
+
+    def altered(self, checked_bytes: int = 0) -> dict[str, str]:
+        """Files of the table that are not as they were committed, with what differs.
+
+        Args:
+            checked_bytes: Files of so many bytes in all, the latest first, are read and compared
+                with their SHA-256; of the others only the size is compared.
+        """
+        there = self._there(self._files)
+        found = dict[str, str]()
+        for one in reversed(self._files):
+            checked = one.size <= checked_bytes
+            problem = self._problem(one, there, checked=checked)
+            if problem is not None:
+                found[one.path] = problem
+            checked_bytes -= one.size if checked else 0
+        return found
+
+    def altered_of(self, files: Iterable[DataFile]) -> dict[str, str]:
+        """The same of some files, whose SHA-256 are all compared."""
+        files = list(files)
+        there = self._there(files)
+        found = {one.path: self._problem(one, there, checked=True) for one in files}
+        return {name: problem for name, problem in found.items() if problem is not None}
+
+    def _there(self, files: Iterable[DataFile]) -> dict[str, Found]:
+        """What is on disk where these files should be; other programs write to the table's root."""
+        places = {
+            DATA if one.path.startswith(f"{DATA}/") else one.path.rpartition("/")[0]
+            for one in files
+        }
+        return {name: found for one in places for name, found in self.folders.files(one).items()}
+
+    def _problem(self, file: DataFile, there: Mapping[str, Found], *, checked: bool) -> str | None:
+        if file.path not in there:
+            return "it is missing"
+        size = there[file.path].size
+        if size != file.size:
+            return f"it has {size} bytes, and not {file.size}"
+        digest = self.state.digests.get(file.path)
+        if checked and digest is not None and self.folders.sha256(file.path) != digest:
+            return "its bytes have changed (SHA-256)"
+        return None
+
+    def unrecorded_of(self, files: Iterable[DataFile]) -> dict[str, str]:
+        """Files that no commit of ours has named: their rows were compared with nothing."""
+        problem = "another program has written it: the log has no SHA-256 of it"
+        return {one.path: problem for one in files if one.path not in self.state.digests}
+
+    def nameless_of(self, files: Sequence[DataFile]) -> dict[str, str]:
+        """Files with rows that lack `id` or `archived_at`; no export writes such rows."""
+        if not files:
+            return {}
+        by_name = {one.path.rpartition("/")[2]: one.path for one in files}
+        rows = self.read_named(files)
+        rows = rows.where(F.col("id").isNull() | F.col("archived_at").isNull())
+        problem = "it has {} rows without id or archived_at, which no export writes"
+        return {
+            by_name[name]: problem.format(number)
+            for name, number in rows.groupBy(FILE_NAME).count().collect()
+        }
+
+    def windows_of(self, paths: Iterable[str]) -> list[ExportWindow]:
+        """The recorded windows that may have rows in these files."""
+        wanted = set(paths)
+        files = [one for one in self._files if one.path in wanted]
+        return [
+            window
+            for window in self.windows()
+            if any(one.may_hold(window.start, window.end) for one in files)
+        ]

@@ -1,0 +1,115 @@
+"""Remove rows of the archive in small transactions, each row by its id."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from pyspark_sqlbroker.databases import ArchiveDatabase
+from pyspark_sqlbroker.lake.row_checksums import RowChecksums
+from pyspark_sqlbroker.load.selection import Selection
+
+CHUNK = 5_000
+"""Rows in one transaction: few enough to take milliseconds, as others wait for its locks."""
+
+PAGE = 100_000
+"""Rows in one listing: drivers hold the whole result in memory, up to 175 bytes a row."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that were found, in the order of `archived_at` and id; 16 bytes each.
+
+    Attributes:
+        ids: Their ids.
+        times: Their `archived_at` as microseconds since 1970.
+    """
+
+    ids: "array[int]" = field(default_factory=lambda: array("q"))
+    times: "array[int]" = field(default_factory=lambda: array("q"))
+
+    @property
+    def figures(self) -> RowChecksums:
+        """Their number and sums."""
+        return RowChecksums(len(self.ids), sum(self.ids), sum(self.times))
+
+    def between(self, start: datetime, end: datetime) -> "Rows":
+        """The rows archived in a span of time."""
+        first = bisect_left(self.times, to_microseconds(start))
+        last = bisect_left(self.times, to_microseconds(end))
+        return Rows(self.ids[first:last], self.times[first:last])
+
+    def count_lacking(self, pairs: Iterable[tuple[int, int]]) -> int:
+        """How many of them are not among `pairs` of id and time; needs a byte a row."""
+        found = bytearray(len(self.ids))
+        for number, moment in pairs:
+            first = bisect_left(self.times, moment)
+            last = bisect_right(self.times, moment)
+            place = bisect_left(self.ids, number, first, last)
+            if place < last and self.ids[place] == number:
+                found[place] = 1
+        return found.count(0)
+
+
+def list_rows(database: ArchiveDatabase, connection: Connection, selection: Selection) -> Rows:
+    """The selected rows.
+
+    They are asked for in pages of 100 000, of some 20 MB at most while one is read; what is kept
+    takes 16 bytes a row. A row that is added during this may be left out; it is then not deleted.
+    """
+    rows = Rows()
+    while _add(database, connection, selection, rows, PAGE) == PAGE:
+        pass
+    return rows
+
+
+def list_oldest(
+    database: ArchiveDatabase, connection: Connection, selection: Selection, number: int
+) -> Rows:
+    """The first `number` of the selected rows, or all there are."""
+    rows = Rows()
+    _add(database, connection, selection, rows, number)
+    return rows
+
+
+def _add(
+    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: Rows, number: int
+) -> int:
+    """Append the next rows after `rows`, `number` at most; returns how many there were."""
+    id_ = database.quote("id")
+    time = database.quote("archived_at")
+    conditions = [where] if (where := selection.where(database)) else []
+    if rows.ids:
+        last = database.moment(from_microseconds(rows.times[-1]))
+        conditions.append(f"{time} >= {last} AND ({time} > {last} OR {id_} > {rows.ids[-1]})")
+    condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    before = len(rows.ids)
+    for row in connection.exec_driver_sql(
+        f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}{condition} "
+        f"ORDER BY {time}, {id_} LIMIT {number}"
+    ):
+        rows.ids.append(row[0])
+        rows.times.append(row[1])
+    return len(rows.ids) - before
+
+
+def delete_rows(
+    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: Rows
+) -> int:
+    """Remove exactly `rows`, none that came later; returns how many were still there."""
+    gone = 0
+    time = database.quote("archived_at")
+    for first in range(0, len(rows.ids), CHUNK):
+        ids = rows.ids[first : first + CHUNK]
+        times = rows.times[first : first + CHUNK]
+        low, high = (database.moment(from_microseconds(moment)) for moment in (times[0], times[-1]))
+        deleted = connection.exec_driver_sql(
+            f"DELETE FROM {selection.name(database)} WHERE {time} >= {low} AND {time} <= {high} "
+            f"AND {database.quote('id')} IN ({', '.join(map(str, ids))})"
+        )
+        gone += deleted.rowcount
+    return gone

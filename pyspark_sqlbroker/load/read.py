@@ -1,0 +1,290 @@
+"""The tables as DataFrames, by JDBC."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import URL, Connection
+
+from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import TICK
+from faststream_sqlbroker.exceptions import SetupError
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases.base import Size
+from pyspark_sqlbroker.drivers import java_of
+from pyspark_sqlbroker.load.decode import decode_payload
+from pyspark_sqlbroker.load.selection import ARCHIVE, MESSAGES, Selection, select_rows
+from pyspark_sqlbroker.load.snapshot import Snapshot
+from pyspark_sqlbroker.moments import Moment
+from pyspark_sqlbroker.session import need_driver
+
+PARTITION_BYTES = 256 << 20
+"""Bytes of the table for each partition, by the database's statistics."""
+
+FETCH_BYTES = 8 << 20
+"""Bytes that a connection fetches at once, for rows of average size."""
+
+MOST_FETCHED_ROWS = 10_000
+"""Rows that a connection fetches at once: tiny rows would make FETCH_BYTES too many of them."""
+
+SMALL = 50_000
+"""Rows. Up to here one connection is faster than opening a second one."""
+
+MOST_PARTITIONS = 64
+"""Partitions chosen by "auto"; each is a connection to the database."""
+
+
+def read_archive(
+    spark: SparkSession,
+    url: str | URL,
+    *,
+    table: str = "message_archive",
+    schema: str | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    queues: Iterable[str] | None = None,
+    states: Iterable[str | MessageState] | None = None,
+    num_partitions: int | Literal["auto"] = "auto",
+    snapshot: Snapshot | bool = True,
+    decode: Any = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Read the archive: what was settled, one row a message.
+
+    Columns that are not selected are not read, and filters on ids, counts and priorities are pushed
+    down to the database. For queues, states and times give `queues`, `states`, `since` and `until`,
+    which indexes serve: Spark evaluates filters on texts itself, and on times unless it reads
+    PostgreSQL by a Java in UTC, as the databases would not always agree with it. All times are
+    moments, right in every time zone of Java and of the session.
+
+    PostgreSQL's archive is read by blocks if there is no `since`. If VACUUM FULL, CLUSTER or
+    pg_repack ends during the read, rows may be lost or doubled. To avoid this, give `since`, one
+    partition, or a `Snapshot`, which makes those commands wait.
+
+    Args:
+        spark: A session with the JDBC driver (`build_session`).
+        url: SQLAlchemy URL, with any driver; the password appears in no plan, log or error.
+        table: The archive table.
+        schema: Its schema; MySQL and MariaDB: its database.
+        since: Only what was archived at or after this moment.
+        until: Only what was archived before this moment.
+        queues: Only these queues.
+        states: Only these states: "completed", "failed", "discarded".
+        num_partitions: Connections that read at the same time; "auto" takes one for each 256 MB, at
+            least the session's parallelism and at most 64, and one for a small table.
+        snapshot: What every partition sees. True closes the window at the database's clock as it is
+            now: a later action reads no newer rows. A `Snapshot` of `open_snapshot` (PostgreSQL)
+            shows exactly one moment. False has no end: each partition reads what is there when it
+            starts.
+        decode: How to decode payloads into a column `body`: see `decode_payload`. None adds no
+            column.
+        options: More of Spark's JDBC options; they win.
+
+    Returns:
+        A DataFrame of `ARCHIVE_SCHEMA`, and `body` if asked for.
+
+    Raises:
+        SetupError: an option that cannot be, a table that is not there, or a session without the
+            driver.
+    """
+    selection = select_rows(
+        ARCHIVE, table, schema, since=since, until=until, queues=queues, states=states
+    )
+    return _read(spark, url, selection, num_partitions, snapshot, decode, options)
+
+
+def read_messages(
+    spark: SparkSession,
+    url: str | URL,
+    *,
+    table: str = "message",
+    schema: str | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    queues: Iterable[str] | None = None,
+    states: Iterable[str | MessageState] | None = None,
+    num_partitions: int | Literal["auto"] = "auto",
+    snapshot: Snapshot | bool = True,
+    decode: Any = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Read the live table: what waits or is being handled, one row a message.
+
+    As `read_archive`, but `since` and `until` are about `created_at`, and the states are "pending",
+    "processing" and "retryable". Rows come and go while they are read: only under a `Snapshot`
+    (PostgreSQL), or with one partition, is what is read a state that the table was in.
+
+    Returns:
+        A DataFrame of `MESSAGE_SCHEMA`, and `body` if asked for.
+    """
+    selection = select_rows(
+        MESSAGES, table, schema, since=since, until=until, queues=queues, states=states
+    )
+    return _read(spark, url, selection, num_partitions, snapshot, decode, options)
+
+
+def _read(
+    spark: SparkSession,
+    url: str | URL,
+    selection: Selection,
+    num_partitions: int | Literal["auto"],
+    snapshot: Snapshot | bool,
+    decode: Any,
+    options: Mapping[str, str] | None,
+) -> DataFrame:
+    if not isinstance(snapshot, bool | Snapshot):
+        raise SetupError(
+            "snapshot must be True, False or the snapshot of `with open_snapshot(url) as now:`, "
+            f"got {short(snapshot)}"
+        )
+    database = database_of(parse_address(url))
+    with database.connect() as connection:
+        if snapshot is True:
+            end = database.now(connection) + TICK
+            until = end if selection.until is None else min(end, selection.until)
+            selection = selection.between(selection.since, until)
+        held = snapshot if isinstance(snapshot, Snapshot) else None
+        frame = scan(spark, database, connection, selection, num_partitions, held, options)
+    return frame if decode is None else decode_payload(frame, decode)
+
+
+def scan(
+    spark: SparkSession,
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    num_partitions: int | Literal["auto"] = "auto",
+    snapshot: Snapshot | None = None,
+    options: Mapping[str, str] | None = None,
+    *,
+    exact: bool = False,
+) -> DataFrame:
+    """A DataFrame of the selected rows; `connection` is asked for statistics only, now.
+
+    Each row of the archive comes once, also if the table is rewritten (VACUUM FULL) between two
+    partitions, if there is a snapshot, or `exact`, or a begin of the window. Else PostgreSQL reads
+    the archive by blocks.
+
+    Raises:
+        SetupError: the database has no such table, or the session not the driver.
+    """
+    need_driver(spark, database.jdbc_driver, database.kind)
+    database.need_table(connection, selection.table, selection.schema)
+    if snapshot is not None:
+        snapshot.keep(selection.name(database))
+        connection = snapshot.connection  # a new one could deadlock: see LOCK_PATIENCE
+    size = database.size(connection, selection.table, selection.schema)
+    number = _number(spark, num_partitions, size)
+    column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"
+    where = selection.where(database)
+    # Without a snapshot rows move from one block to another: those of the live table at each
+    # update, those of the archive if the table is rewritten.
+    moving = snapshot is None and (exact or selection.time_column != "archived_at")
+    predicates = _predicates(database, connection, selection, column, number, moving=moving)
+    properties = dict(database.address.properties) | {
+        "driver": database.jdbc_driver,
+        "fetchsize": str(_fetch_rows(size)),
+        "customSchema": _raw_schema(database, selection),
+    }
+    if snapshot is not None:
+        properties["sessionInitStatement"] = snapshot.statement
+    raw = spark.read.jdbc(
+        database.address.jdbc_url,
+        _subquery(database, selection, column, where),
+        predicates=predicates,
+        properties=properties | dict(options or {}),
+    )
+    return raw.select(*_columns(spark, database, selection))
+
+
+def _predicates(
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    column: str,
+    number: int,
+    *,
+    moving: bool,
+) -> list[str]:
+    """One condition for each partition, on `column`."""
+    table = selection.table
+    schema = selection.schema
+    if column == "archived_at":
+        times = selection.times(database)
+        return database.predicates(connection, table, schema, column, times, number)
+    # Blocks are quicker than ids, but could read a row that moves twice, or not at all.
+    cut = database.id_ranges if moving else database.predicates
+    return cut(connection, table, schema, column, "", number)
+
+
+def _number(spark: SparkSession, wanted: int | Literal["auto"], size: Size) -> int:
+    if wanted != "auto":
+        return whole_number("num_partitions", wanted, other=' or "auto"')
+    if size.rows <= SMALL and size.bytes <= PARTITION_BYTES:
+        return 1
+    context = getattr(spark, "_sc", None)
+    cores = 2 if context is None else int(context.defaultParallelism)
+    return min(max(math.ceil(size.bytes / PARTITION_BYTES), cores), MOST_PARTITIONS)
+
+
+def _fetch_rows(size: Size) -> int:
+    """Never 0: the driver would then hold the whole result in memory, and a snapshot would not be
+    taken.
+    """
+    row = size.row_bytes or FETCH_BYTES / 1000
+    return int(min(max(FETCH_BYTES / row, 1), MOST_FETCHED_ROWS))
+
+
+def _subquery(database: ArchiveDatabase, selection: Selection, column: str, where: str) -> str:
+    listed = [database.column(field) for field in selection.fields]
+    listed += [
+        f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
+    ]
+    condition = f" WHERE {where}" if where else ""
+    return f"(SELECT {', '.join(listed)} FROM {selection.name(database)}{condition}) q"
+
+
+def _raw_schema(database: ArchiveDatabase, selection: Selection) -> str:
+    """The types that JDBC is to read, which some drivers would guess wrongly."""
+    micros = not database.native_timestamps
+    types = ("bigint" if micros and f.type == "timestamp" else f.type for f in selection.fields)
+    return ", ".join(
+        f"`{f.name}` {type_}" for f, type_ in zip(selection.fields, types, strict=True)
+    )
+
+
+def _columns(spark: SparkSession, database: ArchiveDatabase, selection: Selection) -> list[Any]:
+    pushable = database.native_timestamps and _thinks_in_utc(spark)
+    columns = []
+    for field in selection.fields:
+        column = F.col(field.name)
+        if field.type == "string":
+            # Spark would push filters that mean something else there: a backslash in LIKE, letter
+            # case in SQLite, a backslash in any literal in MySQL. It does not look through this,
+            # which costs nothing.
+            column = F.collate(column, "UTF8_BINARY")
+        elif field.type == "timestamp" and not database.native_timestamps:
+            column = F.timestamp_micros(column)
+        elif field.type == "timestamp" and not pushable:
+            # Spark writes pushed times in Java's zone, where an hour of autumn comes twice.
+            column = F.timestamp_micros(F.unix_micros(column))
+        # JDBC leaves notes of its own on each column, which would make schemas differ.
+        columns.append(column.alias(field.name, metadata={}))
+    return columns
+
+
+def _thinks_in_utc(spark: SparkSession) -> bool:
+    """Whether times that Spark pushes down are those that were meant."""
+    java = java_of(spark)
+    if java is None:
+        return False
+    zone = str(getattr(java, "java.util.TimeZone").getDefault().getID())
+    return (
+        zone in ("UTC", "Etc/UTC", "GMT")
+        and spark.conf.get("spark.sql.datetime.java8API.enabled") != "true"
+    )

@@ -1,0 +1,155 @@
+"""Which rows of which table to read: conditions shared by JDBC, checks and the data source."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, MessageState
+from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.config import check_name
+from pyspark_sqlbroker.databases import ArchiveDatabase
+from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
+from pyspark_sqlbroker.moments import Moment, parse_moment
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Rows of a table.
+
+    Attributes:
+        table: Its name.
+        schema: Its schema; None is the connection's.
+        fields: Its columns.
+        time_column: What since and until are about.
+        since: First moment of `time_column`; None is the oldest.
+        until: First moment that does not belong; None has no end.
+        queues: Only these; None is all.
+        states: Only these; None is all.
+    """
+
+    table: str
+    schema: str | None
+    fields: tuple[Field, ...]
+    time_column: str
+    since: datetime | None = None
+    until: datetime | None = None
+    queues: tuple[str, ...] | None = None
+    states: tuple[str, ...] | None = None
+
+    def between(self, since: datetime | None, until: datetime | None) -> "Selection":
+        """The same rows of other times."""
+        return replace(self, since=since, until=until)
+
+    def name(self, database: ArchiveDatabase) -> str:
+        """The table's quoted name."""
+        return database.table(self.table, self.schema)
+
+    def times(self, database: ArchiveDatabase) -> str:
+        """The condition on the time as SQL; "" for any."""
+        time = database.quote(self.time_column)
+        conditions = []
+        if self.since is not None:
+            conditions.append(f"{time} >= {database.moment(self.since)}")
+        if self.until is not None:
+            conditions.append(f"{time} < {database.moment(self.until)}")
+        return " AND ".join(conditions)
+
+    def where(self, database: ArchiveDatabase) -> str:
+        """The whole condition as SQL; "" for every row."""
+        conditions = [times] if (times := self.times(database)) else []
+        for name, values in (("queue", self.queues), ("state", self.states)):
+            if values is not None:
+                conditions.append(database.among(name, values) if values else "1=0")
+        return " AND ".join(conditions)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One of the broker's tables as readers see it.
+
+    Attributes:
+        table: Its usual name.
+        fields: Its columns.
+        time_column: What since and until are about.
+        states: What its rows can be in.
+    """
+
+    table: str
+    fields: tuple[Field, ...]
+    time_column: str
+    states: frozenset[MessageState]
+
+
+ARCHIVE = Layout("message_archive", ARCHIVE_FIELDS, "archived_at", ARCHIVED_STATES)
+MESSAGES = Layout("message", MESSAGE_FIELDS, "created_at", LIVE_STATES)
+
+
+def select_rows(
+    layout: Layout,
+    table: str | None = None,
+    schema: str | None = None,
+    *,
+    since: Moment | None = None,
+    until: Moment | None = None,
+    queues: Iterable[str] | None = None,
+    states: Iterable[str | MessageState] | None = None,
+) -> Selection:
+    """Rows of a table of this layout; `table` is its name if it is not the usual one.
+
+    Raises:
+        SetupError: a name, moment, queue or state that cannot be.
+    """
+    table = layout.table if table is None else table
+    check_name("table", table)
+    if schema is not None:
+        check_name("schema", schema)
+    first = parse_moment("since", since)
+    end = parse_moment("until", until)
+    if first is not None and end is not None and end < first:
+        raise SetupError(
+            f"until ({end.isoformat()}) is before since ({first.isoformat()}): swap them"
+        )
+    named = _names(queues), _states(states, layout.states)
+    return Selection(table, schema, layout.fields, layout.time_column, first, end, *named)
+
+
+def find_oldest(
+    database: ArchiveDatabase, connection: Connection, selection: Selection
+) -> datetime | None:
+    """The time of the oldest selected row; None if there is none."""
+    # An index knows the least time; it would not know the least result of a function.
+    oldest = database.microseconds(f"min({database.quote(selection.time_column)})")
+    where = selection.where(database)
+    found = database.scalar(
+        connection,
+        f"SELECT {oldest} FROM {selection.name(database)}{f' WHERE {where}' if where else ''}",
+    )
+    return None if found is None else from_microseconds(int(found))
+
+
+def _names(queues: Iterable[str] | None) -> tuple[str, ...] | None:
+    if queues is None:
+        return None
+    named = (queues,) if isinstance(queues, str) else tuple(queues)
+    for queue in named:
+        if not isinstance(queue, str):
+            raise SetupError(f"queues holds {queue!r}: names of queues are texts")
+    return named
+
+
+def _states(
+    states: Iterable[str | MessageState] | None, allowed: frozenset[MessageState]
+) -> tuple[str, ...] | None:
+    if states is None:
+        return None
+    known = {state.name: state for state in MessageState if state in allowed}
+    found = []
+    for state in (states,) if isinstance(states, str) else tuple(states):
+        name = state.name if isinstance(state, MessageState) else str(state).upper()
+        if name not in known:
+            raise SetupError(f"states holds {state!r}: this table has {', '.join(known)}")
+        found.append(name)
+    return tuple(found)

@@ -1,0 +1,91 @@
+"""The archive on one HTML page."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.exceptions import SetupError
+from pyspark_sqlbroker.moments import Moment
+from pyspark_sqlbroker.report.figures import gather
+from pyspark_sqlbroker.report.page import Links, render
+
+
+def write_report(
+    frame: DataFrame,
+    path: str | Path,
+    *,
+    live: DataFrame | None = None,
+    every: Duration | None = None,
+    as_of: Moment | None = None,
+    title: str = "Message archive",
+    before: DataFrame | None = None,
+    message_url: str | None = None,
+    replay_options: Sequence[str] = (),
+) -> Path:
+    """Render an archive to one HTML page that needs no network: figures, tables and charts.
+
+    The page has no script: charts are SVG, and show numbers where the mouse rests. It takes some
+    hundred kilobytes. Each error has links to its latest messages and the command that publishes
+    its messages again.
+
+    The frame is read once and kept (memory, then disk) while everything is computed in Spark; the
+    driver gets figures of at most twelve queues and some hundred buckets, whatever the archive's
+    size. Names and texts of messages are shown as they are, and run nothing.
+
+    Args:
+        frame: Of `ARCHIVE_SCHEMA`, from `read_archive`, exported Parquet or the data source. It may
+            be empty.
+        path: The file, on the driver's own disk; it is replaced as a whole.
+        live: A frame of `read_messages`: adds what waits in dead letter queues to their ages.
+        every: Width of the buckets of time; None chooses one that gives at most 150.
+        as_of: The moment as of which ages are told; None is the latest in the frames.
+        title: Of the page.
+        before: A frame of the period before, of the same columns: its figures stand next to those
+            of this one, and errors that it did not have are marked as new.
+        message_url: Address of a message's page with "{id}" in it, such as
+            "https://ops.example/ui/messages/{id}" of the dashboard: ids become links to it.
+        replay_options: Words that each command to publish again ends with, such as
+            ("--path", "/lake/shop").
+
+    Returns:
+        The file's path.
+
+    Raises:
+        SetupError: columns are missing, `every` is no length of time or gives more than 2 000
+            buckets, `as_of` is no moment, `message_url` is no such address, the file's folder is
+            not there, or `path` is itself a folder.
+    """
+    if message_url is not None:
+        _check_address(message_url)
+    target = Path(path).absolute()
+    if not target.parent.is_dir():
+        raise SetupError(
+            f"path {str(path)!r}: there is no folder {str(target.parent)!r}; make it first"
+        )
+    if target.is_dir():
+        raise SetupError(
+            f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}"
+        )
+    figures = gather(frame, live=live, every=every, as_of=as_of, before=before)
+    page = render(figures, title, Links(message_url, replay_options))
+    # Readers find the old page or the new one, never half of it.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, target)  # noqa: PTH105 - Path.replace is this
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _check_address(address: str) -> None:
+    # A browser would run an address that begins with "javascript:".
+    if "{id}" not in address or not address.startswith(("https://", "http://")):
+        raise SetupError(
+            'message_url must begin with "https://" or "http://" and have "{id}" in it, like '
+            f'"https://ops.example/ui/messages/{{id}}", got {address!r}'
+        )

@@ -1,0 +1,66 @@
+"""The format "sqlbroker": the tables through Python's database drivers, in batches and as a stream.
+
+Spark finds it by the name of `pyspark_sqlbroker`: `spark.read.format("sqlbroker")`, no jar needed.
+The driver and every executor need the package with its extra: `pip install "sqlbroker[spark]"`, in
+the environment of PYSPARK_PYTHON; or ship it with `--archives` (venv-pack, conda-pack).
+`--py-files` is not enough: the database drivers are compiled. docs/howto/spark.md lists the
+options.
+"""
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+
+__all__ = ("DefaultSource",)
+
+
+class DefaultSource(DataSource):
+    """The archive (or the live table) as a source of rows, in batches and as a stream.
+
+    Everything else is imported when it is used: Spark imports this module in each session that
+    names a format written in Python, whichever it is, and pickles the class by its module.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format(…)` is given."""
+        return "sqlbroker"
+
+    def schema(self) -> StructType:
+        """`ARCHIVE_SCHEMA`, or `MESSAGE_SCHEMA` with the option kind=messages.
+
+        Raises:
+            SetupError: an option that is unknown or cannot be.
+        """
+        from pyspark_sqlbroker.source.options import parse_options  # noqa: PLC0415
+        from pyspark_sqlbroker.source.scan import full_schema  # noqa: PLC0415
+
+        return full_schema(parse_options(self.options))
+
+    def reader(self, schema: StructType) -> "DataSourceReader":
+        """A reader of the columns in `schema`.
+
+        Raises:
+            SetupError: an option of streams, or a column or type that the table has not.
+            NotSupportedError: another database.
+        """
+        from pyspark_sqlbroker.source.batch import BatchReader  # noqa: PLC0415
+        from pyspark_sqlbroker.source.options import parse_options  # noqa: PLC0415
+
+        return BatchReader(parse_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
+        """A reader of the columns in `schema`, window by window.
+
+        Raises:
+            SetupError: an option of batches, or a column or type that the table has not.
+            NotSupportedError: the live table, whose rows change and go.
+        """
+        from pyspark_sqlbroker.source.options import parse_options  # noqa: PLC0415
+        from pyspark_sqlbroker.source.stream import make_stream_reader  # noqa: PLC0415
+
+        return make_stream_reader(parse_options(self.options, streaming=True), schema)

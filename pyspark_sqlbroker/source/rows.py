@@ -1,0 +1,171 @@
+"""Rows of a SELECT as Arrow's record batches, bounded in rows and bytes, while the database still
+sends.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from faststream_sqlbroker.exceptions import MissingExtraError
+from pyspark_sqlbroker.address import CONNECT_TIMEOUT, Address
+from pyspark_sqlbroker.load.columns import Field
+
+BATCH_BYTES = 8 << 20
+"""A batch ends with the row that reaches this."""
+
+NAME = "faststream_sqlbroker.spark"
+WRITE_TIMEOUT = 3600
+"""Seconds: MariaDB and MySQL hang up when Spark takes no rows for so long; their default is a
+minute."""
+
+TYPES = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+
+def read_batches(
+    address: Address, statement: str, fields: Sequence[Field], fetch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Run `statement` and hand out its rows.
+
+    Args:
+        address: Where.
+        statement: Selects exactly `fields`, in their order; where JDBC has no native timestamps,
+            these as microseconds since 1970.
+        fields: The columns.
+        fetch_rows: Most rows of a batch.
+
+    Returns:
+        Batches of at most `fetch_rows` rows, and of few bytes more than `BATCH_BYTES` and one row.
+    """
+    schema = pa.schema([pa.field(field.name, TYPES[field.type]) for field in fields])
+    if address.kind == "postgresql":
+        yield from _by_adbc(address, statement, schema, fetch_rows)
+        return
+    connect = _mysql_rows if address.kind == "mysql" else _sqlite_rows
+    with connect(address, statement) as rows:
+        yield from _batches(rows, schema, fetch_rows)
+
+
+def _by_adbc(
+    address: Address, statement: str, schema: pa.Schema, fetch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """PostgreSQL's binary COPY, decoded outside of Python."""
+    try:
+        from adbc_driver_postgresql import StatementOptions, dbapi  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{error.name!r} is not installed: pip install 'sqlbroker[spark]'"
+        ) from error
+    with (
+        dbapi.connect(conninfo(address), autocommit=True) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.adbc_statement.set_options(
+            **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
+        )
+        cursor.execute(statement)
+        for batch in cursor.fetch_record_batch():
+            columns = [
+                column.cast(type_)
+                for column, type_ in zip(batch.columns, schema.types, strict=True)
+            ]
+            whole = pa.RecordBatch.from_arrays(columns, schema=schema)
+            for first in range(0, whole.num_rows, fetch_rows):
+                yield whole.slice(first, fetch_rows)
+
+
+def conninfo(address: Address) -> str:
+    """What libpq connects with; it holds the password."""
+    from psycopg.conninfo import make_conninfo  # noqa: PLC0415 - of PostgreSQL only
+
+    url = address.python_url
+    parameters: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT, "application_name": NAME}
+    parameters |= dict(url.query) | {"user": url.username, "dbname": url.database}
+    parameters |= {"host": url.host, "port": url.port}
+    parameters["password"] = None if url.password is None else str(url.password)
+    return make_conninfo("", **parameters)
+
+
+@contextmanager
+def _mysql_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
+    """By a cursor that holds one row: a plain one would fetch all of them first."""
+    from pymysql.cursors import SSCursor  # noqa: PLC0415 - of MySQL only
+
+    with address.engine().connect() as connection:
+        raw: Any = connection.connection.dbapi_connection
+        with raw.cursor() as cursor:
+            cursor.execute(f"SET SESSION net_write_timeout = {WRITE_TIMEOUT}")
+        try:
+            cursor = raw.cursor(SSCursor)
+            cursor.execute(statement)
+            yield iter(cursor.fetchone, None)
+        finally:
+            # Closing the cursor would read the remaining rows, which Spark may not want (LIMIT).
+            connection.invalidate()
+
+
+@contextmanager
+def _sqlite_rows(address: Address, statement: str) -> Iterator[Iterator[tuple[Any, ...]]]:
+    """From a file that is only read: no lock that a writer would meet in WAL."""
+    import sqlite3  # noqa: PLC0415 - of SQLite only
+
+    url = address.python_url
+    timeout = float(str(url.query["timeout"]))
+    with closing(
+        sqlite3.connect(f"{url.database}?mode=ro", uri=True, timeout=timeout)
+    ) as connection:
+        connection.text_factory = _decode
+        yield connection.execute(statement)
+
+
+def _decode(value: bytes) -> str:
+    """Replace bytes that are not UTF-8, as Java does: SQLite does not check them."""
+    return value.decode(errors="replace")
+
+
+def _batches(
+    rows: Iterator[tuple[Any, ...]], schema: pa.Schema, fetch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    sized = [
+        n
+        for n, type_ in enumerate(schema.types)
+        if pa.types.is_string(type_) or pa.types.is_binary(type_)
+    ]
+    kept: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        kept.append(row)
+        size += 8 * len(row)
+        for n in sized:
+            if row[n] is not None:
+                size += len(row[n])
+        if len(kept) >= fetch_rows or size >= BATCH_BYTES:
+            yield _to_batch(kept, schema)
+            kept = []
+            size = 0
+    if kept:
+        yield _to_batch(kept, schema)
+
+
+def _to_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [
+        _to_array(list(column), type_) for column, type_ in zip(columns, schema.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _to_array(values: list[Any], type_: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(type_):
+        return pa.array(values, pa.int64()).cast(type_)
+    if pa.types.is_binary(type_):
+        # Other programs may have put text into SQLite's column.
+        values = [value.encode() if isinstance(value, str) else value for value in values]
+    return pa.array(values, type_)

@@ -1,0 +1,132 @@
+"""Which statements read the rows: the columns that are wanted, and a cut of the table for each
+task.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+from sqlalchemy import Connection
+
+from faststream_sqlbroker.exceptions import SetupError
+from pyspark_sqlbroker.databases import ArchiveDatabase
+from pyspark_sqlbroker.load.columns import Field
+from pyspark_sqlbroker.load.schemas import to_struct
+from pyspark_sqlbroker.load.selection import Selection
+from pyspark_sqlbroker.source.options import Options
+from pyspark_sqlbroker.source.rows import read_batches
+
+PARTITION_BYTES = 256 << 20
+"""As by JDBC: each task starts a Python worker and a connection, and more tasks than cores are
+slower."""
+
+SMALL_ROWS = 50_000
+"""Rows. Up to here one connection is faster than opening a second one."""
+
+MOST_PARTITIONS = 64
+"""Partitions that are chosen without numPartitions; each is a connection."""
+
+
+class Cut(InputPartition):
+    """The rows of one task: `value` is the statement that reads them."""
+
+    value: str
+
+
+def full_schema(options: Options) -> StructType:
+    """All columns of the table."""
+    return to_struct(options.selection.fields)
+
+
+def wanted_fields(schema: StructType, selection: Selection) -> list[Field]:
+    """The fields that a user's schema names, in its order.
+
+    Raises:
+        SetupError: a name that the table has not, or another type; it lists what is allowed.
+    """
+    known = {field.name: field for field in selection.fields}
+    types = {field.name: field.dataType for field in to_struct(selection.fields)}
+    for column in schema:
+        if column.name not in known or column.dataType != types[column.name]:
+            allowed = ", ".join(f"{field.name} {field.type}" for field in selection.fields)
+            raise SetupError(
+                f"the schema's column {column.name!r} of type {column.dataType.simpleString()} is "
+                f"not in the table; allowed are {allowed}"
+            )
+    return [known[column.name] for column in schema]
+
+
+def read_cut(
+    options: Options, fields: Sequence[Field], cut: InputPartition | None
+) -> Iterator[Any]:
+    """The rows of one task, as record batches.
+
+    Raises:
+        SetupError: Spark gave none of the cuts that were planned.
+    """
+    if not isinstance(cut, Cut):
+        raise SetupError(
+            f"Spark asks for the rows of {cut!r}, which was not planned: please report this"
+        )
+    return read_batches(options.address, cut.value, fields, options.fetch_rows)
+
+
+def whole_table(
+    database: ArchiveDatabase,
+    connection: Connection,
+    options: Options,
+    selection: Selection,
+    fields: list[Field],
+) -> list[InputPartition]:
+    """Cuts of the selected rows.
+
+    Raises:
+        SetupError: the database has no such table.
+    """
+    database.need_table(connection, selection.table, selection.schema)
+    number = options.num_partitions or _number(database, connection, selection)
+    column = _column(options, selection)
+    times = selection.times(database) if column == "archived_at" else ""
+    # Ranges of blocks are faster than ranges of ids, but an update moves a row of the live table to
+    # another block: it could be read twice, or not at all.
+    by_blocks = options.kind == "archive"
+    ask = database.predicates if column != "id" or by_blocks else database.id_ranges
+    cuts = ask(connection, selection.table, selection.schema, column, times, number)
+    return make_cuts(database, selection, fields, column, cuts)
+
+
+def make_cuts(
+    database: ArchiveDatabase,
+    selection: Selection,
+    fields: Sequence[Field],
+    column: str,
+    cuts: Sequence[str],
+) -> list[InputPartition]:
+    """A statement for each of `cuts`, which are conditions on `column` (as `Database.predicates`
+    makes them).
+    """
+    names = {field.name for field in fields} | {column}
+    listed = [database.column(field) for field in selection.fields if field.name in names]
+    listed += [
+        f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
+    ]
+    condition = selection.where(database)
+    where = f" WHERE {condition}" if condition else ""
+    inner = f"SELECT {', '.join(listed)} FROM {selection.name(database)}{where}"
+    outer = ", ".join(database.quote(field.name) for field in fields)
+    return [Cut(f"SELECT {outer} FROM ({inner}) q WHERE {cut}") for cut in cuts]
+
+
+def _column(options: Options, selection: Selection) -> str:
+    """What the table is cut by."""
+    recent = options.kind == "archive" and selection.since is not None
+    return "archived_at" if recent else "id"
+
+
+def _number(database: ArchiveDatabase, connection: Connection, selection: Selection) -> int:
+    size = database.size(connection, selection.table, selection.schema)
+    if size.rows <= SMALL_ROWS and size.bytes <= PARTITION_BYTES:
+        return 1
+    return min(max(math.ceil(size.bytes / PARTITION_BYTES), 2), MOST_PARTITIONS)
