@@ -19,7 +19,6 @@ BELOW_THE_SHELL = (
     "database",
     "flow",
     "admin",
-    "spark",
 )
 
 

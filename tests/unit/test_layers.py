@@ -207,6 +207,17 @@ def test_imports_point_down() -> None:
     assert count > 40, "the package has moved"
 
 
+def test_readers_know_the_tables_alone() -> None:
+    """They also run where the broker does not, in Spark's executors."""
+    found = {
+        module.split(".")[1] if "." in module else module
+        for path in READERS.rglob("*.py")
+        for module in imported(path, types=True)
+        if module.split(".")[0] == PACKAGE.name
+    }
+    assert found == {"core", "schema", "exceptions"}
+
+
 def test_imports_have_no_cycles_but_those_that_cannot_be_avoided() -> None:
     """Imports for types count, too: in a cycle no module can be read before the others."""
     graph = {module_name(path): imported(path, types=True) for path in FILES}
