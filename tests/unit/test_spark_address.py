@@ -1,7 +1,5 @@
 """One SQLAlchemy URL for JDBC and for Python: nothing is lost on the way, and no password shows."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -205,28 +203,3 @@ def test_rows_that_cannot_be_chosen(options: dict, words: str) -> None:
     if "states" not in options:
         with pytest.raises(SetupError, match=words):
             select_rows(MESSAGES, **options)
-
-
-def test_spark_is_imported_only_where_it_is_used() -> None:
-    """Half a gigabyte: neither the broker nor the package's own import needs it."""
-    code = (
-        "import sys, faststream_sqlbroker, faststream_sqlbroker.cli;"
-        "import pyspark_sqlbroker as s;"
-        "assert 'pyspark' not in sys.modules and 'typer' not in sys.modules;"
-        "sys.modules['pyspark'] = None;"
-        "from faststream_sqlbroker import MissingExtraError\n"
-        "try: s.read_archive\n"
-        "except MissingExtraError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'sqlbroker[spark]'" in done.stdout
-
-
-def test_every_public_name_can_be_had() -> None:
-    import pyspark_sqlbroker as package
-
-    assert sorted(package._HOMES) == sorted(package.__all__)
-    for name in package.__all__:
-        assert getattr(package, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        package.nothing  # noqa: B018
