@@ -234,7 +234,7 @@ def test_transactions_begin_in_one_place_but_for_those_that_are_listed() -> None
     found = {
         name(path)
         for path in FILES
-        if not name(path).startswith(("spark/", "schema/")) and begins(tree_of(path))
+        if not name(path).startswith(("pyspark_sqlbroker/", "schema/")) and begins(tree_of(path))
     }
     assert found == set(TRANSACTIONS)
 
@@ -243,7 +243,7 @@ def test_connections_are_used_below_the_loops_only() -> None:
     found = {
         name(path)
         for path in FILES
-        if not name(path).startswith(("database/", "schema/", "spark/"))
+        if not name(path).startswith(("database/", "schema/", "pyspark_sqlbroker/"))
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ImportFrom) and node.module == "sqlalchemy"
         if any(alias.name == "Connection" for alias in node.names) and not for_types(path, node)
