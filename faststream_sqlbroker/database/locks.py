@@ -1,17 +1,41 @@
-"""Locks by key, each operation one transaction."""
+"""Locks by key, each operation one transaction.
+
+They are rows of the policy state, and are never removed, because their counter is the fence: it
+must not start again.
+
+The statements are the same on every database. A lock is free if it has no token, or if its lease
+has run out by the database's clock. Taking it writes a new token and raises the counter. Every
+later write names the token.
+"""
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Update,
+    and_,
+    case,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import locks
 from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.schema.types import MYSQL, clock, later
+
+LOCK = "lock"
+"""The scope of all locks."""
 
 
 class LockStore:
@@ -29,42 +53,118 @@ class LockStore:
     async def acquire(self, key: str, token: UUID, lease: float) -> int | None:
         """Take `key` for `lease` seconds if it is free; its fence, or None.
 
-        After an unknown outcome, repeat it with the same token: if the first one was committed, it
-        returns the same fence.
+        With the holder's token it extends the lease and returns the same fence. So after an unknown
+        outcome, repeat it with the same token.
         """
-        worker = f"{socket.gethostname()}:{os.getpid()}"
-        return await self._database.run(
-            lambda c: locks.acquire(c, self._table, key, token, lease, worker), Activity.LOCK
+        c = self._table.c
+        values = {
+            "lease_token": token,
+            "lease_expires_at": _from_now(lease),
+            "created_at": clock(),
+            "info": {"worker": f"{socket.gethostname()}:{os.getpid()}"},
+        }
+        free = or_(c.lease_token.is_(None), c.lease_expires_at <= clock(), c.lease_token == token)
+        # In this order: MySQL assigns from left to right and reads new values, so the counter must
+        # be set while lease_token still is the old one.
+        fence = case((c.lease_token == token, c.counter), else_=c.counter + 1)
+        taken = {"counter": fence, **values}
+        new = {"scope": LOCK, "key": key, "counter": 1, **values}
+
+        def acquire(connection: Connection) -> int | None:
+            name = connection.dialect.name
+            if name in MYSQL:
+                return self._acquire_in_steps(connection, new, taken, free)
+            insert: Any = (sqlite if name == "sqlite" else postgresql).insert(self._table)
+            statement = insert.values(new).on_conflict_do_update(
+                index_elements=["scope", "key"], set_=taken, where=free
+            )
+            rows = connection.execute(statement.returning(c.counter))
+            fence: int | None = rows.scalar_one_or_none()
+            return fence
+
+        return await self._database.run(acquire, Activity.LOCK)
+
+    def _acquire_in_steps(
+        self,
+        connection: Connection,
+        new: Mapping[str, Any],
+        taken: Mapping[str, Any],
+        free: ColumnElement[bool],
+    ) -> int | None:
+        c = self._table.c
+        row = self._row(new["key"])
+        held = select(c.counter).where(row, c.lease_token == new["lease_token"])
+        statement = update(self._table).where(row, free)
+        connection.execute(
+            statement.ordered_values(*((c[name], value) for name, value in taken.items()))
         )
+        fence: int | None = connection.execute(held).scalar_one_or_none()
+        if fence is None and connection.execute(select(c.key).where(row)).first() is None:
+            # A race: another process may insert the row first. Then this statement changes nothing,
+            # and the token read below is another one.
+            insert = mysql.insert(self._table).values(new)
+            connection.execute(insert.on_duplicate_key_update(scope=c.scope))
+            fence = connection.execute(held).scalar_one_or_none()
+        return fence
 
     async def extend(self, key: str, token: UUID, lease: float) -> bool:
-        """Extend the lease to `lease` seconds from now; false if `token` no longer has the lock."""
-        return await self._database.run(
-            lambda c: locks.extend(c, self._table, key, token, lease), Activity.LOCK
-        )
+        """Extend the lease to `lease` seconds from now; false if another token has taken `key`.
+
+        A lease that ran out, but was not taken, is extended: nothing happened under the lock that
+        its holder could miss.
+        """
+        return await self._write(self._held(key, token).values(lease_expires_at=_from_now(lease)))
 
     async def release(self, key: str, token: UUID) -> bool:
         """Release `key`; false, and no change, if `token` no longer has it."""
-        return await self._database.run(
-            lambda c: locks.release(c, self._table, key, token), Activity.LOCK
-        )
+        held = self._held(key, token)
+        return await self._write(held.values(lease_token=None, lease_expires_at=None))
+
+    async def _write(self, statement: Update) -> bool:
+        """Run `statement`; whether it wrote a row."""
+
+        def write(connection: Connection) -> bool:
+            return bool(connection.execute(statement).rowcount)
+
+        return await self._database.run(write, Activity.LOCK)
 
     async def force(self, key: str, by: str) -> bool:
         """Take `key` from its holder, and note who did; whether it had one.
 
-        The next fence is above the holder's.
+        The counter is raised, so that the holder's fence is no longer the newest.
         """
+        c = self._table.c
+        held = update(self._table).where(self._row(key), c.lease_token.is_not(None))
+        statement = held.values(lease_token=None, lease_expires_at=None, counter=c.counter + 1)
 
-        def work(connection: Connection) -> bool:
-            had = locks.force(connection, self._table, key)
+        def force(connection: Connection) -> bool:
+            had = bool(connection.execute(statement).rowcount)
             if had:
                 note_action(connection, self._dialect, "release_lock", by, {"key": key})
             return had
 
-        return await self._database.run(work, Activity.OPERATE)
+        return await self._database.run(force, Activity.OPERATE)
 
     async def held(self, limit: int) -> Sequence[HeldLock]:
         """Up to `limit` locks that have a holder now, sorted by key."""
-        return await self._database.run(
-            lambda c: locks.held(c, self._table, limit), Activity.OPERATE, write=False
-        )
+        c = self._table.c
+        held = (c.scope == LOCK, c.lease_token.is_not(None), c.lease_expires_at > clock())
+        statement = select(c.key, c.counter, c.created_at, c.lease_expires_at, c.info).where(*held)
+
+        def read(connection: Connection) -> list[HeldLock]:
+            return [
+                HeldLock(r.key, r.counter, r.created_at, r.lease_expires_at, r.info["worker"])
+                for r in connection.execute(statement.order_by(c.key).limit(limit))
+            ]
+
+        return await self._database.run(read, Activity.OPERATE, write=False)
+
+    def _row(self, key: str) -> ColumnElement[bool]:
+        return and_(self._table.c.scope == LOCK, self._table.c.key == key)
+
+    def _held(self, key: str, token: UUID) -> Update:
+        return update(self._table).where(self._row(key), self._table.c.lease_token == token)
+
+
+def _from_now(seconds: float) -> Any:
+    return later(literal(round(seconds * 1_000_000), BigInteger))
