@@ -26,7 +26,7 @@ from faststream_sqlbroker.database.locks import LOCK
 from faststream_sqlbroker.database.parts.jobs import JOB
 from faststream_sqlbroker.database.parts.live_subscribers import SUBSCRIBER
 from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST
-from faststream_sqlbroker.database.parts.schedules import SCHEDULE
+from faststream_sqlbroker.database.schedules import SCHEDULE
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables

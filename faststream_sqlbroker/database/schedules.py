@@ -1,18 +1,56 @@
-"""Schedules, each operation one transaction."""
+"""Schedules: rows of the policy state with scope "schedule"; each operation is one transaction.
+
+The statements are the same on every database. The process that publishes what is due holds the
+row's lease, with a token of its own, and each of its writes names the token. A process that
+changes the schedule removes the lease. A row without a lease, or with one that has run out, is
+free.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Update,
+    and_,
+    delete,
+    literal,
+    null,
+    select,
+    update,
+)
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.status import Schedule, ScheduleState
+from faststream_sqlbroker.core.status import Schedule, ScheduleState, load_state
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import schedules
 from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
+from faststream_sqlbroker.database.parts.mirror import insert_mirrored
+from faststream_sqlbroker.database.parts.policy_state import upsert
+from faststream_sqlbroker.schema.types import clock, later
+
+SCHEDULE = "schedule"
+"""The scope of all schedules; the key is the schedule's name."""
+FIRING = (Activity.SCHEDULE, Activity.PUBLISH)
+"""What a process with schedules does."""
+
+Decide = Callable[[ScheduleState | None, datetime], ScheduleState | None]
+"""Gets a state and the database's time, gives a new state; None changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A schedule as it was read."""
+
+    state: ScheduleState | None
+    busy_for: float
+    """Seconds for which another process holds it at most; 0 or less: it is free."""
 
 
 class Schedules:
@@ -27,38 +65,70 @@ class Schedules:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
 
-    async def define(self, name: str, decide: schedules.Decide) -> ScheduleState | None:
+    async def define(self, name: str, decide: Decide) -> ScheduleState | None:
         """Let `decide` change the state of a schedule, new or not; the state after that."""
-        return await self._database.run(
-            lambda c: schedules.define(self._dialect, c, name, decide),
-            Activity.SCHEDULE,
-            Activity.PUBLISH,
-        )
 
-    async def read(self, names: Sequence[str]) -> tuple[datetime, dict[str, schedules.Seen]]:
+        def define(connection: Connection) -> ScheduleState | None:
+            # Inserts the row, or locks the existing one: two processes that start together decide
+            # one after the other, and the second sees what the first wrote.
+            binds = [{"scope": SCHEDULE, "key": name}]
+            upsert(connection, self._table, binds, replaced=("scope",), created_at=clock())
+            was = load_state(self._lock(connection, name).info)
+            state = decide(was, self._dialect.now(connection))
+            if state is None:
+                return was
+            self._change_state(connection, name, state)
+            return state
+
+        return await self._database.run(define, *FIRING)
+
+    async def read(self, names: Sequence[str]) -> tuple[datetime, dict[str, Seen]]:
         """The time by the database's clock, and those of the schedules `names` that exist."""
-        return await self._database.run(
-            lambda c: schedules.read(self._dialect, c, names),
-            Activity.SCHEDULE,
-            Activity.PUBLISH,
-            write=False,
-        )
+        c = self._table.c
+        statement = select(c.key, c.info, c.lease_expires_at)
+        statement = statement.where(c.scope == SCHEDULE, c.key.in_(names))
+
+        def read(connection: Connection) -> tuple[datetime, dict[str, Seen]]:
+            rows = connection.execute(statement).all()
+            now = self._dialect.now(connection)
+            return now, {
+                key: Seen(load_state(info), 0.0 if ends is None else (ends - now).total_seconds())
+                for key, info, ends in rows
+            }
+
+        return await self._database.run(read, *FIRING, write=False)
 
     async def hold(self, name: str, token: UUID, lease: float) -> ScheduleState | None:
-        """Lease a schedule for `lease` seconds if it is due and free; its state, or None."""
-        return await self._database.run(
-            lambda c: schedules.hold(self._dialect, c, name, token, lease),
-            Activity.SCHEDULE,
-            Activity.PUBLISH,
-        )
+        """Lease a schedule for `lease` seconds if it is due and free; its state, or None.
+
+        It is due at its next fire time, or if an operator has asked for a run; never while paused.
+        `decided_at` says until when fire times are to be published. It is kept when the schedule
+        changes hands, so that a run is finished as it was begun.
+        """
+
+        def hold(connection: Connection) -> ScheduleState | None:
+            row = self._lock(connection, name)
+            now = self._dialect.now(connection)
+            state = None if row is None else load_state(row.info)
+            if state is None or state.due_at is None or state.due_at > now:
+                return None
+            ends = row.lease_expires_at
+            if row.lease_token != token and ends is not None and ends > now:
+                return None
+            state = state.begun(now)
+            self._write(connection, name, state, token, _from_now(lease))
+            return state
+
+        return await self._database.run(hold, *FIRING)
 
     async def extend(self, name: str, token: UUID, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; false if `token` no longer has it."""
-        return await self._database.run(
-            lambda c: schedules.extend(c, self._table, name, token, lease),
-            Activity.SCHEDULE,
-            Activity.PUBLISH,
-        )
+        statement = self._held(name, token).values(lease_expires_at=_from_now(lease))
+
+        def extend(connection: Connection) -> bool:
+            return bool(connection.execute(statement).rowcount)
+
+        return await self._database.run(extend, *FIRING)
 
     async def publish(
         self,
@@ -71,40 +141,53 @@ class Schedules:
         """Insert `rows` and write `state`, if `token` still has the schedule; whether it had.
 
         Both are one transaction, so each fire time is published once. The schedule stays leased for
-        `lease` seconds; None releases it.
+        `lease` seconds from now; None releases it.
         """
-        return await self._database.run(
-            lambda c: schedules.publish(self._dialect, c, name, token, state, rows, lease),
-            Activity.SCHEDULE,
-            Activity.PUBLISH,
-        )
+
+        def publish(connection: Connection) -> bool:
+            row = self._lock(connection, name)
+            if row is None or row.lease_token != token:
+                return False
+            if rows:
+                insert_mirrored(self._dialect, connection, rows)
+            if lease is None:
+                self._write(connection, name, state, None, null())
+            else:
+                self._write(connection, name, state, token, _from_now(lease))
+            return True
+
+        return await self._database.run(publish, *FIRING)
 
     async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> None:
         """Release a schedule, if `token` has it; it cannot be leased for `pause` seconds."""
-        await self._database.run(
-            lambda c: schedules.put_off(c, self._table, name, token, state, pause),
-            Activity.SCHEDULE,
-            Activity.PUBLISH,
-        )
+
+        def put_off(connection: Connection) -> None:
+            row = self._lock(connection, name)
+            if row is not None and row.lease_token == token:
+                self._write(connection, name, state, None, _from_now(pause))
+
+        await self._database.run(put_off, *FIRING)
 
     async def give_back(self, name: str, token: UUID) -> None:
         """Release a schedule, if `token` has it; other processes can lease it now."""
-        await self._database.run(
-            lambda c: schedules.give_back(c, self._table, name, token),
-            Activity.SCHEDULE,
-            Activity.PUBLISH,
-        )
+        statement = self._held(name, token).values(lease_token=None, lease_expires_at=None)
+
+        def give_back(connection: Connection) -> None:
+            connection.execute(statement)
+
+        await self._database.run(give_back, *FIRING)
 
     async def forget(self, name: str, by: str) -> bool:
         """Remove a schedule, and note who did; whether it existed."""
+        statement = delete(self._table).where(self._row(name))
 
-        def work(connection: Connection) -> bool:
-            was = schedules.forget(connection, self._table, name)
+        def forget(connection: Connection) -> bool:
+            was = bool(connection.execute(statement).rowcount)
             if was:
                 note_action(connection, self._dialect, "forget_schedule", by, {"name": name})
             return was
 
-        return await self._database.run(work, Activity.OPERATE)
+        return await self._database.run(forget, Activity.OPERATE)
 
     async def run(self, name: str, by: str) -> ScheduleState | None:
         """Ask for a run besides the fire times, unless it is paused; its state before, or None."""
@@ -142,18 +225,67 @@ class Schedules:
         decide: Callable[[ScheduleState, datetime], ScheduleState],
         noted: Callable[[ScheduleState], bool],
     ) -> ScheduleState | None:
-        """Change a schedule, and note who did if `noted` says so of its state before."""
+        """Write the state that `decide` makes of the present one; that, or None: there is none.
 
-        def work(connection: Connection) -> ScheduleState | None:
-            was = schedules.change(self._dialect, connection, name, decide)
-            if was is not None and noted(was):
+        A process that holds the schedule loses it, so that it cannot write over the change: a
+        message that it is making is not published. The audit names who did if `noted` says so of
+        the state before.
+        """
+
+        def change(connection: Connection) -> ScheduleState | None:
+            row = self._lock(connection, name)
+            was = None if row is None else load_state(row.info)
+            if was is None:
+                return None
+            state = decide(was, self._dialect.now(connection))
+            if state != was:
+                self._change_state(connection, name, state)
+            if noted(was):
                 note_action(connection, self._dialect, action, by, {"name": name})
             return was
 
-        return await self._database.run(work, Activity.OPERATE)
+        return await self._database.run(change, Activity.OPERATE)
 
     async def listed(self, limit: int) -> list[Schedule]:
         """Up to `limit` schedules, sorted by name."""
-        return await self._database.run(
-            lambda c: schedules.listed(c, self._table, limit), Activity.OPERATE, write=False
-        )
+        c = self._table.c
+        statement = select(c.key, c.info).where(c.scope == SCHEDULE).order_by(c.key).limit(limit)
+
+        def read(connection: Connection) -> list[Schedule]:
+            states = [(key, load_state(info)) for key, info in connection.execute(statement)]
+            return [state.listed(name) for name, state in states if state is not None]
+
+        return await self._database.run(read, Activity.OPERATE, write=False)
+
+    def _lock(self, connection: Connection, name: str) -> Any:
+        c = self._table.c
+        statement = select(c.info, c.lease_token, c.lease_expires_at).where(self._row(name))
+        return connection.execute(statement.with_for_update()).one_or_none()
+
+    def _change_state(self, connection: Connection, name: str, state: ScheduleState) -> None:
+        """Write `state`, without a lease."""
+        self._write(connection, name, state, None, null())
+        if self._dialect.can_listen:
+            # Processes that fire it may nap for long.
+            notify_state_changed(connection, self._dialect.tables.config.channel)
+
+    def _write(
+        self,
+        connection: Connection,
+        name: str,
+        state: ScheduleState,
+        token: UUID | None,
+        ends: Any,
+    ) -> None:
+        values = {"info": state.dump(), "lease_token": token, "lease_expires_at": ends}
+        connection.execute(update(self._table).where(self._row(name)).values(values))
+
+    def _row(self, name: str) -> ColumnElement[bool]:
+        return and_(self._table.c.scope == SCHEDULE, self._table.c.key == name)
+
+    def _held(self, name: str, token: UUID) -> Update:
+        return update(self._table).where(self._row(name), self._table.c.lease_token == token)
+
+
+def _from_now(seconds: float) -> Any:
+    return later(literal(round(seconds * 1_000_000), BigInteger))

@@ -27,7 +27,7 @@ from faststream_sqlbroker.flow.wakeup import Wakeups
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from faststream_sqlbroker.database.parts.schedules import Seen
+    from faststream_sqlbroker.database.schedules import Seen
     from faststream_sqlbroker.database.store import Store
 
 
