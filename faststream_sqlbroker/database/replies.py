@@ -1,14 +1,25 @@
-"""Replies to the requests of this process; each operation is one transaction."""
+"""Replies to the requests of this process; each operation is one transaction.
 
-from collections.abc import Sequence
-from functools import partial
+They are messages in a queue that only this process reads, so a reply needs no lease: it is read,
+handed over, and deleted by its id. What a process leaves behind is removed by heartbeats
+(`database.parts.replies`).
+"""
 
-from sqlalchemy import Connection
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, bindparam, delete
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import replies
+from faststream_sqlbroker.database.parts.policy_state import upsert
+from faststream_sqlbroker.database.parts.replies import SCOPE, remove_replies
+from faststream_sqlbroker.database.query import Query
+from faststream_sqlbroker.schema.types import clock, later
+
+_NO_TOKEN = UUID(int=0)
 
 
 class ReplyStore:
@@ -24,8 +35,12 @@ class ReplyStore:
         self._table = database.tables.policy_state
 
     async def read(self, queue: str) -> list[ClaimedMessage]:
-        """The replies in `queue`, at most `MOST_READ`; they stay there, without a lease."""
-        query = replies.reading(self._dialect, queue)
+        """The replies in `queue`, at most `MAX_REPLIES`; they stay there, without a lease."""
+
+        def read(rows: Iterable[Sequence[Any]]) -> list[ClaimedMessage]:
+            return self._dialect.claimed(rows, _NO_TOKEN)
+
+        query = Query(self._dialect.sql["replies"], {"queue": queue}, read)
         return await self._database.run(query, Activity.REQUEST, write=False)
 
     async def remove(self, ids: Sequence[int]) -> None:
@@ -34,15 +49,21 @@ class ReplyStore:
 
     async def note_queue(self, queue: str, seconds: float) -> None:
         """Note that `queue` is used for `seconds` from now; then any process may clear it."""
-        note = partial(replies.note_queue, table=self._table, queue=queue, seconds=seconds)
+        binds = {"scope": SCOPE, "key": queue, "used": round(seconds * 1_000_000)}
+        values = {"created_at": clock(), "expires_at": later(bindparam("used"))}
+
+        def note(connection: Connection) -> None:
+            upsert(connection, self._table, [binds], replaced=["expires_at"], **values)
+
         await self._database.run(note, Activity.REQUEST)
 
     async def leave_queue(self, queue: str, *, forget: bool) -> None:
         """Clear `queue`; with `forget` no reply is to come, and it is no longer noted."""
+        c = self._table.c
 
         def leave(connection: Connection) -> None:
-            replies.clear_queue(self._dialect, connection, queue)
+            remove_replies(self._dialect, connection, queue, everything=True)
             if forget:
-                replies.forget_queue(connection, self._table, queue)
+                connection.execute(delete(self._table).where(c.scope == SCOPE, c.key == queue))
 
         await self._database.run(leave, Activity.REQUEST)

@@ -13,8 +13,8 @@ from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import replies
 from faststream_sqlbroker.database.parts.ordered import Cursors
+from faststream_sqlbroker.database.parts.replies import remove_replies
 from tests.helpers import MYSQL, mysql_numbers
 from tests.plans.conftest import TABLES
 
@@ -129,10 +129,11 @@ def test_a_look_for_replies_reads_its_queue_only(
     dialect: MysqlDialect, connection: Connection
 ) -> None:
     with reads(connection, at_most=10):
-        assert replies.reading(dialect, "none")(connection) == []
+        assert connection.execute(dialect.sql["replies"], {"queue": "none"}).all() == []
     with reads(connection, at_most=10):
-        replies.clear_queue(dialect, connection, "none")
-    ids = [row.id for row in replies.reading(dialect, "other7")(connection)][:LIMIT]
+        remove_replies(dialect, connection, "none", everything=True)
+    rows = connection.execute(dialect.sql["replies"], {"queue": "other7"}).all()
+    ids = [row.id for row in rows[:LIMIT]]
     with reads(connection, at_most=60 + 4 * LIMIT):
         dialect.removing(ids)(connection)
     connection.rollback()
