@@ -1,12 +1,28 @@
 """Messages that were published with a lookup value; each operation is one transaction."""
 
-from sqlalchemy import Connection
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Select,
+    Table,
+    cast,
+    func,
+    select,
+    update,
+)
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.mirror import MirroredMessage
+from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import mirror
+from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.claimed_rows import load_payload
+from faststream_sqlbroker.database.parts.mirror import MIRROR
+from faststream_sqlbroker.schema.types import MYSQL
 
 
 class MirrorStore:
@@ -22,18 +38,36 @@ class MirrorStore:
 
     async def count(self, lookup: str | None, info: str | None) -> int:
         """The live messages that match."""
-        return await self._database.run(
-            lambda c: mirror.count(c, self._dialect, lookup, info), Activity.OPERATE, write=False
-        )
+        statement = count_statement(self._dialect, lookup, info)
+
+        def count(connection: Connection) -> int:
+            return int(connection.execute(statement).scalar_one())
+
+        return await self._database.run(count, Activity.OPERATE, write=False)
 
     async def find(self, lookup: str | None, info: str | None, limit: int) -> list[MirroredMessage]:
         """Up to `limit` of them, by id."""
-        return await self._database.run(
-            lambda c: mirror.find(c, self._dialect, lookup, info, limit),
-            Activity.OPERATE,
-            Activity.INSPECT,
-            write=False,
+        state = self._dialect.tables.policy_state.c
+        message = self._dialect.tables.message.c
+        columns = (
+            message.id,
+            message.queue,
+            message.headers,
+            message.payload,
+            message.publish_count,
+            message.next_attempt_at,
+            message.created_at,
+            state.created_at.label("entered_at"),
+            state.scope,
+            state.info,
         )
+        statement = _matching(self._dialect, lookup, info, *columns)
+        statement = statement.order_by(message.id).limit(limit)
+
+        def find(connection: Connection) -> list[MirroredMessage]:
+            return [_mirrored(row) for row in connection.execute(statement)]
+
+        return await self._database.run(find, Activity.OPERATE, Activity.INSPECT, write=False)
 
     async def set_info(
         self, lookup: str, message_id: int | None, info: str | None, by: str | None = None
@@ -42,12 +76,62 @@ class MirrorStore:
 
         Unless `by` is None, the audit names who did.
         """
+        state = self._dialect.tables.policy_state
+        message = self._dialect.tables.message.c
+        lives = select(message.id).where(message.id == state.c.counter)
+        conditions = [state.c.scope == MIRROR + lookup, lives.exists()]
+        if message_id is not None:
+            conditions.append(state.c.key == str(message_id))
+        statement = update(state).where(*conditions).values(info={"text": info})
+        arguments = {"lookup": lookup, "message_id": message_id}
 
-        def work(connection: Connection) -> int:
-            count = mirror.set_info(connection, self._dialect, lookup, message_id, info)
+        def set_info(connection: Connection) -> int:
+            count = connection.execute(statement).rowcount
             if count and by is not None:
-                given = {"lookup": lookup, "message_id": message_id}
-                note_action(connection, self._dialect, "set_info", by, given, done=count)
+                note_action(connection, self._dialect, "set_info", by, arguments, done=count)
             return count
 
-        return await self._database.run(work, Activity.OPERATE)
+        return await self._database.run(set_info, Activity.OPERATE)
+
+
+def count_statement(dialect: Operations, lookup: str | None, info: str | None) -> Select[Any]:
+    """The statement of `MirrorStore.count`."""
+    return _matching(dialect, lookup, info, func.count())
+
+
+def _matching(
+    dialect: Operations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
+) -> Select[Any]:
+    state: Table = dialect.tables.policy_state
+    message: Table = dialect.tables.message
+    # Both are ranges of the primary key; ";" comes after ":".
+    if lookup is None:
+        conditions = [state.c.scope > MIRROR, state.c.scope < MIRROR[:-1] + ";"]
+    else:
+        conditions = [state.c.scope == MIRROR + lookup]
+    if info is not None:
+        conditions.append(_is_text(dialect, state.c.info["text"].as_string(), info))
+    joined = state.join(message, message.c.id == state.c.counter)
+    return select(*columns).select_from(joined).where(*conditions)
+
+
+def _is_text(dialect: Operations, column: Any, text: str) -> Any:
+    # As texts, those that differ in spaces at their end would be equal there.
+    if dialect.name in MYSQL:
+        return cast(column, LargeBinary) == text.encode()
+    return column == text
+
+
+def _mirrored(row: Any) -> MirroredMessage:
+    return MirroredMessage(
+        id=row.id,
+        queue=row.queue,
+        lookup=row.scope.removeprefix(MIRROR),
+        info=row.info["text"],
+        entry_time=row.entered_at,
+        publish_time=row.created_at,
+        publish_after=row.next_attempt_at,
+        publish_count=row.publish_count,
+        headers=load_headers(row.headers),
+        payload=load_payload(row.payload),
+    )

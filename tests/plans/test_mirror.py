@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.dialects import sqlite
 
+from faststream_sqlbroker.database.mirror import count_statement
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import mirror
+from faststream_sqlbroker.database.parts.mirror import MIRROR
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
@@ -36,9 +37,9 @@ def fill(engine: Engine, kind: str) -> None:
     numbers = NUMBERS.get(kind) or f"{mysql_numbers(RECORDS)} s"
     lookup = f"id % {LOOKUPS}"
     if kind in {"postgresql", "sqlite"}:
-        key, name, scope = '"key"', "CAST(id AS TEXT)", f"'{mirror.MIRROR}' || ({lookup})"
+        key, name, scope = '"key"', "CAST(id AS TEXT)", f"'{MIRROR}' || ({lookup})"
     else:
-        key, name, scope = "`key`", "CAST(id AS CHAR)", f"CONCAT('{mirror.MIRROR}', {lookup})"
+        key, name, scope = "`key`", "CAST(id AS CHAR)", f"CONCAT('{MIRROR}', {lookup})"
     with engine.begin() as connection:
         create_all(connection, TABLES)
         records = f"INSERT INTO message_policy_state (scope, {key}, counter, info)"
@@ -68,14 +69,14 @@ def mirrored(database: str, database_url: str) -> Iterator[Engine]:
 def test_p11_postgresql_counts_by_the_index(mirrored: Engine, info: str | None) -> None:
     """P11."""
     dialect = PostgresqlDialect(TABLES, mirrored.dialect)
-    statement = mirror.counting(dialect, "7", info).compile(
+    statement = count_statement(dialect, "7", info).compile(
         mirrored, compile_kwargs={"literal_binds": True}
     )
     with mirrored.connect() as connection:
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
         ).scalar_one()
-        assert mirror.count(connection, dialect, "7", info) == OF_ONE
+        assert connection.scalar(count_statement(dialect, "7", info)) == OF_ONE
     plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
     assert not [each for each in nodes(plan) if each["Node Type"] == "Seq Scan"], plan
     used = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
@@ -88,9 +89,9 @@ def test_p11_mysql_counts_by_the_index(mirrored: Engine, info: str | None) -> No
     """P11."""
     dialect = MysqlDialect(TABLES, mirrored.dialect)
     with mirrored.connect() as connection:
-        mirror.count(connection, dialect, "7", info)  # prepares the session
+        connection.scalar(count_statement(dialect, "7", info))  # prepares the session
         with reads(connection, at_most=4 * OF_ONE):
-            assert mirror.count(connection, dialect, "7", info) == OF_ONE
+            assert connection.scalar(count_statement(dialect, "7", info)) == OF_ONE
 
 
 def test_p11_sqlite_counts_by_the_index(tmp_path: Path) -> None:
@@ -99,11 +100,11 @@ def test_p11_sqlite_counts_by_the_index(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{path}")
     fill(engine, "sqlite")
     dialect = SqliteDialect(TABLES, sqlite.dialect())
-    compiled = mirror.counting(dialect, "7", "i").compile(
+    compiled = count_statement(dialect, "7", "i").compile(
         dialect=sqlite.dialect(paramstyle="named")
     )
     with engine.connect() as connection:
-        assert mirror.count(connection, dialect, "7", "i") == OF_ONE
+        assert connection.scalar(count_statement(dialect, "7", "i")) == OF_ONE
     engine.dispose()
     raw = sqlite3.connect(path)
     rows = raw.execute(f"EXPLAIN QUERY PLAN {compiled}", compiled.params).fetchall()

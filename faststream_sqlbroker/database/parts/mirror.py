@@ -9,28 +9,20 @@ from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    LargeBinary,
-    Select,
     Table,
     bindparam,
-    cast,
     delete,
-    func,
     insert,
     select,
     update,
 )
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from faststream_sqlbroker.core.mirror import MirroredMessage
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.sizes import chunks
-from faststream_sqlbroker.schema.types import MYSQL, later
+from faststream_sqlbroker.schema.types import later
 
 MIRROR = "mirror:"
 """The scope is this and the lookup value; the key is the message's id, and so is the counter."""
@@ -120,58 +112,6 @@ def _insert_records(
         connection.execute(insert(table).values(expires_at=later(bindparam("kept"))), binds)
 
 
-def count(connection: Connection, dialect: Operations, lookup: str | None, info: str | None) -> int:
-    """The live messages that match."""
-    found: int = connection.execute(counting(dialect, lookup, info)).scalar_one()
-    return found
-
-
-def counting(dialect: Operations, lookup: str | None, info: str | None) -> Select[Any]:
-    """The statement of `count`."""
-    return _matching(dialect, lookup, info, func.count())
-
-
-def find(
-    connection: Connection, dialect: Operations, lookup: str | None, info: str | None, limit: int
-) -> list[MirroredMessage]:
-    """Up to `limit` of the live messages that match, by id."""
-    state: Table = dialect.tables.policy_state
-    message: Table = dialect.tables.message
-    columns = (
-        message.c.id,
-        message.c.queue,
-        message.c.headers,
-        message.c.payload,
-        message.c.publish_count,
-        message.c.next_attempt_at,
-        message.c.created_at,
-        state.c.created_at.label("entered_at"),
-        state.c.scope,
-        state.c.info,
-    )
-    statement = _matching(dialect, lookup, info, *columns).order_by(message.c.id).limit(limit)
-    return [_mirrored(row) for row in connection.execute(statement)]
-
-
-def set_info(
-    connection: Connection,
-    dialect: Operations,
-    lookup: str,
-    message_id: int | None,
-    info: str | None,
-) -> int:
-    """Replace the info of the live messages with this lookup value, or of one of them; how many."""
-    state: Table = dialect.tables.policy_state
-    lives = select(dialect.tables.message.c.id).where(
-        dialect.tables.message.c.id == state.c.counter
-    )
-    wanted = [state.c.scope == MIRROR + lookup, lives.exists()]
-    if message_id is not None:
-        wanted.append(state.c.key == str(message_id))
-    changed = connection.execute(update(state).where(*wanted).values(info={"text": info}))
-    return changed.rowcount
-
-
 def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> list[Any]:
     """Of `rows` of the policy state that may be forgotten, those that are to be: a mirror's row
     whose message lives is kept for as long again as it has been there.
@@ -201,41 +141,3 @@ def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]
         longer = update(state).where(*one).values(expires_at=later(bindparam("kept")))
         connection.execute(longer, kept)
     return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living)]
-
-
-def _is_text(dialect: Operations, column: Any, text: str) -> Any:
-    # As texts, those that differ in spaces at their end would be equal there.
-    if dialect.name in MYSQL:
-        return cast(column, LargeBinary) == text.encode()
-    return column == text
-
-
-def _matching(
-    dialect: Operations, lookup: str | None, info: str | None, *columns: ColumnElement[Any]
-) -> Select[Any]:
-    state: Table = dialect.tables.policy_state
-    message: Table = dialect.tables.message
-    # Both are ranges of the primary key; ";" comes after ":".
-    if lookup is None:
-        wanted = [state.c.scope > MIRROR, state.c.scope < MIRROR[:-1] + ";"]
-    else:
-        wanted = [state.c.scope == MIRROR + lookup]
-    if info is not None:
-        wanted.append(_is_text(dialect, state.c.info["text"].as_string(), info))
-    joined = state.join(message, message.c.id == state.c.counter)
-    return select(*columns).select_from(joined).where(*wanted)
-
-
-def _mirrored(row: Any) -> MirroredMessage:
-    return MirroredMessage(
-        id=row.id,
-        queue=row.queue,
-        lookup=row.scope.removeprefix(MIRROR),
-        info=row.info["text"],
-        entry_time=row.entered_at,
-        publish_time=row.created_at,
-        publish_after=row.next_attempt_at,
-        publish_count=row.publish_count,
-        headers=load_headers(row.headers),
-        payload=load_payload(row.payload),
-    )
