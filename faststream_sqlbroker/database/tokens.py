@@ -42,7 +42,7 @@ class QueueTokenStore:
     ) -> Registered:
         """Make the token, or with `rotate` another one, and note in the audit who did."""
 
-        def work(connection: Connection) -> Registered:
+        def put(connection: Connection) -> Registered:
             found = channels.put(
                 connection,
                 self._table,
@@ -57,4 +57,4 @@ class QueueTokenStore:
                 note_action(connection, self._dialect, "put_queue_token", by, arguments)
             return found
 
-        return await self._database.run(work, Activity.STATE)
+        return await self._database.run(put, Activity.STATE)

@@ -1,4 +1,4 @@
-"""How many messages of a queue are due, and how many are leased, counted up to a limit.
+"""How many messages of a queue are due, counted up to a limit.
 
 Each range is one of an index, and is left as soon as the limit is reached.
 """
