@@ -9,7 +9,8 @@ from functools import cache
 import pytest
 
 from faststream_sqlbroker.core import reasons
-from tests.unit.test_layers import FILES, name, tree_of
+from tests.unit.test_layers import FILES, tree_of
+from tests.unit.test_layers import name as name_of
 
 PLACE = {"Reject": 0, "Discard": 0, "_fail": 3, "_dead_letter": 1}
 """Which argument of what is written is the reason; or it is given by name."""
@@ -33,7 +34,7 @@ def _written() -> Iterator[tuple[str, ast.expr]]:
         for node in ast.walk(tree_of(path)):
             if not isinstance(node, ast.Call):
                 continue
-            place = f"{name(path)}:{node.lineno}"
+            place = f"{name_of(path)}:{node.lineno}"
             name = (
                 node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
             )
