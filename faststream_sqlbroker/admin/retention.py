@@ -6,7 +6,7 @@ from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import NO_ARCHIVE, Pruned, Retention, checked_retention
-from faststream_sqlbroker.database.pruner import Pruner
+from faststream_sqlbroker.database.retention import Pruner
 from faststream_sqlbroker.exceptions import SetupError
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Retention
-from faststream_sqlbroker.database.pruner import Pruner
+from faststream_sqlbroker.database.retention import Pruner
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.fleet_loop import FleetLoop
 from faststream_sqlbroker.flow.loop import Log

@@ -10,8 +10,8 @@ from sqlalchemy import insert, literal_column
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Pruned, Retention, RightsError, SetupError, SqlBroker
-from faststream_sqlbroker.database import pruner
-from faststream_sqlbroker.database.parts import retention as statements
+from faststream_sqlbroker.database import retention as subject
+from faststream_sqlbroker.database.parts import sizes
 from faststream_sqlbroker.flow import retention as loop
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import later
@@ -82,7 +82,7 @@ async def test_of_too_many_the_oldest_go(broker: SqlBroker, archive: Archive) ->
     old = await archive.put("FAILED", 9, 8)
     done = await archive.put("COMPLETED", 7, 6, 5, 4)
     dropped = await archive.put("DISCARDED", 3, 2)
-    with patch.object(statements, "WALK", 3):
+    with patch.object(subject, "WALK", 3):
         assert await broker.admin.prune(Retention(max_rows=8)) == Pruned()
         found = await broker.admin.prune(Retention(max_rows=5), dry_run=True)
         assert found == Pruned(completed=1, failed=2)
@@ -98,17 +98,18 @@ async def test_small_steps_that_were_cut_off_go_on(broker: SqlBroker, archive: A
     await archive.put("COMPLETED", *(range(30, 10, -1)))
     young = await archive.put("COMPLETED", 1)
     steps = 0
-    inner = statements.remove
+    inner = subject.ArchiveRetention.remove
 
-    def remove(*arguments: Any) -> Any:
+    async def remove(*arguments: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 4:
             raise asyncio.CancelledError
-        return inner(*arguments)
+        return await inner(*arguments)
 
     retention = Retention(completed="5h")
-    with patch.object(statements, "BATCH", 3), patch.object(statements, "remove", remove):
+    cut_off = patch.object(subject.ArchiveRetention, "remove", remove)
+    with patch.object(subject, "BATCH", 3), cut_off:
         with pytest.raises(asyncio.CancelledError):
             await broker.admin.prune(retention)
         [action] = await broker.admin.audit()
@@ -125,13 +126,13 @@ async def test_a_message_that_has_ended_again_is_young(
 ) -> None:
     """Between the look and the removal it was brought back, and has ended anew."""
     [first, second] = await archive.put("FAILED", 9, 1)
-    inner = statements.chunks
+    inner = sizes.chunks
 
     def chunks(ids: Sequence[int]) -> Any:
         assert list(ids) == [first]
         return inner([first, second])
 
-    with patch.object(statements, "chunks", chunks):
+    with patch.object(subject, "chunks", chunks):
         assert await broker.admin.prune(Retention(failed="5h")) == Pruned(failed=1)
     assert await archive.left() == [second]
 
@@ -170,7 +171,7 @@ async def test_a_message_that_just_ended_is_removed_at_its_age(
     make: Make, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "INTERVAL", 0.1)
-    monkeypatch.setattr(pruner, "FROM_START", 0.0)
+    monkeypatch.setattr(subject, "FROM_START", 0.0)
     pruning = make(retention=Retention(completed=1.0))
 
     @pruning.subscriber("q", **QUICK)
@@ -213,7 +214,7 @@ async def test_a_fast_archive_is_told_by_its_newest_rows(
     await archive.put("COMPLETED", 0.4, 0.3, 0.2, 0.1)
     keeping = make()
     keeping.subscriber("q", **QUICK)(_nothing)
-    with patch.object(statements, "SAMPLE", 3):
+    with patch.object(subject, "MAX_SAMPLE", 3):
         await keeping.start()
     [told] = heard.texts("the archive grows")
     # Three in 0.3 hours: 240 a day; the test's own time makes it a little less.

@@ -10,6 +10,8 @@ from sqlalchemy import delete, insert, update
 
 from faststream_sqlbroker import Pruned, Retention, SetupError, SqlBroker
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
+from faststream_sqlbroker.database import loaded_windows as subject
+from faststream_sqlbroker.database.loaded_windows import LoadedWindows
 from faststream_sqlbroker.database.parts import loaded_windows as statements
 from faststream_sqlbroker.flow import retention as loop
 from tests.faststream.conftest import QUICK, Heard, Look, Make
@@ -36,12 +38,18 @@ class Archive:
 
     async def put(self, day: int, *ids: int, state: str = "COMPLETED", queue: str = "q") -> None:
         """Messages that ended on that day, a minute apart."""
+        for number, message_id in enumerate(ids):
+            at = FIRST + day * DAY + timedelta(minutes=number)
+            await self.put_at(at, message_id, state=state, queue=queue)
+
+    async def put_at(
+        self, at: datetime, message_id: int, *, state: str = "COMPLETED", queue: str = "q"
+    ) -> None:
+        """A message that ended at that moment."""
+        row = {"id": message_id, "queue": queue, "payload": b"x", "state": state}
+        times = {"created_at": at, "next_attempt_at": at, "archived_at": at}
         async with self._look.engine.begin() as connection:
-            for number, message_id in enumerate(ids):
-                at = FIRST + day * DAY + timedelta(minutes=number)
-                row = {"id": message_id, "queue": queue, "payload": b"x", "state": state}
-                times = {"created_at": at, "next_attempt_at": at, "archived_at": at}
-                await connection.execute(insert(self.table).values(**row, **times))
+            await connection.execute(insert(self.table).values(**row, **times))
 
     async def record(self, day: int, *ids: int) -> None:
         """As an export that has these messages of the day in its lake."""
@@ -52,6 +60,12 @@ class Archive:
         values = {"scope": LOADED + "shop", "key": window.name, "due_at": window.end}
         async with self._look.engine.begin() as connection:
             await connection.execute(insert(self.records).values(info=window.info(), **values))
+
+    async def renew_records(self) -> None:
+        """As an export that writes them again with the same rows."""
+        of_shop = self.records.c.scope == LOADED + "shop"
+        async with self._look.engine.begin() as connection:
+            await connection.execute(update(self.records).where(of_shop).values(counter=7))
 
     async def forget_records(self) -> None:
         """As the first half of an export that writes its record anew."""
@@ -79,7 +93,7 @@ def archive(broker: SqlBroker, look: Look) -> Archive:
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statements, "PAGE", 3)
-    monkeypatch.setattr(statements, "LISTED", 2)
+    monkeypatch.setattr(subject, "LISTED", 2)
 
 
 async def test_only_recorded_windows_go_and_the_record_is_lowered(
@@ -135,20 +149,18 @@ async def test_a_row_that_comes_while_its_window_is_pruned_stays(
     """After all was compared, and after the first page has gone."""
     await archive.put(0, 1, 2, 3, 4, 5, 6, 7)
     await archive.record(0, 1, 2, 3, 4, 5, 6, 7)
-    inner = statements.remove_page
+    inner = LoadedWindows.remove
     pages = 0
 
-    def remove_page(connection: Any, *arguments: Any) -> Any:
+    async def remove(*arguments: Any) -> Any:
         nonlocal pages
         pages += 1
         if pages == (1 if moment == "compared" else 2):
             at = FIRST + timedelta(minutes=pages * 3 - 2, seconds=30)
-            row = {"id": 99, "queue": "q", "payload": b"x", "state": "COMPLETED"}
-            times = {"created_at": at, "next_attempt_at": at, "archived_at": at}
-            connection.execute(insert(archive.table).values(**row, **times))
-        return inner(connection, *arguments)
+            await archive.put_at(at, 99)
+        return await inner(*arguments)
 
-    with patch.object(statements, "remove_page", remove_page):
+    with patch.object(LoadedWindows, "remove", remove):
         found = await broker.admin.prune(BY_LAKE)
     gone = 0 if moment == "compared" else 3
     assert found == Pruned(completed=gone)
@@ -163,16 +175,13 @@ async def test_a_record_that_an_export_has_renewed_is_compared_anew(
 ) -> None:
     await archive.put(0, 1, 2, 3)
     await archive.record(0, 1, 2, 3)
-    inner = statements.remove_page
+    inner = LoadedWindows.remove
 
-    def remove_page(connection: Any, *arguments: Any) -> Any:
-        records = archive.records
-        connection.execute(
-            update(records).where(records.c.scope == LOADED + "shop").values(counter=7)
-        )
-        return inner(connection, *arguments)
+    async def remove(*arguments: Any) -> Any:
+        await archive.renew_records()
+        return await inner(*arguments)
 
-    with patch.object(statements, "remove_page", remove_page):
+    with patch.object(LoadedWindows, "remove", remove):
         assert await broker.admin.prune(BY_LAKE) == Pruned()
     assert await archive.left() == [1, 2, 3]
     assert await broker.admin.prune(BY_LAKE) == Pruned(completed=3)

@@ -1,8 +1,12 @@
 """A message table with crowds that no hot statement may walk through."""
 
-import pytest
-from sqlalchemy import Engine, create_engine, make_url, text
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, make_url, text
+
+from faststream_sqlbroker.database.dialects import dialect_for
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
@@ -20,6 +24,20 @@ SYNC_DRIVERS = {
     "mariadb": "mariadb+pymysql",
     "mysql": "mysql+pymysql",
 }
+T = TypeVar("T")
+
+
+class DatabaseOf:
+    """In place of a `Database`: what a subject does runs on one connection, in its transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.dialect = dialect_for(connection.dialect, TABLES)
+        self.tables = TABLES
+
+    async def run(self, work: Callable[[Connection], T], *_: Any, **_options: Any) -> T:
+        """Run `work`, and commit nothing."""
+        return work(self._connection)
 
 
 def crowd(kind: str) -> list[str]:

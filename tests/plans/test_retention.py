@@ -1,5 +1,6 @@
 """What retention reads of a large archive: the oldest rows of an index, and no others."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,12 +11,13 @@ from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSu
 from faststream_sqlbroker.core.retention import Place
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.dialects import dialect_for
+from faststream_sqlbroker.database.loaded_windows import LoadedWindows
+from faststream_sqlbroker.database.partitions import ArchivePartitions
 from faststream_sqlbroker.database.parts import loaded_windows
-from faststream_sqlbroker.database.parts import retention as statements
-from faststream_sqlbroker.database.parts.retention import BATCH, cutoff, growth, remove
+from faststream_sqlbroker.database.retention import BATCH, ArchiveRetention
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
-from tests.plans.conftest import SYNC_DRIVERS, TABLES
+from tests.plans.conftest import SYNC_DRIVERS, TABLES, DatabaseOf
 from tests.plans.test_mysql import reads
 
 ROWS = 100_000
@@ -52,15 +54,25 @@ def archived(database: str, database_url: str) -> Any:
     engine.dispose()
 
 
+def retention_on(connection: Connection) -> ArchiveRetention:
+    database: Any = DatabaseOf(connection)
+    return ArchiveRetention(database, ArchivePartitions(database))
+
+
+def windows_on(connection: Connection) -> LoadedWindows:
+    database: Any = DatabaseOf(connection)
+    return LoadedWindows(database)
+
+
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 @pytest.mark.parametrize(("state", "index"), [("COMPLETED", "archived"), ("FAILED", "uncompleted")])
 def test_postgresql_reads_the_beginning_of_an_index(
     archived: Engine, database: str, state: str, index: str
 ) -> None:
-    dialect = dialect_for(archived.dialect, TABLES)
     with archived.connect() as connection:
-        before = cutoff(connection, 3600.0)
-        asked = statements._oldest(dialect, MessageState[state], before, None).limit(BATCH)
+        retention = retention_on(connection)
+        before = asyncio.run(retention.cutoff(3600.0))
+        asked = retention._oldest(MessageState[state], before, None).limit(BATCH)
         made: Any = dialect_of_postgresql.dialect
         plain = str(asked.compile(dialect=made(), compile_kwargs={"literal_binds": True}))
         plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}".replace(":", "\\:"))).all())
@@ -72,19 +84,21 @@ def test_postgresql_reads_the_beginning_of_an_index(
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
 def test_mysql_reads_no_more_than_it_removes(archived: Engine, database: str, state: str) -> None:
-    dialect = dialect_for(archived.dialect, TABLES)
     with archived.begin() as connection:
-        before = cutoff(connection, 3600.0)
-        remove(connection, dialect, MessageState[state], before, None)
+        retention = retention_on(connection)
+        before = asyncio.run(retention.cutoff(3600.0))
+        asyncio.run(retention.remove(MessageState[state], before, None))
     with archived.begin() as connection:
+        retention = retention_on(connection)
         with reads(connection, at_most=8 * BATCH):
-            step = remove(connection, dialect, MessageState[state], before, None)
+            step = asyncio.run(retention.remove(MessageState[state], before, None))
     assert step.rows == (BATCH if state == "COMPLETED" else 0)
 
 
 def middle(connection: Connection) -> LoadedWindow:
     """A window of a week and more in the middle of the archive."""
-    start, end = (cutoff(connection, 60.0 * minutes) for minutes in (15_000, 3_000))
+    retention = retention_on(connection)
+    start, end = (asyncio.run(retention.cutoff(60.0 * minutes)) for minutes in (15_000, 3_000))
     return LoadedWindow("a week", start, end, RowSum(), "a lake")
 
 
@@ -97,7 +111,7 @@ def test_postgresql_compares_a_window_page_by_page(archived: Engine, database: s
         assert isinstance(first.last, Place)
         made: Any = dialect_of_postgresql.dialect
         for last in (None, first.last):
-            asked = loaded_windows._rows(dialect, window, first.last, last)
+            asked = loaded_windows.rows_between(dialect, window, first.last, last)
             asked = asked.limit(BATCH) if last is None else asked
             plain = str(asked.compile(dialect=made(), compile_kwargs={"literal_binds": True}))
             plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}".replace(":", "\\:"))).all())
@@ -122,13 +136,13 @@ def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, databas
             second = loaded_windows.read_page(connection, dialect, window, first.last)
         assert second.rows.rows == page
         with reads(connection, at_most=8 * page):
-            lowered = loaded_windows.remove_page(connection, dialect, "shop", window, second, done)
+            lowered = asyncio.run(windows_on(connection).remove("shop", window, second, done))
     assert lowered is not None
     assert lowered.left.rows == -second.states[MessageState.COMPLETED]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 def test_growth_is_that_of_a_day(archived: Engine, database: str) -> None:
-    dialect = dialect_for(archived.dialect, TABLES)
     with archived.connect() as connection:
-        assert 1_430 <= growth(connection, dialect).per_day <= 1_440
+        growth = asyncio.run(retention_on(connection).growth())
+    assert 1_430 <= growth.per_day <= 1_440

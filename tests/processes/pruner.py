@@ -8,10 +8,11 @@ import sys
 import time
 from typing import Any
 
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import Retention, SqlBroker
-from faststream_sqlbroker.database.parts import retention as statements
+from faststream_sqlbroker.database import retention
 from faststream_sqlbroker.flow import retention as loop
 
 BATCH = 5
@@ -20,20 +21,18 @@ WAIT = 0.03
 
 async def run() -> None:
     """Until it is killed."""
-    url = sys.argv[1]
-    statements.BATCH = BATCH
+    engine = create_async_engine(sys.argv[1])
+    retention.BATCH = BATCH
     # The lock of a process that was killed is free after a second.
     loop.LEASE = 1.0
     loop.INTERVAL = 0.1
-    remove = statements.remove
 
-    def remove_late(*arguments: Any) -> Any:
-        step = remove(*arguments)
-        time.sleep(WAIT)
-        return step
+    def wait_with_it(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("DELETE FROM message_archive"):
+            time.sleep(WAIT)
 
-    statements.remove = remove_late
-    broker = SqlBroker(create_async_engine(url), logger=None, retention=Retention(completed="1d"))
+    event.listen(engine.sync_engine, "after_cursor_execute", wait_with_it)
+    broker = SqlBroker(engine, logger=None, retention=Retention(completed="1d"))
     await broker.start()
     await asyncio.Event().wait()
 
