@@ -16,9 +16,9 @@ from faststream_sqlbroker.admin import Verification
 from faststream_sqlbroker.core import verification as kinds
 from faststream_sqlbroker.core.loaded_windows import DIFFERS, LOADED, LoadedWindow, RowSum
 from faststream_sqlbroker.core.status import worker_name
-from faststream_sqlbroker.database import verification as store
+from faststream_sqlbroker.database import verification
 from faststream_sqlbroker.database.parts import loaded_windows as records
-from faststream_sqlbroker.database.parts import message_walks, verification
+from faststream_sqlbroker.database.parts import message_walks
 from faststream_sqlbroker.database.parts.live_subscribers import SUBSCRIBER
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
@@ -276,7 +276,9 @@ async def test_it_ends_after_so_many_rows_and_goes_on(
     assert [each.message_id for each in seen] == [1, 3, 5, 7]
     assert calls == 4
     ticks = iter([0.0, 5.0, 10.0])
-    with patch.object(store, "Clock", lambda: SimpleNamespace(monotonic=lambda: next(ticks))):
+    with patch.object(
+        verification, "Clock", lambda: SimpleNamespace(monotonic=lambda: next(ticks))
+    ):
         timed = await broker.admin.verify(time_limit=10.0)
     assert (timed.rows, timed.after is None) == (4, False)
 

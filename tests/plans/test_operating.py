@@ -13,13 +13,13 @@ from sqlalchemy import Connection, Engine
 from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, RETRY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.database import verification
 from faststream_sqlbroker.database.dialects import dialect_for
 from faststream_sqlbroker.database.parts import (
     dead_letters,
     job_changes,
     job_walks,
     message_walks,
-    verification,
 )
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent
@@ -59,10 +59,10 @@ def batch(action: str, change: Any, **filters: Any) -> Work:
 
 def verified(connection: Connection, dialect: Any) -> object:
     """Two stretches of each table."""
-    first = verification.live(connection, dialect, None, 600.0)
-    verification.live(connection, dialect, first.after, 600.0)
-    of_archive = verification.archived(connection, dialect, None)
-    return verification.archived(connection, dialect, of_archive.after)
+    first = verification._check_live(connection, dialect, None, 600.0)
+    verification._check_live(connection, dialect, first.after, 600.0)
+    of_archive = verification._check_archive(connection, dialect, None)
+    return verification._check_archive(connection, dialect, of_archive.after)
 
 
 READ: dict[str, Work] = {
