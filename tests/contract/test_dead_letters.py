@@ -8,7 +8,8 @@ import pytest
 from faststream_sqlbroker.core.dead_letters import DeadLetters
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.database.parts import dead_letters, message_walks
+from faststream_sqlbroker.database import stored_messages
+from faststream_sqlbroker.database.parts import message_walks
 from tests.contract.conftest import Bench
 from tests.contract.test_message_lists import archive, page
 
@@ -80,7 +81,7 @@ async def test_the_largest_groups_are_returned(bench: Bench) -> None:
 async def test_no_more_messages_are_looked_at_than_may_be(bench: Bench, step: int) -> None:
     ids = await fail(bench, 7, reason="rejected")
     await archive(bench, 9)
-    with patch.object(dead_letters, "SCANNED", 6), patch.object(message_walks, "STEP", step):
+    with patch.object(stored_messages, "SCANNED", 6), patch.object(message_walks, "STEP", step):
         found = await groups(bench)
     rows = {row["id"]: row for row in await bench.rows(archive=True)}
     assert found.count == 6

@@ -9,7 +9,8 @@ import pytest
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters, MessagePage, NotACursorError, StoredMessage
-from faststream_sqlbroker.database.parts import message_lists, message_walks
+from faststream_sqlbroker.database import stored_messages
+from faststream_sqlbroker.database.parts import message_walks
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import announce, known
 
@@ -211,7 +212,7 @@ async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench, step: 
     wanted = await bench.put(2, "q", key="k")
     await bench.put(23, "q")
     await bench.put(20, "q", priority=1)
-    with patch.object(message_lists, "SCANNED", 10), patch.object(message_walks, "STEP", step):
+    with patch.object(stored_messages, "SCANNED", 10), patch.object(message_walks, "STEP", step):
         for filters in ({"key": "k"}, {"since": 600.0, "key": "k"}):
             pages = await all_pages(bench, 5, **filters)
             assert [m.id for p in pages for m in p.messages] == wanted[::-1]
@@ -229,7 +230,7 @@ async def test_a_page_looks_at_so_many_messages_and_says_so(bench: Bench, step: 
 async def test_a_page_that_is_full_goes_on_at_its_last_match(bench: Bench) -> None:
     for n in range(12):
         await bench.put(1, "q", key="even" if n % 2 == 0 else "odd")
-    with patch.object(message_lists, "SCANNED", 5), patch.object(message_walks, "STEP", 2):
+    with patch.object(stored_messages, "SCANNED", 5), patch.object(message_walks, "STEP", 2):
         found = [m.key for p in await all_pages(bench, 1, key="odd") for m in p.messages]
     assert found == ["odd"] * 6
 

@@ -1,5 +1,6 @@
 """What a page of messages reads: a range of an index, and no more rows than it may look at."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.core.stored import Filters, MessagePage
+from faststream_sqlbroker.database import stored_messages
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import job_counts, message_lists, message_walks
+from faststream_sqlbroker.database.parts import job_counts, message_walks
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
+from faststream_sqlbroker.database.stored_messages import StoredMessages
 from tests.helpers import mysql_numbers
-from tests.plans.conftest import FEWER, TABLES
+from tests.plans.conftest import FEWER, TABLES, DatabaseOf
 from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import literal, nodes
 
@@ -92,13 +95,17 @@ def sent(connection: Connection) -> Iterator[list[tuple[str, Any]]]:
     event.remove(connection, "before_cursor_execute", note)
 
 
-def page(connection: Connection, dialect: Any, filters: dict[str, Any]) -> message_lists.Page:
+def stored_messages_on(connection: Connection) -> StoredMessages:
+    database: Any = DatabaseOf(connection)
+    return StoredMessages(database)
+
+
+def page(connection: Connection, filters: dict[str, Any]) -> MessagePage:
     # In two statements, the second of which begins where the first ended.
     step = patch.object(message_walks, "STEP", SCANNED // 2)
-    with patch.object(message_lists, "SCANNED", SCANNED), step:
-        return message_lists.read_page(
-            connection, dialect, Filters(**filters), LIMIT, None, hidden=True
-        )
+    with patch.object(stored_messages, "SCANNED", SCANNED), step:
+        reading = stored_messages_on(connection)
+        return asyncio.run(reading.page(Filters(**filters), LIMIT, None, hidden=True))
 
 
 def explained(
@@ -119,7 +126,7 @@ def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
     with archive.connect() as connection:
         for filters in INDEXED + SEARCHED:
             with sent(connection) as statements:
-                page(connection, dialect, filters)
+                page(connection, filters)
             most = 3 * SCANNED if filters in SEARCHED else 4 * LIMIT
             for statement, parameters in statements:
                 walks, used, _ = explained(connection, statement, parameters)
@@ -145,7 +152,6 @@ def test_postgresql_reads_no_row_twice_of_messages_that_are_due_at_the_same_mome
     crowded: Engine,
 ) -> None:
     """As a search by an error in a queue that one statement has filled."""
-    dialect = PostgresqlDialect(TABLES, crowded.dialect)
     with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(
             text(
@@ -155,7 +161,7 @@ def test_postgresql_reads_no_row_twice_of_messages_that_are_due_at_the_same_mome
         )
         connection.execute(text("VACUUM ANALYZE message"))
         with sent(connection) as statements:
-            found = page(connection, dialect, {"queue": "alike", "error": "none"})
+            found = page(connection, {"queue": "alike", "error": "none"})
         assert found.after is not None
         read = 0
         for statement, parameters in statements:
@@ -171,12 +177,12 @@ def test_mysql_reads_no_more_rows_than_it_may(archive: Engine) -> None:
     dialect = MysqlDialect(TABLES, archive.dialect)
     with archive.connect() as connection:
         for filters in INDEXED + SEARCHED:
-            page(connection, dialect, filters)  # compiles the statements
+            page(connection, filters)  # compiles the statements
             most = 4 * SCANNED if filters in SEARCHED else 5 * LIMIT
             with reads(connection, at_most=100 + most):
-                found = page(connection, dialect, filters)
+                found = page(connection, filters)
             if filters in SEARCHED:
-                assert found.rows == []
+                assert found.messages == ()
                 assert found.after is not None
         with patch.object(job_counts, "MOST_DEAD", 500), patch.object(job_counts, "EXACT", 100):
             job_counts.job_counts(connection, dialect, ["other5"])
@@ -188,24 +194,21 @@ def test_mysql_reads_no_more_rows_than_it_may(archive: Engine) -> None:
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 def test_a_search_ends_where_it_may_look_no_further(archive: Engine, database: str) -> None:
-    kind = PostgresqlDialect if database == "postgresql" else MysqlDialect
-    dialect = kind(TABLES, archive.dialect)
     with archive.connect() as connection:
-        found = page(connection, dialect, {"archived": True, "error": "none"})
-    assert found.rows == []
+        found = page(connection, {"archived": True, "error": "none"})
+    assert found.messages == ()
     assert found.after is not None
-    assert found.scanned is not None
+    assert found.scanned_until is not None
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_a_search_ends_where_it_must_also_with_a_generic_plan(archive: Engine) -> None:
     """A driver prepares what is sent often, and the server then plans without the values."""
-    dialect = PostgresqlDialect(TABLES, archive.dialect)
     with archive.connect() as connection:
         connection.execute(text("SET plan_cache_mode = force_generic_plan"))
         for filters in SEARCHED:
             with sent(connection) as statements:
-                page(connection, dialect, filters)
+                page(connection, filters)
             for statement, parameters in statements:
                 used = buffers_of_prepared(connection, statement, parameters)
                 assert used <= 3 * SCANNED, (filters, statement, used)

@@ -2,6 +2,7 @@
 rows each; so a statement takes as long in a table ten times as large.
 """
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +14,15 @@ from sqlalchemy import Connection, Engine
 from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, RETRY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.database import verification
+from faststream_sqlbroker.database import stored_messages, verification
 from faststream_sqlbroker.database.dialects import dialect_for
 from faststream_sqlbroker.database.parts import (
-    dead_letters,
     job_changes,
     job_walks,
     message_walks,
 )
 from tests.plans.conftest import TABLES
-from tests.plans.test_message_lists import SCANNED, archive, sent
+from tests.plans.test_message_lists import SCANNED, archive, sent, stored_messages_on
 from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import nodes
 
@@ -36,9 +36,9 @@ Work = Callable[[Connection, Any], object]
 def grouped(**filters: Any) -> Work:
     """Dead letters by their errors."""
 
-    def work(connection: Connection, dialect: Any) -> object:
+    def work(connection: Connection, _dialect: Any) -> object:
         wanted = Filters(archived=True, state=FAILED, **filters)
-        return dead_letters.dead_letters(connection, dialect, wanted, 20)
+        return asyncio.run(stored_messages_on(connection).dead_letters(wanted, 20))
 
     return work
 
@@ -85,7 +85,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a walk through a whole table is far above what is allowed."""
     monkeypatch.setattr(message_walks, "STEP", SCANNED // 2)
     monkeypatch.setattr(verification, "STEP", SCANNED // 2)
-    monkeypatch.setattr(dead_letters, "SCANNED", SCANNED)
+    monkeypatch.setattr(stored_messages, "SCANNED", SCANNED)
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
