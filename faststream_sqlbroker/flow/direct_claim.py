@@ -15,8 +15,8 @@ from faststream_sqlbroker.core.outcome import Ack, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_claimed
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
-from faststream_sqlbroker.database.parts.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import DirectMetrics

@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.outcome import Outcome, Release
 from faststream_sqlbroker.core.queue_api import QueueRole, Queues
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.database.parts.direct_claim import Replaced
+from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
 from faststream_sqlbroker.flow.direct_claim import DirectClaimer, DirectClaimRequest

@@ -23,7 +23,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.rows import NewMessage as Row
 from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import delay_seconds
-from faststream_sqlbroker.database.parts.direct_claim import Replaced
+from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models

@@ -11,7 +11,8 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.parts import cancels, direct_claim, worker_leases
+from faststream_sqlbroker.database.messages import direct_claim
+from faststream_sqlbroker.database.parts import cancels, worker_leases
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.release import StuckReleaser

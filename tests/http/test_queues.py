@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import func, literal_column, select, update
 
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
-from faststream_sqlbroker.database.parts import direct_claim
+from faststream_sqlbroker.database.messages import direct_claim
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow import long_polls, queue_jobs
 from faststream_sqlbroker.flow.queue_jobs import QueueJobs
@@ -778,7 +778,7 @@ async def test_messages_behind_many_that_are_rejected_are_found(
     broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One transaction rejects so many only, and no more than one request is needed."""
-    monkeypatch.setattr(direct_claim, "MOST_REFUSED", 1)
+    monkeypatch.setattr(direct_claim, "MAX_REFUSED", 1)
     web = Queueing(broker, max_deliveries=1)
     table = look.tables.message
     async with web.http:
