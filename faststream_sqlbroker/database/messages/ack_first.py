@@ -3,18 +3,34 @@
 import os
 import socket
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    or_,
+    select,
+    update,
+)
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import policy_state
 from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST, ONCE, at_key
+from faststream_sqlbroker.schema.types import clock, later
 
-MOST_NOTED = 100
+MAX_NOTED = 100
 """Ids that one entry of the audit names; all are counted."""
+
+Started = tuple[str, int]
+"""Queue and id of a message whose handler has been started."""
 
 
 class AckFirstStarts:
@@ -52,43 +68,98 @@ class AckFirstStarts:
             Activity.STATE,
         )
 
-    async def renew(
-        self, started: Sequence[policy_state.Started], holder: UUID, lease: float
-    ) -> None:
+    async def renew(self, started: Sequence[Started], holder: UUID, lease: float) -> None:
         """Extend these starts of `holder` to `lease` seconds from now: their handlers still run."""
-        await self._database.run(
-            lambda c: policy_state.renew_started(c, self._table, started, holder, lease),
-            Activity.CONSUME,
-            Activity.STATE,
+        statement = (
+            update(self._table)
+            .where(at_key(self._table), self._table.c.lease_token == holder)
+            .values(lease_expires_at=later(bindparam("until")))
         )
+        until = round(lease * 1_000_000)
+        binds = [{**keys, "until": until} for keys in _keys(started)]
 
-    async def end(self, started: Sequence[policy_state.Started], holder: UUID) -> None:
+        def renew(connection: Connection) -> None:
+            connection.execute(statement, binds)
+
+        await self._database.run(renew, Activity.CONSUME, Activity.STATE)
+
+    async def end(self, started: Sequence[Started], holder: UUID) -> None:
         """Remove these starts of `holder`: their handlers have ended."""
-        await self._database.run(
-            lambda c: policy_state.note_ended(c, self._table, started, holder),
-            Activity.CONSUME,
-            Activity.STATE,
-        )
+
+        def remove(connection: Connection) -> None:
+            owned = at_key(self._table), self._table.c.lease_token == holder
+            connection.execute(delete(self._table).where(*owned), _keys(started))
+
+        await self._database.run(remove, Activity.CONSUME, Activity.STATE)
 
     async def unknown(self, queue: str | None, limit: int) -> list[UnknownOutcome]:
-        """Up to `limit` starts whose lease has run out, the oldest first; None: of any queue."""
-        return await self._database.run(
-            lambda c: policy_state.unknown(c, self._table, queue, limit),
-            Activity.OPERATE,
-            write=False,
+        """Up to `limit` starts whose holder has not been heard of for its lease, or that came back;
+        the oldest first; None: of any queue.
+        """
+        c = self._table.c
+        statement = self._overdue(queue).order_by(c.created_at, c.key).limit(limit)
+        rows = await self._database.run(
+            lambda connection: connection.execute(statement).all(), Activity.OPERATE, write=False
         )
+        outcomes = [_outcome(*row) for row in rows]
+        return sorted(outcomes, key=lambda outcome: (outcome.started_at, outcome.message_id))
 
     async def forget(self, ids: Sequence[int], by: str = "") -> int:
-        """Remove messages from that list, and note who did; how many were on it."""
+        """Remove messages from that list, and note who did; how many were on it. A key that is
+        handled once stays claimed.
+        """
+        forgotten = set(ids)
 
-        def work(connection: Connection) -> int:
-            count = policy_state.forget_unknown(connection, self._table, ids)
+        def forget(connection: Connection) -> int:
+            overdue = connection.execute(self._overdue(None)).all()
+            rows = [row for row in overdue if _outcome(*row).message_id in forgotten]
+            at_row = and_(at_key(self._table), self._table.c.lease_expires_at <= clock())
+            if binds := _keys_in(rows, ACK_FIRST):
+                connection.execute(delete(self._table).where(at_row), binds)
+            if binds := _keys_in(rows, ONCE):
+                unmark = update(self._table).where(at_row).values(lease_expires_at=None)
+                connection.execute(unmark, binds)
+            count = len(rows)
             if count:
-                given = {"message_ids": list(ids[:MOST_NOTED])}
-                note_action(connection, self._dialect, "forget_unknown", by, given, done=count)
+                named = {"message_ids": list(ids[:MAX_NOTED])}
+                note_action(connection, self._dialect, "forget_unknown", by, named, done=count)
             return count
 
-        return await self._database.run(work, Activity.OPERATE)
+        return await self._database.run(forget, Activity.OPERATE)
+
+    def _overdue(self, queue: str | None) -> Select[Any]:
+        """Select the starts whose lease has run out; None: of any queue."""
+        c = self._table.c
+        scopes = [
+            c.scope.startswith(prefix, autoescape=True)
+            if queue is None
+            else c.scope == prefix + queue
+            for prefix in (ACK_FIRST, ONCE)
+        ]
+        columns = c.scope, c.key, c.info, c.created_at
+        return select(*columns).where(and_(or_(*scopes), c.lease_expires_at <= clock()))
+
+
+def _outcome(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
+    if scope.startswith(ONCE):
+        return UnknownOutcome(
+            info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"]
+        )
+    return UnknownOutcome(
+        int(key), scope.removeprefix(ACK_FIRST), info["key"], started_at, info["worker"]
+    )
+
+
+def _keys(started: Sequence[Started]) -> list[dict[str, Any]]:
+    return [
+        {"of_scope": ACK_FIRST + queue, "of_key": str(message_id)} for queue, message_id in started
+    ]
+
+
+def _keys_in(rows: Sequence[Row[Any]], prefix: str) -> list[dict[str, Any]]:
+    return [
+        {"of_scope": row.scope, "of_key": row.key} for row in rows if row.scope.startswith(prefix)
+    ]
 
 
 def worker_name() -> str:

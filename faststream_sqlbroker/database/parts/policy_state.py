@@ -1,7 +1,6 @@
 """The small table of what outlives a message's row, by (scope, key); the same on every database."""
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,13 +11,11 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
-    or_,
     select,
-    update,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from faststream_sqlbroker.core.rows import ClaimedMessage, UnknownOutcome
+from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
@@ -30,9 +27,6 @@ ACK_FIRST = "ack_first:"
 """The scope is this and the queue; the key is the message's id."""
 ONCE = "once:"
 """The scope is this and the queue; the key is the message's, its id is in `info`."""
-
-Started = tuple[str, int]
-"""Queue and id of a message whose handler has been started."""
 
 
 def lock_order(
@@ -134,81 +128,6 @@ def insert_new(connection: Connection, table: Table, binds: Sequence[Any]) -> No
     connection.execute(statement, binds)
 
 
-def renew_started(
-    connection: Connection, table: Table, started: Sequence[Started], holder: UUID, lease: float
-) -> None:
-    """Lengthen what `holder` has noted as started to `lease` seconds from now."""
-    until = later(bindparam("until"))
-    statement = (
-        update(table)
-        .where(_one(table), table.c.lease_token == holder)
-        .values(lease_expires_at=until)
-    )
-    lease_in = round(lease * 1_000_000)
-    connection.execute(statement, [{**binds, "until": lease_in} for binds in _binds(started)])
-
-
-def note_ended(
-    connection: Connection, table: Table, started: Sequence[Started], holder: UUID
-) -> None:
-    """Remove what `holder` has noted as started."""
-    connection.execute(
-        delete(table).where(_one(table), table.c.lease_token == holder), _binds(started)
-    )
-
-
-def unknown(
-    connection: Connection, table: Table, queue: str | None, limit: int
-) -> list[UnknownOutcome]:
-    """Up to `limit` starts whose holder has not been heard of for its lease, or that came back; the
-    oldest first.
-    """
-    columns = table.c.scope, table.c.key, table.c.info, table.c.created_at
-    statement = select(*columns).where(_overdue(table, queue))
-    rows = connection.execute(statement.order_by(table.c.created_at, table.c.key).limit(limit))
-    found = [_unknown(*row) for row in rows]
-    return sorted(found, key=lambda outcome: (outcome.started_at, outcome.message_id))
-
-
-def _overdue(table: Table, queue: str | None = None) -> ColumnElement[bool]:
-    scope = table.c.scope
-    these = [
-        scope.startswith(prefix, autoescape=True) if queue is None else scope == prefix + queue
-        for prefix in (ACK_FIRST, ONCE)
-    ]
-    return and_(or_(*these), table.c.lease_expires_at <= clock())
-
-
-def _unknown(scope: str, key: str, info: Any, started_at: datetime) -> UnknownOutcome:
-    if scope.startswith(ONCE):
-        return UnknownOutcome(
-            info["message"], scope.removeprefix(ONCE), key, started_at, info["worker"]
-        )
-    return UnknownOutcome(
-        int(key), scope.removeprefix(ACK_FIRST), info["key"], started_at, info["worker"]
-    )
-
-
-def forget_unknown(connection: Connection, table: Table, ids: Sequence[int]) -> int:
-    """Take `ids` off the list of `unknown`; how many were on it. A key that is handled once stays
-    claimed.
-    """
-    columns = table.c.scope, table.c.key, table.c.info, table.c.created_at
-    rows = connection.execute(select(*columns).where(_overdue(table))).all()
-    wanted = set(ids)
-    found = [row for row in rows if _unknown(*row).message_id in wanted]
-    one = and_(_one(table), table.c.lease_expires_at <= clock())
-    removed = [
-        {"of_scope": r.scope, "of_key": r.key} for r in found if r.scope.startswith(ACK_FIRST)
-    ]
-    if removed:
-        connection.execute(delete(table).where(one), removed)
-    unmarked = [{"of_scope": r.scope, "of_key": r.key} for r in found if r.scope.startswith(ONCE)]
-    if unmarked:
-        connection.execute(update(table).where(one).values(lease_expires_at=None), unmarked)
-    return len(found)
-
-
 def has_expired(connection: Connection, table: Table) -> bool:
     """Whether `forget_expired` would find any row; only reads."""
     over = select(table.c.key).where(table.c.expires_at <= clock()).limit(1)
@@ -229,17 +148,12 @@ def forget_expired(
     rows = connection.execute(select(*columns).where(over).limit(limit)).all()
     if removed := forgotten(rows):
         binds = [{"of_scope": row.scope, "of_key": row.key} for row in removed]
-        connection.execute(delete(table).where(_one(table), over), binds)
+        connection.execute(delete(table).where(at_key(table), over), binds)
     return len(rows)
 
 
-def _one(table: Table) -> ColumnElement[bool]:
+def at_key(table: Table) -> ColumnElement[bool]:
+    """The condition of the row at the binds `of_scope` and `of_key`."""
     # One key at a time: for a list of keys MariaDB would scan a small table, and wait for rows that
     # another transaction has locked.
     return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
-
-
-def _binds(started: Sequence[Started]) -> list[dict[str, Any]]:
-    return [
-        {"of_scope": ACK_FIRST + queue, "of_key": str(message_id)} for queue, message_id in started
-    ]
