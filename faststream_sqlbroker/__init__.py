@@ -265,8 +265,30 @@ __all__ = (
 )
 
 
+_SUBMODULES = frozenset(
+    {
+        "annotations",
+        "call_assertions",
+        "control_exceptions",
+        "exceptions",
+        "fastapi",
+        "message",
+        "opentelemetry",
+        "parser",
+        "prometheus",
+        "response",
+        "security",
+        "spark",
+        "testing",
+    }
+)
+"""Those that users name: `faststream_sqlbroker.exceptions` needs no import of its own."""
+
+
 def __getattr__(name: str) -> Any:
     """Import the name's module."""
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home, _, renamed = _HOMES[name].partition(":")

@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 
 from faststream_sqlbroker.database.dialects import DIALECTS, Dialect, dialect_for
 from faststream_sqlbroker.database.multi_statement import MultiStatementDialect
-from faststream_sqlbroker.database.statements import list_statements
+from faststream_sqlbroker.database.statements import read_sources
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tools.files import report, write_or_compare
@@ -25,7 +25,7 @@ DRIVERS = {"mysql": "+pymysql", "mariadb": "+pymysql", "postgresql": "+psycopg"}
 
 def statements(dialect: Dialect) -> dict[str, str]:
     """The statements of `dialect` by name, with SQLAlchemy's `:name` binds."""
-    found = {name: str(dialect.sql[name]) for name in list_statements(dialect.name)}
+    found = {name: str(dialect.sql[name]) for name in read_sources(dialect.name)}
     if isinstance(dialect, MultiStatementDialect):
         found["insert_two_rows"] = str(dialect.insert_statement(2))
     return found

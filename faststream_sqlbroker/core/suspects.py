@@ -65,5 +65,5 @@ class Suspicion:
 
     @property
     def binds(self) -> dict[str, int]:
-        """Binds of the condition `database.parts.suspects.SUSPECT`."""
+        """Binds of the statements that leave suspects."""
         return {"losses": self.losses, "final": self.final}

@@ -18,7 +18,7 @@ MariaDB sends MySQL's statements, but for those that it has files of.
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -39,7 +39,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
-FOLDER = Path(__file__).parent / "sql"
+FOLDER = files(__package__) / "sql"
+"""Also in a zip."""
 LIKE = {"mariadb": "mysql"}
 """The database whose statements one sends that has no file of its own."""
 BY_HEADER = "by_header"
@@ -82,38 +83,28 @@ class Source(NamedTuple):
 class Statements(dict[str, TextClause]):
     """The statements of one database over the tables of one broker, by name.
 
-    Each is read when it is first asked for, and stays the same object: the shortcut past
+    Each is made when it is first asked for, and stays the same object: the shortcut past
     SQLAlchemy's compiler goes by it.
     """
 
     def __init__(self, database: str, names: Mapping[str, str]) -> None:
         """Take the files of `database`; `names` is what stands for the names in braces."""
         super().__init__()
-        self._database = database
         self._names = names
+        self._sources = read_sources(database)
 
     def __missing__(self, name: str) -> TextClause:
-        source, variant = self._source(name)
-        clause = self._bind(source, variant)
-        self[name] = clause
-        return clause
+        source, variant = self._sources[name]
+        return self.setdefault(name, self._bind(source, variant))
 
     def has(self, name: str) -> bool:
         """Whether the database has this statement."""
-        return find_source(self._database, name) is not None
+        return name in self._sources
 
     def by_header(self, name: str) -> TextClause:
         """The variant that goes by the key of a header, or the statement, if no key is in it."""
         variant = f"{name}_{BY_HEADER}"
-        if variant not in self:
-            self[variant] = self[variant if self.has(variant) else name]
-        return self[variant]
-
-    def _source(self, name: str) -> tuple[Source, str]:
-        source = find_source(self._database, name)
-        if source is None:
-            raise KeyError(name)
-        return source
+        return self[variant if self.has(variant) else name]
 
     def _bind(self, source: Source, variant: str) -> TextClause:
         names = self._names
@@ -129,42 +120,26 @@ class Statements(dict[str, TextClause]):
 
 
 @cache
-def find_source(database: str, name: str) -> tuple[Source, str] | None:
-    """The file that makes the statement `name`, and the end of the name that is its variant.
+def read_sources(database: str) -> dict[str, tuple[Source, str]]:
+    """The file that makes each statement, by name, and which variant of it that is.
 
-    None: no file makes it.
+    All files are read at once, and once for a process: one that runs while its package is replaced
+    must not send the statements of another version.
     """
-    stem = name
-    variant = ""
-    while stem:
-        source = _load(database, stem)
-        if source is not None and (stem == name or variant in source.variants):
-            return source, variant
-        stem, _, word = stem.rpartition("_")
-        variant = f"{word}_{variant}".removesuffix("_")
-    return None
+    sources = dict(read_sources(LIKE[database])) if database in LIKE else {}
+    for path in FOLDER.joinpath(database).iterdir():
+        source = _parse(path.read_text(encoding="utf-8"))
+        stem = path.name.removesuffix(".sql")
+        sources[stem] = source, ""
+        sources |= {f"{stem}_{variant}": (source, variant) for variant in source.variants}
+    return sources
 
 
-def list_statements(database: str) -> list[str]:
-    """The names of all statements of `database`, in their order."""
-    folders = [FOLDER / each for each in (database, LIKE.get(database)) if each]
-    names = set[str]()
-    for stem in {path.stem for folder in folders for path in folder.glob("*.sql")}:
-        source = _load(database, stem)
-        variants = () if source is None else source.variants
-        names |= {stem, *(f"{stem}_{variant}" for variant in variants)}
-    return sorted(names)
-
-
-@cache
-def _load(database: str, stem: str) -> Source | None:
-    path = FOLDER / database / f"{stem}.sql"
-    if not path.exists():
-        return _load(LIKE[database], stem) if database in LIKE else None
+def _parse(content: str) -> Source:
     types = dict[str, str]()
     variants = list[str]()
     lines = list[tuple[str, str]]()
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in content.splitlines():
         if line.startswith(_VARIANTS):
             variants += line.removeprefix(_VARIANTS).split(", ")
         elif line.startswith("-- :"):

@@ -66,6 +66,7 @@ TRANSACTIONS = {
     "database/messages/handler.py": "a handler's, which outlasts a call",
     "database/sync_store.py": "without an event loop, on the caller's engine",
     "database/explain/message.py": "one snapshot of several statements, which reads only",
+    "database/sql/mysql/start.sql": "where a driver in autocommit would commit each statement",
     "database/sqlite/dialect.py": "SQLite's write lock, within a transaction of the engine",
     "cli/partitions.py": "an operator's command, without a broker",
     "cli/schema.py": "the same, and Alembic's migrations",
@@ -235,6 +236,11 @@ def test_transactions_begin_in_one_place_but_for_those_that_are_listed() -> None
         name(path)
         for path in FILES
         if not name(path).startswith(("pyspark_sqlbroker/", "schema/")) and begins(tree_of(path))
+    }
+    found |= {
+        name(path)
+        for path in PACKAGE.rglob("*.sql")
+        if any(BEGINS.match(line) for line in path.read_text().splitlines())
     }
     assert found == set(TRANSACTIONS)
 

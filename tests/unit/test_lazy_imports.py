@@ -25,6 +25,11 @@ def test_every_public_name_is_there_and_lives_where_type_checkers_look() -> None
         assert name in dir(faststream_sqlbroker)
 
 
+def test_modules_that_users_name_need_no_import_of_their_own() -> None:
+    code = "import faststream_sqlbroker as it; it.exceptions.PublishError, it.testing, it.message"
+    assert "faststream_sqlbroker.exceptions" in ours_after(code)
+
+
 def test_the_package_alone_imports_nothing_else() -> None:
     """Spark imports it, below `faststream_sqlbroker.core`, in every Python worker."""
     assert ours_after("import faststream_sqlbroker") == {"faststream_sqlbroker"}

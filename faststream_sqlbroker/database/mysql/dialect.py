@@ -53,6 +53,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         "UTC_TIMESTAMP(6), COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
         "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
     )
+    _server: str | None = None
     _may_return = True
     """Whether MariaDB has not refused RETURNING yet."""
 
@@ -72,9 +73,11 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         self._send_to(sqlalchemy_dialect)
 
     def _send_to(self, sqlalchemy_dialect: Any) -> None:
-        """Take MariaDB's statements, if it is its server: their plans differ, their rows do not."""
-        if is_mariadb(sqlalchemy_dialect):
-            self.sql = self.statements_of("mariadb")
+        """Take the statements of this server, MySQL or MariaDB: plans differ, rows do not."""
+        server = "mariadb" if is_mariadb(sqlalchemy_dialect) else "mysql"
+        if server != self._server:
+            self._server = server
+            self.sql = self.statements_of(server)
 
     def setup(self, connection: Connection) -> None:
         """Refuse settings under which statements fail; look which of the two servers it is."""

@@ -1,7 +1,7 @@
 """What operators see of a queue: counts that are exact up to a limit, estimates beyond, rates.
 
 No statement counts a whole table. What is due and what is not are two ranges of an index, for each
-queue and priority. A range that has more messages than are counted is read_estimate by the planner,
+queue and priority. A range that has more messages than are counted is estimated by the planner,
 from its statistics (PostgreSQL) or by looks into the index (MySQL, MariaDB). SQLite has no
 estimates, so it counts on.
 """
