@@ -14,7 +14,7 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import channels
 from faststream_sqlbroker.database.parts.job_counts import job_counts
 from faststream_sqlbroker.database.parts.live_subscribers import (
-    MOST_READ,
+    MAX_SUBSCRIBERS,
     paused,
     subscribed_queues,
 )
@@ -111,7 +111,7 @@ class QueueOverviews:
         names = await self._database.run(begin, Activity.OPERATE, write=False)
         table = self._dialect.tables.policy_state
         after = ""
-        for _ in range(MOST_READ // A_PAGE):
+        for _ in range(MAX_SUBSCRIBERS // A_PAGE):
             # A transaction for each: one for all would hold back vacuum of the rows that every
             # heartbeat rewrites.
             page = partial(subscribed_queues, table=table, after=after, limit=A_PAGE)

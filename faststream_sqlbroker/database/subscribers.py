@@ -5,21 +5,41 @@ import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, and_, bindparam, case, delete, null, select, update
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.orders import Orders
+from faststream_sqlbroker.core.policies.flags import KEPT
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
-from faststream_sqlbroker.core.status import Explanation, LiveSubscriber, PausedQueue
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import (
+    HOLDER_BYTES,
+    Explanation,
+    LiveSubscriber,
+    PausedQueue,
+)
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.explain.message import explain
 from faststream_sqlbroker.database.explain.queue_policies import policied_queues
-from faststream_sqlbroker.database.parts import cancels, replies, worker_leases
-from faststream_sqlbroker.database.parts import live_subscribers as rows
+from faststream_sqlbroker.database.parts import cancels, live_subscribers, replies
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.database_id import make_database_id
+from faststream_sqlbroker.database.parts.live_subscribers import (
+    PAUSED,
+    SUBSCRIBER,
+    Known,
+    is_lasting,
+    pause_of,
+)
+from faststream_sqlbroker.database.parts.policy_state import upsert
+from faststream_sqlbroker.database.parts.sizes import chunks
+from faststream_sqlbroker.schema.types import clock, later
+
+MAX_CLEANED = 100
+"""Rows of a scope that one heartbeat removes at most, so that it stays short."""
 
 
 def process_name() -> str:
@@ -46,7 +66,7 @@ class LiveSubscribers:
         self._correlation_ids = correlation_ids
 
     async def announce(
-        self, known: rows.Known, changed: set[str], lease: float, *, clean: bool
+        self, known: Known, changed: set[str], lease: float, *, clean: bool
     ) -> Orders:
         """Write a heartbeat of the subscribers `known`; what operators have asked.
 
@@ -60,58 +80,106 @@ class LiveSubscribers:
         """
         ids = self._correlation_ids
 
-        def work(connection: Connection) -> tuple[Orders, str | None]:
-            rows.announce(connection, self._table, known, changed, lease)
+        def announce(connection: Connection) -> tuple[Orders, str | None]:
+            live_subscribers.announce(connection, self._table, known, changed, lease)
             if clean:
-                rows.clean(connection, self._table)
+                self._clean(connection)
                 replies.clean(self._dialect, connection)
             database_id = ids.database_id or make_database_id(connection, self._table)
-            orders = rows.orders(connection, self._table, sorted(known))
+            orders = live_subscribers.orders(connection, self._table, sorted(known))
             if clean:
                 cancels.clean(connection, self._dialect, orders.cancels)
             return orders, database_id
 
-        orders, ids.database_id = await self._database.run(work, Activity.STATE)
+        orders, ids.database_id = await self._database.run(announce, Activity.STATE)
         return orders
+
+    def _clean(self, connection: Connection) -> None:
+        """Remove some of the pauses that are over, and of the subscribers that ended long ago."""
+        table = self._table
+        over = table.c.expires_at < clock()
+        for scope in (PAUSED, SUBSCRIBER):
+            old = select(table.c.key).where(table.c.scope == scope, over).limit(MAX_CLEANED)
+            if keys := connection.execute(old).scalars().all():
+                # One by one, by the primary key. For a list of keys MariaDB may scan the table, and
+                # would wait for rows that another transaction has locked.
+                row = and_(table.c.scope == scope, table.c.key == bindparam("name"), over)
+                connection.execute(delete(table).where(row), [{"name": key} for key in keys])
 
     async def living(self) -> list[LiveSubscriber]:
         """The live subscribers, the latest heartbeat first; needs the rights of a subscriber."""
         return await self._database.run(
-            lambda c: rows.read_subscribers(c, self._table), Activity.STATE, write=False
+            lambda c: live_subscribers.read_subscribers(c, self._table),
+            Activity.STATE,
+            write=False,
         )
 
     async def leave(self, names: Sequence[str]) -> None:
-        """Record that these subscribers have ended."""
-        await self._database.run(lambda c: rows.leave(c, self._table, names), Activity.STATE)
+        """Remove the registrations of these subscribers, which have ended."""
+        table = self._table
+
+        def leave(connection: Connection) -> None:
+            row = and_(table.c.scope == SUBSCRIBER, table.c.key == bindparam("name"))
+            connection.execute(delete(table).where(row), [{"name": name} for name in names])
+
+        await self._database.run(leave, Activity.STATE)
 
     async def pause(
         self, queue: str, until: datetime | float | None, info: Mapping[str, Any], channel: str
     ) -> frozenset[str] | None:
-        """Pause `queue` and notify `channel`; the names of the queues that are paused then. None,
-        and nothing is done: `until` is over.
-        """
+        """Pause `queue` until a time, for some seconds, or (None) until it is resumed.
 
-        def work(connection: Connection) -> frozenset[str] | None:
+        If the queue is paused already, the pause gets the new end and the new reason. `channel` is
+        notified.
+
+        Returns:
+            The names of the queues that are paused then; None, and nothing is done, if `until` is
+            over.
+        """
+        table = self._table
+        binds: dict[str, Any] = {"scope": PAUSED, "key": queue, "info": dict(info)}
+        expires_at: Any = null() if until is None else until
+        if isinstance(until, int | float):
+            expires_at = later(bindparam("until_in"))
+            binds["until_in"] = round(until * 1_000_000)
+
+        def pause(connection: Connection) -> frozenset[str] | None:
             if isinstance(until, datetime) and until <= self._dialect.now(connection):
                 return None
-            rows.pause(connection, self._table, queue, until, info)
+            # A pause that is over may not have been cleaned yet; an upsert would keep its begin.
+            over = table.c.expires_at < clock()
+            connection.execute(delete(table).where(pause_of(table, queue), over))
+            upsert(
+                connection,
+                table,
+                [binds],
+                replaced=("expires_at", "info"),
+                created_at=clock(),
+                expires_at=expires_at,
+            )
             end = until.isoformat() if isinstance(until, datetime) else until
-            given = {"queue": queue, "reason": info.get("reason"), "until": end}
-            note_action(connection, self._dialect, "pause", str(info.get("by", "")), given)
-            return self._told(connection, channel)
+            details = {"queue": queue, "reason": info.get("reason"), "until": end}
+            note_action(connection, self._dialect, "pause", str(info.get("by", "")), details)
+            return self._notify(connection, channel)
 
-        return await self._database.run(work, Activity.OPERATE)
+        return await self._database.run(pause, Activity.OPERATE)
 
     async def resume(self, queue: str, channel: str, by: str = "") -> tuple[bool, frozenset[str]]:
         """End the pause of `queue`; whether there was one, and the queues still paused."""
+        table = self._table
+        row = pause_of(table, queue)
 
-        def work(connection: Connection) -> tuple[bool, frozenset[str]]:
-            was = rows.resume(connection, self._table, queue)
-            if was:
+        def resume(connection: Connection) -> tuple[bool, frozenset[str]]:
+            # Locked, so that of two operators who resume at once only one is told that there was a
+            # pause.
+            lasting = select(table.c.key).where(row, is_lasting(table)).with_for_update()
+            was_paused = connection.execute(lasting).first() is not None
+            connection.execute(delete(table).where(row))
+            if was_paused:
                 note_action(connection, self._dialect, "resume", by, {"queue": queue})
-            return was, self._told(connection, channel)
+            return was_paused, self._notify(connection, channel)
 
-        return await self._database.run(work, Activity.OPERATE)
+        return await self._database.run(resume, Activity.OPERATE)
 
     async def drain(
         self, names: Sequence[str], worker: str, channel: str, by: str, *, drained: bool
@@ -121,61 +189,147 @@ class LiveSubscribers:
         """
         action = "drain" if drained else "undrain"
 
-        def work(connection: Connection) -> tuple[set[str], frozenset[str]]:
-            changed = rows.drain(connection, self._table, names, drained=drained)
-            if changed:
-                given = {"worker": worker}
-                note_action(connection, self._dialect, action, by, given, done=len(changed))
-            return changed, self._told(connection, channel)
+        c = self._table.c
 
-        return await self._database.run(work, Activity.OPERATE)
+        def drain(connection: Connection) -> tuple[set[str], frozenset[str]]:
+            changed = set[str]()
+            # One by one in one order, as signs of life lock the same rows.
+            for name in sorted(names):
+                row = (c.scope == SUBSCRIBER, c.key == name, c.lease_expires_at > clock())
+                statement = update(self._table).where(*row, c.counter == int(not drained))
+                if connection.execute(statement.values(counter=int(drained))).rowcount:
+                    changed.add(name)
+            if changed:
+                details = {"worker": worker}
+                note_action(connection, self._dialect, action, by, details, done=len(changed))
+            return changed, self._notify(connection, channel)
+
+        return await self._database.run(drain, Activity.OPERATE)
 
     async def drained(self, limit: int) -> list[str]:
         """The names of the first `limit` live subscribers that are drained."""
-        return await self._database.run(
-            lambda c: rows.drained_names(c, self._table, limit), Activity.OPERATE, write=False
-        )
+        c = self._table.c
+        statement = select(c.key).where(c.scope == SUBSCRIBER, c.counter > 0)
+        statement = statement.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
 
-    def _told(self, connection: Connection, channel: str) -> frozenset[str]:
+        def read(connection: Connection) -> list[str]:
+            return list(connection.execute(statement).scalars())
+
+        return await self._database.run(read, Activity.OPERATE, write=False)
+
+    def _notify(self, connection: Connection, channel: str) -> frozenset[str]:
+        """Notify listeners on `channel`; the names of the queues that are paused now."""
         if self._dialect.can_listen:
-            rows.notify_state_changed(connection, channel)
-        return rows.paused_names(connection, self._table)
+            live_subscribers.notify_state_changed(connection, channel)
+        table = self._table
+        statement = select(table.c.key).where(table.c.scope == PAUSED, is_lasting(table))
+        return frozenset(connection.execute(statement).scalars())
 
     async def paused(self) -> list[PausedQueue]:
         """The queues that are paused now, sorted by name."""
         return await self._database.run(
-            lambda c: rows.paused(c, self._table), Activity.OPERATE, write=False
+            lambda c: live_subscribers.paused(c, self._table), Activity.OPERATE, write=False
         )
 
     async def subscribers(self) -> list[LiveSubscriber]:
         """The live subscribers, the latest heartbeat first; needs the rights of an operator."""
         return await self._database.run(
-            lambda c: rows.read_subscribers(c, self._table), Activity.OPERATE, write=False
+            lambda c: live_subscribers.read_subscribers(c, self._table),
+            Activity.OPERATE,
+            write=False,
         )
 
     async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
         """The subscriber of this name, and whether it is alive; None if it is not known."""
-        return await self._database.run(
-            lambda c: rows.read_subscriber(c, self._table, name), Activity.OPERATE, write=False
-        )
+        c = self._table.c
+        lives = (c.lease_expires_at > clock()).label("lives")
+        statement = live_subscribers.select_registrations(self._table, lives).where(c.key == name)
+
+        def read(connection: Connection) -> tuple[LiveSubscriber, bool] | None:
+            row = connection.execute(statement).first()
+            if row is None:
+                return None
+            return live_subscribers.read_subscriber(row), bool(row.lives)
+
+        return await self._database.run(read, Activity.OPERATE, write=False)
 
     async def release(self, subscriber: LiveSubscriber, limit: int, by: str = "") -> int:
         """Release up to `limit` messages leased by `subscriber`; how many.
 
-        Rows that a transaction has locked are left out. Each call that has released some is an
-        entry of the audit.
+        The delivery is charged, as for an expired lease. What an operator has asked to cancel is
+        discarded instead. Rows that a handler's transaction has locked are left out. Each call that
+        has released some is an entry of the audit.
         """
+
+        def release(connection: Connection) -> int:
+            leases = self._leases_of(connection, subscriber, limit)
+            locked = self._dialect.lock(connection, leases, skip_locked=True)
+            self._give_back(connection, locked - self._discard(connection, leases, locked))
+            if locked:
+                details = {"worker": subscriber.worker}
+                note_action(connection, self._dialect, "release", by, details, done=len(locked))
+            return len(locked)
+
+        return await self._database.run(release, Activity.OPERATE, Activity.RELEASE)
+
+    def _leases_of(
+        self, connection: Connection, subscriber: LiveSubscriber, limit: int
+    ) -> list[tuple[int, UUID]]:
+        """Up to `limit` messages whose lease tokens begin as those of `subscriber` do."""
         holder = bytes.fromhex(subscriber.worker.rsplit(":", 1)[-1])
-        queues = subscriber.queues
+        rest = 16 - HOLDER_BYTES
+        first = UUID(bytes=holder + b"\0" * rest)
+        last = UUID(bytes=holder + b"\xff" * rest)
+        table = self._database.tables.message
+        # Read without locks, so that no lease of another subscriber is waited for. What changes
+        # before they are locked is noticed there: it asks for the same tokens.
+        find = (
+            select(table.c.id, table.c.lease_token)
+            .where(
+                table.c.state == MessageState.PROCESSING.name,
+                table.c.lease_expires_at.is_not(None),
+                table.c.lease_token.between(first, last),
+            )
+            .limit(limit)
+        )
+        find = self._dialect.use_index(find, table, "leased_index")
+        leases: list[tuple[int, UUID]] = []
+        for names in chunks(list(subscriber.queues)):
+            rows = connection.execute(find.where(table.c.queue.in_(names)))
+            leases += [(row.id, row.lease_token) for row in rows]
+        return leases[:limit]
 
-        def work(connection: Connection) -> int:
-            count = worker_leases.release(connection, self._dialect, holder, queues, limit)
-            if count:
-                given = {"worker": subscriber.worker}
-                note_action(connection, self._dialect, "release", by, given, done=count)
-            return count
+    def _discard(
+        self, connection: Connection, leases: Sequence[tuple[int, UUID]], locked: set[int]
+    ) -> set[int]:
+        """Discard what an operator has asked to cancel, of `leases` that are `locked`; the ids."""
+        requests = cancels.of_leases(
+            connection, self._table, [lease for lease in leases if lease[0] in locked]
+        )
+        has_archive = self._dialect.has_archive
+        ended = [cancels.discarded(request, archive=has_archive) for request in requests.values()]
+        if ended:
+            self._dialect.settle(connection, ended)
+        return set(requests)
 
-        return await self._database.run(work, Activity.OPERATE, Activity.RELEASE)
+    def _give_back(self, connection: Connection, message_ids: set[int]) -> None:
+        if not message_ids:
+            return
+        table = self._database.tables.message
+        values = {
+            "state": case(
+                (table.c.attempts_count > 0, MessageState.RETRYABLE.name),
+                else_=MessageState.PENDING.name,
+            ),
+            "acquired_at": null(),
+            "lease_token": null(),
+            "lease_expires_at": null(),
+            "policy_marks": table.c.policy_marks.bitwise_and(KEPT),
+        }
+        # One by one, by the primary key. For a list of keys MariaDB may scan the table, and would
+        # wait for rows that another transaction has locked.
+        row = update(table).where(table.c.id == bindparam("message_id")).values(values)
+        connection.execute(row, [{"message_id": number} for number in sorted(message_ids)])
 
     async def explain(self, message_id: int) -> Explanation:
         """Why a message is not running, or how it ended."""

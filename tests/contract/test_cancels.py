@@ -11,8 +11,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import HOLDER_BYTES, subscriber_of
 from faststream_sqlbroker.database.messages import direct_claim
-from faststream_sqlbroker.database.parts import cancels, worker_leases
+from faststream_sqlbroker.database.parts import cancels
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.release import StuckReleaser
@@ -230,14 +231,11 @@ async def test_a_release_honours_the_request(bench: Bench) -> None:
     """The holder is dead: its messages come again, but for the one that was cancelled."""
     ids = await bench.put(3)
     rows = await bench.claim(3)
-    holder = rows[0].lease_token.bytes[: worker_leases.HOLDER_BYTES]
+    holder = rows[0].lease_token.bytes[:HOLDER_BYTES].hex()
+    now = await bench.store.now()
+    subscriber = subscriber_of(f"host:1:{holder}", {"queues": ["q"]}, now, now)
     await cancel(bench, ids[1])
-
-    def release(connection: Connection) -> int:
-        return worker_leases.release(connection, bench.store.dialect, holder, ["q"], 10)
-
-    async with bench.store.engine.begin() as connection:
-        assert await connection.run_sync(release) == 3
+    assert await bench.store.live_subscribers.release(subscriber, 10) == 3
     ended = await bench.one(archive=True)
     assert (ended["id"], ended["state"], ended["reason"]) == (ids[1], "DISCARDED", "cancelled")
     assert ended["last_error"] == "cancelled by Ann: why"

@@ -172,7 +172,7 @@ async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> N
         assert pages == [3, 3, 2]
         # No more subscribers than that are read.
         pages.clear()
-        with patch.object(overviews, "MOST_READ", 4):
+        with patch.object(overviews, "MAX_SUBSCRIBERS", 4):
             found = await bench.store.overviews.names("x")
         assert pages == [3, 3]
         assert "of-4" not in found

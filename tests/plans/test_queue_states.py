@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts.live_subscribers import MOST_READ, read_subscribers
+from faststream_sqlbroker.database.parts.live_subscribers import MAX_SUBSCRIBERS, read_subscribers
 from faststream_sqlbroker.database.parts.queue_states import live_queues
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
@@ -56,12 +56,12 @@ def test_subscribers_are_read_along_the_primary_key(crowded: Engine) -> None:
             text(
                 "INSERT INTO message_policy_state (scope, key, lease_expires_at) SELECT "
                 "CASE WHEN n % 4 = 0 THEN 'other' ELSE 'subscriber' END, 'w' || n, "
-                f"now() + interval '1 hour' FROM generate_series(1, {2 * MOST_READ}) n"
+                f"now() + interval '1 hour' FROM generate_series(1, {2 * MAX_SUBSCRIBERS}) n"
             )
         )
         connection.execute(text("ANALYZE message_policy_state"))
         event.listen(crowded, "before_cursor_execute", lambda *given: sent.append(given[2:4]))
-        assert len(read_subscribers(connection, TABLES.policy_state)) == MOST_READ
+        assert len(read_subscribers(connection, TABLES.policy_state)) == MAX_SUBSCRIBERS
         [(statement, binds)] = sent
         plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", binds).scalar_one()
         kinds = {node["Node Type"] for node in nodes(plan[0]["Plan"])}
