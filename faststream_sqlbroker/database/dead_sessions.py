@@ -1,9 +1,26 @@
-"""Ends sessions whose client machine vanished in the middle of a statement (PostgreSQL)."""
+"""Ends sessions whose client fell silent in the middle of a statement (PostgreSQL).
 
+asyncpg sends a new statement in two steps: it asks the server to parse, waits for the answer, then
+sends the values. If the client vanishes in between, the session does not count as idle. No time
+limit before transaction_timeout (PostgreSQL 17) ends it, and its locks stay until TCP gives the
+client up, after two hours. The server does not tell how long such a session has waited. It tells
+only that the wait is the same as before.
+
+An application may wait like that on purpose: between asyncpg's `prepare` and the first use of the
+statement, or in a pipeline. So only the broker's own transactions are ended. They carry a mark, an
+advisory lock whose key says how long they may be silent.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
 from time import monotonic
 
+from sqlalchemy import Connection
+
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.postgresql.dead_sessions import Wait
+
+Wait = tuple[int, datetime]
+"""A session, and the start of what it does; both stay the same while it waits."""
 
 LOOK_EVERY = 10.0
 """Seconds between two queries of one process, for any number of subscribers, to keep their cost
@@ -15,7 +32,7 @@ class DeadSessionWatch:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sessions = database.dialect.silent_sessions
+        self._sql = database.dialect.sql
         self._seen: dict[Wait, float] = {}
         """The waits of the last query, and when each was first seen (monotonic seconds)."""
         self._next_look = 0.0
@@ -35,15 +52,38 @@ class DeadSessionWatch:
         Raises:
             StoreError: the database could not be asked.
         """
-        sessions = self._sessions
         now = monotonic()
-        if sessions is None or now < self._next_look:
+        if now < self._next_look or not self._sql.has("silent_sessions"):
             return []
         self._next_look = now + LOOK_EVERY
-        found = await self._database.run(sessions.find, write=False)
-        self._seen = {wait: self._seen.get(wait, now) for wait in found}
+        waits = await self._database.run(self._find, write=False)
+        self._seen = {wait: self._seen.get(wait, now) for wait in waits}
         limit = self._database.idle_limit
         over = {wait: now - since for wait, since in self._seen.items() if since <= now - limit}
         if not over:
             return []
-        return await self._database.run(lambda c: sessions.end(c, over), write=False)
+        return await self._database.run(lambda c: self._end(c, over), write=False)
+
+    def _find(self, connection: Connection) -> set[Wait]:
+        """Sessions of this user that wait for their client in the middle of a statement; empty if
+        this user may not end them.
+        """
+        return {(pid, since) for pid, since in connection.execute(self._sql["silent_sessions"])}
+
+    def _end(self, connection: Connection, waits: Mapping[Wait, float]) -> list[int]:
+        """End the sessions of `waits` that still wait, have locked rows of the broker's tables, and
+        have waited longer than they may; their process ids.
+
+        Args:
+            connection: A session that is none of `waits`.
+            waits: Each wait, with the seconds that it is known to have lasted.
+        """
+        name_of = connection.dialect.identifier_preparer.format_table
+        binds = {
+            "pids": [pid for pid, _ in waits],
+            "since": [since for _, since in waits],
+            "waited": [int(seconds * 1000) for seconds in waits.values()],
+            "tables": [name_of(table) for table in self._database.tables.ours],
+        }
+        rows = connection.execute(self._sql["end_sessions"], binds)
+        return [pid for pid, ended in rows if ended]

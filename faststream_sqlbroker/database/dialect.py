@@ -26,7 +26,6 @@ from faststream_sqlbroker.database.parts.handler_locks import HandlerLocks
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
 from faststream_sqlbroker.database.parts.policy_state import note_started
 from faststream_sqlbroker.database.parts.units import settle_units
-from faststream_sqlbroker.database.postgresql.dead_sessions import DeadSessions
 from faststream_sqlbroker.database.postgresql.quick_jobs import QuickJobs
 from faststream_sqlbroker.database.query import Work
 
@@ -36,8 +35,6 @@ class Dialect(Operations):
 
     ordered: OrderedClaims
     """Claims that keep the order of each key."""
-    silent_sessions: DeadSessions | None = None
-    """Finds sessions that no time limit of the server ends; None: the database has none such."""
     quick_jobs: QuickJobs | None = None
     """Single statements for jobs of pull consumers; None: they take transactions."""
     handler_locks: HandlerLocks

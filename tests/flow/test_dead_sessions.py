@@ -241,12 +241,11 @@ async def test_a_user_without_the_right_to_end_sessions_is_not_refused(
         await store.insert([NewMessage("q", b"x")])
         await fall_silent(raw, "SELECT * FROM message FOR UPDATE")
         await eventually(lambda: is_seen(store))
-        find = store.silent._sessions
-        assert find is not None
+        find = store.silent._find
         async with engine.connect() as connection:
-            assert len(await connection.run_sync(find.find)) == 1
+            assert len(await connection.run_sync(find)) == 1
             await connection.execute(text("SET ROLE sqlbroker_no_end"))
-            assert await connection.run_sync(find.find) == set()
+            assert await connection.run_sync(find) == set()
             await connection.rollback()
     finally:
         async with engine.begin() as connection:

@@ -45,7 +45,6 @@ from faststream_sqlbroker.database.postgresql.binds import (
     milliseconds,
     settle_queries,
 )
-from faststream_sqlbroker.database.postgresql.dead_sessions import DeadSessions
 from faststream_sqlbroker.database.postgresql.numbered_locks import NumberedLocks
 from faststream_sqlbroker.database.postgresql.on_ack import settling_on_ack
 from faststream_sqlbroker.database.postgresql.once import free_key_binds, read_claimed_keys
@@ -77,8 +76,6 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         super().__init__(tables, sqlalchemy_dialect)
         self.ordered = OrderedClaims(self)
         self.handler_locks = NumberedLocks(self)
-        preparer = sqlalchemy_dialect.identifier_preparer
-        self.silent_sessions = DeadSessions(self.sql, tables, preparer)
         if self.has_archive:
             self.quick_jobs = QuickJobs(self)
 
