@@ -1,16 +1,28 @@
-"""What waits in each queue, for metrics."""
+"""What waits in each queue, for metrics.
 
+No statement counts a whole table. The names of the queues are found by a step from each to the
+next. The messages of a queue and a priority are two ranges of an index, those that are due and
+those that are not; each is counted up to a limit.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
+
+from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.metrics import QueueState
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import queue_states
+from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.parts.live_queues import read_live_queues
 from faststream_sqlbroker.database.parts.sizes import chunks
 
-TOGETHER = 16
+MAX_QUEUES_TOGETHER = 16
 """Queues that are counted in one transaction, so that none lasts long: a snapshot that is held
 keeps dead rows."""
+MAX_COUNTED = 100_000
+"""Messages that are counted of a queue, of each kind: some 20 ms each."""
 
 
 class QueueStates:
@@ -31,14 +43,45 @@ class QueueStates:
         in flight. The queues are read one after the other, in several transactions.
         """
         dialect = self._dialect
-        known = await self._database.run(
-            lambda c: queue_states.live_queues(c, dialect),
-            Activity.CONSUME,
-            Activity.STATE,
-            write=False,
+        live = await self._database.run(
+            lambda c: read_live_queues(c, dialect), Activity.CONSUME, Activity.STATE, write=False
         )
-        found: list[QueueState] = []
-        for part in chunks(known.names, TOGETHER):
-            look = partial(queue_states.queue_states, dialect=dialect, queues=part, live=known.live)
-            found += await self._database.run(look, Activity.CONSUME, Activity.STATE, write=False)
-        return found
+        states: list[QueueState] = []
+        for part in chunks(live.names, MAX_QUEUES_TOGETHER):
+            look = partial(read_states, dialect=dialect, queues=part, subscribers=live.subscribers)
+            states += await self._database.run(look, Activity.CONSUME, Activity.STATE, write=False)
+        return states
+
+
+def read_states(
+    connection: Connection,
+    dialect: Operations,
+    queues: Sequence[str],
+    subscribers: Counter[str],
+) -> list[QueueState]:
+    """The state of each of `queues`, which have so many live `subscribers`."""
+    ready = Counter[str]()
+    delayed = Counter[str]()
+    oldest = dict[str, float]()
+    for pair in dialect.ready_pairs(connection, queues):
+        queue = pair.queue
+        if pair.due_in <= 0:
+            oldest[queue] = max(oldest.get(queue, 0.0), -pair.due_in)
+        binds = {
+            "queue": queue,
+            "priority": pair.priority,
+            "most_due": MAX_COUNTED - ready[queue],
+            "most_later": MAX_COUNTED - delayed[queue],
+        }
+        due, later = connection.execute(dialect.sql["count_waiting"], binds).one()
+        ready[queue] += due
+        delayed[queue] += later
+    states = []
+    for queue in queues:
+        binds = {"queue": queue, "most": MAX_COUNTED}
+        leased = connection.execute(dialect.sql["count_leased"], binds).scalar_one()
+        age = oldest.get(queue, 0.0)
+        states.append(
+            QueueState(queue, ready[queue], delayed[queue], leased, age, subscribers[queue])
+        )
+    return states

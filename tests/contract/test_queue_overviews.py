@@ -10,8 +10,8 @@ import pytest
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database import overviews
-from faststream_sqlbroker.database.parts import job_counts, queue_counts, queue_states
-from faststream_sqlbroker.database.parts.live_subscribers import subscribed_queues
+from faststream_sqlbroker.database.overviews import QueueOverviews
+from faststream_sqlbroker.database.parts import live_queues
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import CHANNEL, announce, known
 
@@ -122,7 +122,7 @@ async def test_rates_of_many_are_those_of_the_newest(bench: Bench) -> None:
             of_it = message.update().where(message.c.id == message_id)
             await connection.execute(of_it.values(created_at=now - timedelta(seconds=age)))
     before = await bench.store.now()
-    with patch.object(queue_counts, "RATED", 4):
+    with patch.object(overviews, "MAX_RATED", 4):
         [found] = await bench.store.overviews.read()
     after = await bench.store.now()
     fourth = now - timedelta(seconds=3)
@@ -158,15 +158,17 @@ async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> N
     await bench.store.live_subscribers.pause("stopped", None, {"by": "Ann"}, CHANNEL)
     pages: list[int] = []
 
+    read_page = QueueOverviews._subscribed_queues
+
     def counted(*args: Any, **kwargs: Any) -> Any:
-        found = subscribed_queues(*args, **kwargs)
+        found = read_page(*args, **kwargs)
         pages.append(len(found[0]))
         return found
 
     all_names = [*(f"of-{n}" for n in range(5)), "full", "later", "shared", "stopped"]
     with (
-        patch.object(overviews, "A_PAGE", 2),
-        patch.object(overviews, "subscribed_queues", counted),
+        patch.object(overviews, "PAGE_SIZE", 2),
+        patch.object(QueueOverviews, "_subscribed_queues", counted),
     ):
         assert await bench.store.overviews.names("x") == sorted(all_names)
         assert pages == [3, 3, 2]
@@ -183,7 +185,7 @@ async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> N
 async def test_a_name_behind_many_others_is_found_by_its_first_half(bench: Bench) -> None:
     for name in ("a", "b", "c", "orders"):
         await bench.put(1, name)
-    with patch.object(queue_states, "MOST_QUEUES", 2):
+    with patch.object(live_queues, "MAX_QUEUES", 2):
         assert await bench.store.overviews.names("zzzz") == ["a", "b"]
         assert await bench.store.overviews.names("ordres") == ["a", "b", "orders"]
 
@@ -204,7 +206,7 @@ async def test_counts_are_exact_up_to_a_limit_then_an_estimate(bench: Bench, dat
     if database != "sqlite":
         analyze = "ANALYZE message" if database == "postgresql" else "ANALYZE TABLE message"
         await bench.execute(analyze)
-    with patch.object(queue_counts, "EXACT", 5), patch.object(overviews, "TOGETHER", 1):
+    with patch.multiple(overviews, MAX_COUNTED=5, MAX_QUEUES_TOGETHER=1):
         [found] = await bench.store.overviews.read()
         await bench.claim(8)
         [leased] = await bench.store.overviews.read()
@@ -242,13 +244,13 @@ async def test_jobs_of_pull_consumers_are_counted_by_state(bench: Bench, databas
     if database != "sqlite":
         analyze = "ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
         await bench.execute(f"{analyze} message_archive")
-    with patch.object(job_counts, "EXACT", 5):
+    with patch.object(overviews, "MAX_COUNTED", 5):
         many, _ = await bench.store.overviews.jobs(names)
         assert many.dead == Count(2)
         assert many.delivered is not None
         assert many.delivered.exact is (database == "sqlite")
         assert 4 <= many.delivered.value <= 20
-        with patch.object(job_counts, "MOST_DEAD", 1):
+        with patch.object(overviews, "MAX_DEAD", 1):
             many, _ = await bench.store.overviews.jobs(names)
     assert (many.dead is not None, many.dead and many.dead.how) == (True, "about")
     assert many.delivered is not None

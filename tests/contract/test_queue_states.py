@@ -6,8 +6,8 @@ import pytest
 
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.metrics import QueueState
-from faststream_sqlbroker.database import queue_states as store_states
-from faststream_sqlbroker.database.parts import queue_states
+from faststream_sqlbroker.database import queue_states
+from faststream_sqlbroker.database.parts import live_queues
 from tests.contract.conftest import Bench, done
 from tests.contract.test_live_subscribers import announce, known
 
@@ -78,11 +78,11 @@ async def test_counting_ends_at_a_limit(bench: Bench) -> None:
     await bench.put(4, "q", priority=1)
     await bench.put(4, "q", priority=0)
     await bench.put(7, "q", delay=600.0)
-    with patch.object(queue_states, "MOST_COUNTED", 5):
+    with patch.object(queue_states, "MAX_COUNTED", 5):
         [state] = await bench.store.queue_states.read()
     assert (state.ready, state.delayed) == (5, 5)
     await bench.claim(7)
-    with patch.object(queue_states, "MOST_COUNTED", 6):
+    with patch.object(queue_states, "MAX_COUNTED", 6):
         [state] = await bench.store.queue_states.read()
     assert (state.ready, state.in_flight) == (1, 6)
 
@@ -91,11 +91,11 @@ async def test_counting_ends_at_a_limit(bench: Bench) -> None:
 async def test_so_many_queues_are_looked_at_and_no_more(bench: Bench) -> None:
     for n in range(7):
         await bench.put(1, f"q{n}")
-    with patch.object(store_states, "TOGETHER", 2):
+    with patch.object(queue_states, "MAX_QUEUES_TOGETHER", 2):
         assert [s.queue for s in await bench.store.queue_states.read()] == [
             f"q{n}" for n in range(7)
         ]
-    with patch.object(queue_states, "MOST_QUEUES", 3):
+    with patch.object(live_queues, "MAX_QUEUES", 3):
         assert [s.queue for s in await bench.store.queue_states.read()] == ["q0", "q1", "q2"]
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.types import JSON
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage
-from faststream_sqlbroker.database.parts import queue_counts
+from faststream_sqlbroker.database import overviews
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.schema.types import BrokerJson
@@ -136,7 +136,7 @@ async def test_operators_see_and_change_what_the_broker_keeps(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks, schedules and jobs are stored as JSON; the server estimates counts."""
-    monkeypatch.setattr(queue_counts, "EXACT", 0)
+    monkeypatch.setattr(overviews, "MAX_COUNTED", 0)
     await broker.publish_batch(*range(3), queue="q")
     [queue] = await broker.admin.queues()
     assert queue.queue == "q"

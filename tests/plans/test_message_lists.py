@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Engine, event, text
 
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters, MessagePage
-from faststream_sqlbroker.database import stored_messages
+from faststream_sqlbroker.database import overviews, stored_messages
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import job_counts, message_walks
+from faststream_sqlbroker.database.parts import message_walks
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.stored_messages import StoredMessages
 from tests.helpers import mysql_numbers
@@ -133,8 +133,8 @@ def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
                 assert not walks, filters
                 assert used <= most, (filters, statement, used)
         # Of jobs that have ended: those of one consumer, and the last that failed in any queue.
-        with sent(connection) as statements, patch.object(job_counts, "MOST_DEAD", 1_000):
-            [jobs] = job_counts.job_counts(connection, dialect, ["other5"])
+        with sent(connection) as statements, patch.object(overviews, "MAX_DEAD", 1_000):
+            [jobs] = overviews.count_jobs(connection, dialect, ["other5"])
         assert jobs.delivered is not None
         assert ARCHIVED / 60 < jobs.delivered.value < ARCHIVED / 7
         for statement, parameters in statements:
@@ -184,10 +184,10 @@ def test_mysql_reads_no_more_rows_than_it_may(archive: Engine) -> None:
             if filters in SEARCHED:
                 assert found.messages == ()
                 assert found.after is not None
-        with patch.object(job_counts, "MOST_DEAD", 500), patch.object(job_counts, "EXACT", 100):
-            job_counts.job_counts(connection, dialect, ["other5"])
+        with patch.object(overviews, "MAX_DEAD", 500), patch.object(overviews, "MAX_COUNTED", 100):
+            overviews.count_jobs(connection, dialect, ["other5"])
             with reads(connection, at_most=2 * (500 + 100) + 2 * LIMIT + 1_000):
-                [jobs] = job_counts.job_counts(connection, dialect, ["other5"])
+                [jobs] = overviews.count_jobs(connection, dialect, ["other5"])
         assert jobs.dead is not None
         assert jobs.dead.how == "about"
 

@@ -9,11 +9,16 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.dialects import sqlite
 
+from faststream_sqlbroker.database import overviews as module
 from faststream_sqlbroker.database.constants import SQLITE_COUNTS
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import queue_counts as module
+from faststream_sqlbroker.database.overviews import (
+    MAX_COUNTED,
+    MAX_RATED,
+    count_messages,
+    read_rates,
+)
 from faststream_sqlbroker.database.parts.depths import due_messages
-from faststream_sqlbroker.database.parts.queue_counts import EXACT, RATED, queue_counts, queue_rates
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
@@ -32,9 +37,9 @@ mysqls = pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True
 def test_a_sample_reads_a_range_up_to_the_limit(crowded: Engine) -> None:
     with crowded.connect() as connection:
         for kind in ("due", "later"):
-            plan = explain(connection, f"sample_{kind}", **PAIR, most=EXACT + 1)
-            check(plan, indexes={"message_ready"}, buffers=2 * EXACT)
-        held = explain(connection, "sample_held", queue="q", most=EXACT + 1)
+            plan = explain(connection, f"sample_{kind}", **PAIR, most=MAX_COUNTED + 1)
+            check(plan, indexes={"message_ready"}, buffers=2 * MAX_COUNTED)
+        held = explain(connection, "sample_held", queue="q", most=MAX_COUNTED + 1)
         check(held, indexes={"message_leased"}, buffers=10)
 
 
@@ -65,7 +70,7 @@ def test_a_sample_reads_no_messages_of_other_queues(crowded: Engine) -> None:
 def test_an_estimate_is_near(crowded: Engine) -> None:
     dialect = PostgresqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
-        counts = queue_counts(connection, dialect, ["q", "other5"])
+        counts = count_messages(connection, dialect, ["q", "other5"])
     assert counts["q"].delayed.exact is False
     assert FUTURE / 3 < counts["q"].delayed.value < FUTURE * 3
     assert (counts["q"].ready.exact, counts["q"].ready.value) == (True, 300)
@@ -75,10 +80,10 @@ def test_an_estimate_is_near(crowded: Engine) -> None:
 @mysqls
 def test_mysql_looks_into_the_index(crowded: Engine) -> None:
     dialect = MysqlDialect(TABLES, crowded.dialect)
-    with crowded.connect() as connection, patch.object(module, "EXACT", 300):
-        queue_counts(connection, dialect, ["q"])  # compiles the statements
+    with crowded.connect() as connection, patch.object(module, "MAX_COUNTED", 300):
+        count_messages(connection, dialect, ["q"])  # compiles the statements
         with reads(connection, at_most=3 * (2 * 300 + 200) + 200):
-            counts = queue_counts(connection, dialect, ["q"])["q"]
+            counts = count_messages(connection, dialect, ["q"])["q"]
     assert counts.delayed.exact is False
     assert FUTURE / FEWER / 3 < counts.delayed.value < FUTURE / FEWER * 3
     assert (counts.ready.exact, counts.ready.value) == (True, 300)
@@ -93,16 +98,16 @@ def test_rates_read_the_newest_messages_only(crowded: Engine, database: str) -> 
         connection.execute(text("INSERT INTO message (queue, payload) VALUES ('q', 'x')"))
         if database == "postgresql":
             with sent(connection) as statements:
-                rates = queue_rates(connection, dialect)
+                rates = read_rates(connection, dialect)
             assert statements
             for statement, parameters in statements:
                 _, _, plan = explained(connection, statement, parameters)
-                assert max(each["Actual Rows"] for each in nodes(plan)) <= RATED, plan
+                assert max(each["Actual Rows"] for each in nodes(plan)) <= MAX_RATED, plan
         else:
-            queue_rates(connection, dialect)  # compiles the statements
+            read_rates(connection, dialect)  # compiles the statements
             # Each is read, and looked up among the queues.
-            with all_reads(connection, at_most=2 * RATED + 200):
-                rates = queue_rates(connection, dialect)
+            with all_reads(connection, at_most=2 * MAX_RATED + 200):
+                rates = read_rates(connection, dialect)
     assert rates.came["q"] > 0
 
 
@@ -131,12 +136,12 @@ def test_sqlite_counts_on_in_the_index(tmp_path: Path) -> None:
     assert len(steps) * 1_000 < 20 * SQLITE_COUNTS
     raw = sqlite3.connect(path)
     steps = raw.execute(
-        f"EXPLAIN QUERY PLAN {dialect.sql['count_due']}", {**PAIR, "most": EXACT}
+        f"EXPLAIN QUERY PLAN {dialect.sql['count_due']}", {**PAIR, "most": MAX_COUNTED}
     ).fetchall()
     assert any("SEARCH" in step[-1] and "message_ready" in step[-1] for step in steps), steps
     for kind in ("due", "later", "held"):
         for what in ("sample", "estimate"):
-            binds = {**PAIR, "most": EXACT}
+            binds = {**PAIR, "most": MAX_COUNTED}
             statement = f"EXPLAIN QUERY PLAN {dialect.sql[f'{what}_{kind}']}"
             plan = raw.execute(statement, binds).fetchall()
             steps = [step[-1] for step in plan if "message" in step[-1]]

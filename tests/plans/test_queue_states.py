@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
+from faststream_sqlbroker.database.parts.live_queues import read_live_queues
 from faststream_sqlbroker.database.parts.live_subscribers import MAX_SUBSCRIBERS, read_subscribers
-from faststream_sqlbroker.database.parts.queue_states import live_queues
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.plans.conftest import TABLES
@@ -73,9 +73,9 @@ def test_mysql_reads_as_little(crowded: Engine) -> None:
     dialect = MysqlDialect(TABLES, crowded.dialect)
     with crowded.connect() as connection:
         # Its first statement compiles what it reads of registrations.
-        live_queues(connection, dialect)
+        read_live_queues(connection, dialect)
         with reads(connection, at_most=3 * QUEUES + 60):
-            assert len(live_queues(connection, dialect).names) == QUEUES
+            assert len(read_live_queues(connection, dialect).names) == QUEUES
         with reads(connection, at_most=3 * MOST):
             due, later = connection.execute(dialect.sql["count_waiting"], PAIR).one()
         assert (due, later) == (100, MOST)

@@ -23,12 +23,12 @@ from faststream_sqlbroker.core.policies.standby import (
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.bulk import JobStore
+from faststream_sqlbroker.database.overviews import count_messages
 from faststream_sqlbroker.database.parts.depths import due_messages
-from faststream_sqlbroker.database.parts.queue_counts import queue_counts
-from faststream_sqlbroker.database.parts.queue_states import queue_states
 from faststream_sqlbroker.database.policies.intake import burst_scope
 from faststream_sqlbroker.database.policies.removed import STEP
 from faststream_sqlbroker.database.policies.request import Claim
+from faststream_sqlbroker.database.queue_states import read_states
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.world import QUEUE, World, microseconds, outcome
 
@@ -877,8 +877,8 @@ def counted(world: World) -> tuple[int, int, int, int]:
         async with world.clock.engine.connect() as connection:
 
             def look(sync: Any) -> tuple[int, int, int, int]:
-                [state] = queue_states(sync, dialect, [QUEUE], Counter())
-                counts = queue_counts(sync, dialect, [QUEUE])[QUEUE]
+                [state] = read_states(sync, dialect, [QUEUE], Counter())
+                counts = count_messages(sync, dialect, [QUEUE])[QUEUE]
                 assert counts.ready.value == state.ready
                 assert counts.delayed.value == state.delayed
                 assert due_messages(sync, dialect, QUEUE, 100) == state.ready

@@ -31,7 +31,7 @@ ASSEMBLERS = {
     "access.py _ask_sqlite": "writes no row of one table",
     "multi_statement.py insert_statement": "repeats a row",
     "operations.py use_index": "makes a hint of SQLAlchemy's",
-    "queue_counts.py build": "repeats a statement for each range",
+    "overviews.py build": "repeats a statement for each range",
 }
 """What makes SQL of parts outside of the loader, and why."""
 
