@@ -67,7 +67,7 @@ class DiagnosisReport(Operations):
         return Diagnosis(tuple(parts))
 
     async def _of_database(self) -> Found:
-        found = await self._store.database_health()
+        found = await self._store.server.health()
         url = self._store.engine.url
         facts = {
             "name": self._store.database_name,
@@ -84,18 +84,18 @@ class DiagnosisReport(Operations):
 
     async def _of_schema(self) -> Found:
         tables = self._store.tables
-        there = await self._store.schema_version()
+        there = await self._store.server.schema_version()
         facts = {
             "version": there,
             "needed": HEAD,
             "schema": tables.config.schema,
             "tables": [table.name for table in tables.ours],
         }
-        return facts, await self._store.differences()
+        return facts, await self._store.server.differences()
 
     async def _of_rights(self) -> Found:
         needed = self._process().activities or frozenset({Activity.OPERATE})
-        access = await self._store.find_lacks(needed)
+        access = await self._store.access.find_lacks(needed)
         facts = {"user": access.who, "asked": sorted(each.value for each in needed)}
         return facts, [str(lack) for lack in access.lacks]
 

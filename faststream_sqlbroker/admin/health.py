@@ -39,10 +39,12 @@ class HealthReport(Operations):
         process = self._process()
         difference, doubt = await compare_clocks(self._store)
         used, limit = self._store.pool_use
-        access = await self._store.find_lacks(process.activities or frozenset({Activity.OPERATE}))
-        schema = tuple(await self._store.differences())
+        access = await self._store.access.find_lacks(
+            process.activities or frozenset({Activity.OPERATE})
+        )
+        schema = tuple(await self._store.server.differences())
         return Health(
-            database=await self._store.database_health(),
+            database=await self._store.server.health(),
             clock_difference=difference,
             clock_doubt=doubt,
             pool_used=used,
@@ -75,7 +77,7 @@ async def compare_clocks(store: "Store") -> tuple[float, float]:
     # The database reads its clock between the two, and nothing tells when: the middle is wrong by
     # half of the time between them at most.
     before = datetime.now(timezone.utc)
-    now = await store.now()
+    now = await store.server.now()
     after = datetime.now(timezone.utc)
     half = (after - before) / 2
     return (now - (before + half)).total_seconds(), half.total_seconds()

@@ -375,7 +375,7 @@ class Jobs(Operations):
 
     async def _check_rights(self, action: str) -> None:
         """Refuse what would fail here, before it is stored: other processes would go on with it."""
-        access = await self._store.find_lacks(activities_of(action))
+        access = await self._store.access.find_lacks(activities_of(action))
         if access.lacks:
             raise RightsError(access.describe())
 

@@ -410,7 +410,7 @@ class SqlBroker(
         refuse_endless_dead_letters(self.subscribers)
         await self.connect()
         await self._rights.check(self._activities)
-        await self._store.setup()
+        await self._store.server.setup()
         if self._validate_schema:
             await self._check_schema()
         await self._check_trigger()
@@ -457,7 +457,7 @@ class SqlBroker(
         return frozenset(found)
 
     async def _check_schema(self) -> None:
-        problems = await self._store.differences()
+        problems = await self._store.server.differences()
         if problems:
             msg = f"{advice(problems)}\nvalidate_schema_on_start=False starts all the same"
             # `faststream run` prints a long traceback before the text; the log shows it at once.
@@ -467,7 +467,11 @@ class SqlBroker(
     async def _check_trigger(self) -> None:
         ours = [each for each in self.subscribers if isinstance(each, QueueSubscriber)]
         told_only = any(each.config.settings.told_only for each in ours)
-        if told_only and self._store.can_listen and not await self._store.has_notify_trigger():
+        if (
+            told_only
+            and self._store.can_listen
+            and not await self._store.server.has_notify_trigger()
+        ):
             raise SchemaError(
                 "a subscriber has max_fetch_interval=None, but the table "
                 f"{self._store.tables.message.name!r} has no triggers that tell it of messages: "
@@ -546,7 +550,7 @@ class SqlBroker(
         loops = (self._scheduler, self._rights, *self.subscribers)
         if not all(getattr(loop, "healthy", True) for loop in loops):
             return False
-        return await self._store.ping(limit, self._rights.activities)
+        return await self._store.access.ping(limit, self._rights.activities)
 
     async def create_tables(self) -> None:
         """Create the tables that are missing; for development and tests.
@@ -554,7 +558,7 @@ class SqlBroker(
         Raises:
             SchemaError: a table of that name exists and is not the broker's.
         """
-        await self._store.create_tables()
+        await self._store.server.create_tables()
 
     def _tell_debug(self, text: str, message_id: int | None, queue: str) -> None:
         self._setup_logger()

@@ -267,7 +267,7 @@ class SqlBrokerServing:
 
     async def _differences(self) -> list[str]:
         # Of the store that is there then: a test may have put another one in its place.
-        return await self._store.differences()
+        return await self._store.server.differences()
 
     async def _with_probes(self, start: Callable[[], Awaitable[None]]) -> None:
         """Serve probes from before `start` on, unless it fails.

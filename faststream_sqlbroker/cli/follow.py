@@ -123,7 +123,7 @@ async def _turns(broker: SqlBroker, pause: float, count: int | None) -> AsyncIte
     """The database's time at each turn, `pause` seconds apart; `count` turns, None without end."""
     turn = 0
     while True:
-        yield await broker._store.now()  # noqa: SLF001 - the same package
+        yield await broker._store.server.now()  # noqa: SLF001 - the same package
         turn += 1
         if turn == count:
             return

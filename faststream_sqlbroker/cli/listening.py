@@ -81,7 +81,7 @@ async def refuse_without_tables(broker: SqlBroker) -> None:
         SchemaError: its tables are missing, or are not those that this version needs.
     """
     try:
-        problems = await broker._store.differences()  # noqa: SLF001 - the same package
+        problems = await broker._store.server.differences()  # noqa: SLF001 - the same package
     except StoreError as error:
         raise StoreError(
             f"nothing is served, as the database cannot be read: {error}. See whether its server "

@@ -9,7 +9,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.database.dialects import Dialect
-from faststream_sqlbroker.database.parts.access import is_denied
 from faststream_sqlbroker.database.sqlite.errors import is_locked
 from faststream_sqlbroker.exceptions import (
     AccessError,
@@ -155,7 +154,7 @@ class ErrorClasses:
         return self.of(error) or error
 
     def _denied(self, error: BaseException) -> bool:
-        return any(is_denied(self._dialect, each) for each in _causes(error))
+        return any(self._dialect.is_denied(each) for each in _causes(error))
 
     def spoils(self, error: BaseException) -> bool:
         """Whether the connection that gave `error` must not be used again, though it may answer."""

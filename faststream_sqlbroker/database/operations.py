@@ -179,6 +179,10 @@ class Operations(ClaimedRows, ABC):
         """Whether the server ended the session: a COMMIT under way may have succeeded."""
 
     @abstractmethod
+    def is_denied(self, error: BaseException) -> bool:
+        """Whether a right or a table is missing; `error` is the driver's own."""
+
+    @abstractmethod
     def spoils(self, error: BaseException) -> bool:
         """Whether the connection must not be used again.
 

@@ -8,13 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from sqlalchemy import Connection, inspect, select
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
-from faststream_sqlbroker.core.access import Access, Activities, Activity
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.correlation import CorrelationIds
-from faststream_sqlbroker.core.health import DatabaseHealth
 from faststream_sqlbroker.core.rows import (
     Around,
     Claimed,
@@ -30,6 +29,7 @@ from faststream_sqlbroker.core.rows import (
 from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database import pool
+from faststream_sqlbroker.database.access import AccessChecks
 from faststream_sqlbroker.database.bulk import JobStore
 from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.dead_sessions import DeadSessionWatch
@@ -49,8 +49,6 @@ from faststream_sqlbroker.database.mirror import MirrorStore
 from faststream_sqlbroker.database.overviews import QueueOverviews
 from faststream_sqlbroker.database.partitions import ArchivePartitions
 from faststream_sqlbroker.database.parts import cancels
-from faststream_sqlbroker.database.parts.access import find_lacks, missing_tables
-from faststream_sqlbroker.database.parts.health import database_health
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.policies.store import PolicyStore
 from faststream_sqlbroker.database.pull import ChannelStore
@@ -60,15 +58,13 @@ from faststream_sqlbroker.database.repairs import Repairs
 from faststream_sqlbroker.database.replies import ReplyStore
 from faststream_sqlbroker.database.retention import ArchiveRetention
 from faststream_sqlbroker.database.schedules import Schedules
+from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.database.stored_messages import StoredMessages
 from faststream_sqlbroker.database.subscribers import LiveSubscribers
 from faststream_sqlbroker.database.tokens import QueueTokenStore
 from faststream_sqlbroker.database.verification import Verifier
-from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables
-from faststream_sqlbroker.schema.triggers import has_notify_trigger
 from faststream_sqlbroker.schema.types import is_mariadb
-from faststream_sqlbroker.schema.validate import differences
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -133,6 +129,8 @@ class Store:
         )
         self.correlation_ids = CorrelationIds()
         """Of messages without one; the policy state has what they are made of."""
+        self.server = DatabaseServer(database)
+        self.access = AccessChecks(database)
         self.starts = AckFirstStarts(database)
         self.policies = PolicyStore(database)
         self.locks = LockStore(database)
@@ -392,75 +390,7 @@ class Store:
             lambda c: self.dialect.release_claim(c, queues, token), Activity.CONSUME
         )
 
-    # -- the database itself -------------------------------------------------------------------
-
-    async def now(self) -> datetime:
-        """The database's clock (aware, UTC)."""
-        return await self._database.run(self.dialect.now, write=False)
-
-    async def database_health(self) -> DatabaseHealth:
-        """What the server tells of itself."""
-        return await self._database.run(lambda c: database_health(c, self.dialect), write=False)
-
-    async def setup(self) -> None:
-        """Check the server's settings that the broker relies on; turn on WAL in SQLite."""
-        await self._database.run(self.dialect.setup, write=False)
-
-    async def has_notify_trigger(self) -> bool:
-        """Whether the table of messages has the triggers of `notify_trigger` (PostgreSQL)."""
-        tables = self.tables
-        return await self._database.run(lambda c: has_notify_trigger(c, tables), write=False)
-
-    async def create_tables(self) -> None:
-        """Create the missing tables and indexes (for development).
-
-        Raises:
-            SchemaError: a table of that name is not the broker's.
-        """
-        await self._database.run(lambda c: create_all(c, self.tables))
-
-    async def differences(self) -> list[str]:
-        """How the tables differ from those this version needs, each with how to remove it."""
-        return await self._database.run(lambda c: differences(c, self.tables), write=False)
-
-    async def schema_version(self) -> str | None:
-        """The newest migration that the tables note; None: another program migrates them."""
-        table = self.tables.version
-
-        def work(connection: Connection) -> str | None:
-            if not inspect(connection).has_table(table.name, schema=table.schema):
-                return None
-            found: str | None = connection.execute(select(table.c.version_num)).scalar()
-            return found
-
-        return await self._database.run(work, write=False)
-
-    async def find_lacks(self, activities: Activities) -> Access:
-        """Which rights and tables the database user lacks for `activities`; nothing is written."""
-        return await self._database.run(
-            lambda c: find_lacks(self.dialect, c, activities), write=False
-        )
-
-    def on_denied(
-        self,
-        call: Callable[[Activities], None],
-        find_lacks: Callable[[Activities], Awaitable[Access]],
-    ) -> None:
-        """Call `call` with the activities of a statement that lacked a right or a table.
-
-        `find_lacks` then finds out what is missing, for the error's text; it may cache its answer
-        for a short time.
-        """
-        self._errors.tell_denied(call, find_lacks)
-
-    async def ping(self, timeout: float | None, activities: Activities = frozenset()) -> bool:
-        """Whether the database answers within `timeout` seconds and has the needed tables.
-
-        None is `statement_timeout`.
-        """
-        return await self._database.ping(
-            timeout, lambda c: not missing_tables(self.dialect, c, activities)
-        )
+    # -- connections ---------------------------------------------------------------------------
 
     async def notify(self, channel: str, queues: Sequence[str]) -> None:
         """Send a wake-up for `queues` to other processes (PostgreSQL)."""

@@ -85,7 +85,7 @@ class JobRunner:
         """Whether this process may do what jobs do; asked once, before the first one."""
         if self._may is None:
             # Asked, not tried: a refused statement would make the whole process unhealthy.
-            access = await self._store.find_lacks(ALL)
+            access = await self._store.access.find_lacks(ALL)
             self._may = not access.lacks
             if access.lacks:
                 text = f"jobs of operators are left to others: {access.describe()}"

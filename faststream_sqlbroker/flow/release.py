@@ -71,7 +71,7 @@ class StuckReleaser:
         if ends_in is not None and ends_in <= 0:
             # A lease that ends while cancels are looked for may be one of them: it waits for the
             # next search.
-            before = await self._store.now()
+            before = await self._store.server.now()
             cancelled = await self._end_cancelled()
             count = await self._store.release_stuck(self._queues, BATCH, before)
         if count:

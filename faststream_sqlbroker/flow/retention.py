@@ -84,7 +84,7 @@ async def growth_line(store: "Store") -> str | None:
     """
     needed = frozenset({Activity.PRUNE})
     try:
-        if store.tables.archive is None or (await store.find_lacks(needed)).lacks:
+        if store.tables.archive is None or (await store.access.find_lacks(needed)).lacks:
             return None
         growth = await store.retention.growth()
     except StoreError:

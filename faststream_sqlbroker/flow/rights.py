@@ -72,7 +72,7 @@ class Rights:
         self._answered_at = -inf
         self._asked_for: Activities = frozenset()
         self._task: asyncio.Task[None] | None = None
-        store.on_denied(self.doubt, self.find_lacks)
+        store.access.on_denied(self.doubt, self.find_lacks)
 
     @property
     def healthy(self) -> bool:
@@ -96,7 +96,7 @@ class Rights:
         """
         if activities <= self._checked:
             return
-        access = await self._store.find_lacks(activities)
+        access = await self._store.access.find_lacks(activities)
         if access.denied:
             raise RightsError(access.describe(access.denied))
         self._checked |= activities
@@ -155,7 +155,7 @@ class Rights:
         number = next(self._questions)
         asked = self._wanted()
         try:
-            access = await self._store.find_lacks(asked)
+            access = await self._store.access.find_lacks(asked)
         except StoreError as error:
             self._outages.failed(self, "question which right or table is missing", error)
             return False

@@ -101,8 +101,8 @@ async def store(engine: AsyncEngine, database: str) -> Store:
         # client.
         await eventually(lambda: _answers(engine))
     store = Store(engine, TABLES, pgbouncer=database == "pgbouncer")
-    await store.create_tables()
-    await store.setup()
+    await store.server.create_tables()
+    await store.server.setup()
     return store
 
 

@@ -232,7 +232,7 @@ async def test_a_release_honours_the_request(bench: Bench) -> None:
     ids = await bench.put(3)
     rows = await bench.claim(3)
     holder = rows[0].lease_token.bytes[:HOLDER_BYTES].hex()
-    now = await bench.store.now()
+    now = await bench.store.server.now()
     subscriber = subscriber_of(f"host:1:{holder}", {"queues": ["q"]}, now, now)
     await cancel(bench, ids[1])
     assert await bench.store.live_subscribers.release(subscriber, 10) == 3

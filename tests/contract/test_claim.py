@@ -18,9 +18,9 @@ from tests.contract.conftest import LEASE, Bench, done
 async def test_a_claim_leases_the_row_and_counts_the_delivery(bench: Bench) -> None:
     """F3; PENDING → PROCESSING."""
     await bench.put()
-    before = await bench.store.now()
+    before = await bench.store.server.now()
     [message] = await bench.claim()
-    after = await bench.store.now()
+    after = await bench.store.server.now()
     row = await bench.one()
     assert row["state"] == "PROCESSING"
     assert row["deliveries_count"] == message.deliveries_count == 1
@@ -45,7 +45,7 @@ async def test_future_rows_wait(bench: Bench) -> None:
 
 
 async def test_the_order_is_priority_then_due_time_then_id(bench: Bench) -> None:
-    now = await bench.store.now()
+    now = await bench.store.server.now()
     for name, priority, age in (("c", 0, 5), ("d", 0, 1), ("a", 9, 1), ("e", -9, 50), ("b", 0, 9)):
         await bench.store.insert(
             [
@@ -194,7 +194,7 @@ async def test_a_renewal_may_wait_for_a_locked_row_and_lengthens_its_lease_then(
     await bench.put(2)
     leases = [(m.id, m.lease_token) for m in await bench.claim()]
     store = bench.store
-    before = await bench.store.now()
+    before = await bench.store.server.now()
     async with store.engine.connect() as connection:
         await connection.run_sync(lambda c: store.dialect.renew_free(c, leases, 60.0))
         waiting = asyncio.create_task(store.renew(leases[:1], 7200.0))

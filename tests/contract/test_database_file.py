@@ -33,14 +33,14 @@ def move(path: Path, to: Path) -> None:
 async def test_a_deleted_file_is_noticed_until_it_is_back(bench: Bench, path: Path) -> None:
     store = bench.store
     kept = path.with_suffix(".kept")
-    assert await store.ping(60.0)
+    assert await store.access.ping(60.0)
     move(path, kept)
-    assert not await store.ping(60.0)
+    assert not await store.access.ping(60.0)
     with pytest.raises(TransientStoreError, match="was deleted or moved: put it back"):
         await store.insert([NewMessage("q", b"lost")])
     assert not path.exists(), "an empty file was made in its place"
     move(kept, path)
-    assert await store.ping(60.0)
+    assert await store.access.ping(60.0)
     await store.insert([NewMessage("q", b"kept")])
     assert await bench.count() == 2
 
@@ -57,7 +57,7 @@ async def test_a_replaced_file_is_used_from_then_on(bench: Bench, path: Path) ->
     [written] = await bench.store.insert([NewMessage("q", b"after")])
     assert [row["payload"] for row in await bench.rows() if row["id"] == written] == [b"after"]
     assert await bench.count() == 2
-    assert await bench.store.ping(60.0)
+    assert await bench.store.access.ping(60.0)
 
 
 @pytest.mark.parametrize("deleted", [True, False])

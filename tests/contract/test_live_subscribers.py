@@ -192,7 +192,7 @@ async def test_a_pause_ends_by_the_databases_clock(bench: Bench) -> None:
 async def test_an_end_that_is_over_pauses_nothing(bench: Bench) -> None:
     fleet = bench.store.live_subscribers
     assert await fleet.pause("a", None, {"by": "me"}, CHANNEL) == {"a"}
-    for end in (datetime(2020, 1, 1, tzinfo=timezone.utc), await bench.store.now()):
+    for end in (datetime(2020, 1, 1, tzinfo=timezone.utc), await bench.store.server.now()):
         assert await fleet.pause("a", end, {"by": "me"}, CHANNEL) is None
     assert [(each.queue, each.until) for each in await fleet.paused()] == [("a", None)]
     assert [job.action for job in await bench.store.jobs.listed(None, 10)] == ["pause"]

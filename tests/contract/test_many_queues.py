@@ -41,7 +41,7 @@ async def fill(bench: Bench, *, seed: int) -> None:
 
 async def due_rows(bench: Bench) -> dict[Place, list[int]]:
     """The ids of the rows that can be claimed, of each pair in their order."""
-    now = await bench.store.now()
+    now = await bench.store.server.now()
     found = dict[Place, list[int]]()
     rows = [
         r for r in await bench.rows() if r["state"] == "PENDING" and r["next_attempt_at"] <= now

@@ -57,7 +57,7 @@ async def test_a_move_with_everything(bench: Bench) -> None:
         "last_error",
     ):
         assert row[name] == before[name], name
-    wait = row["next_attempt_at"] - await bench.store.now()
+    wait = row["next_attempt_at"] - await bench.store.server.now()
     assert timedelta(seconds=2_500) < wait <= timedelta(seconds=3_000)
 
 

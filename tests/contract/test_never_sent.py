@@ -40,8 +40,8 @@ async def store(engine: AsyncEngine, driver: str) -> AsyncIterator[Store]:
     options = {"timeout": 60} if name == "sqlite" else {}
     made = create_async_engine(engine.url.set(drivername=f"{name}+{driver}"), connect_args=options)
     store = Store(made, TABLES)
-    await store.create_tables()
-    await store.setup()
+    await store.server.create_tables()
+    await store.server.setup()
     yield store
     await store.close()
     await made.dispose()

@@ -68,7 +68,7 @@ AGAIN = (
 async def store(engine: AsyncEngine, database: str) -> Store:
     """Its archive was converted; rows of today are in a partition of their own."""
     plain = Store(engine, build_tables(SqlBrokerSchemaConfig()))
-    await plain.create_tables()
+    await plain.server.create_tables()
     alone = engine.execution_options(isolation_level="AUTOCOMMIT")
     async with alone.connect() as connection:
         assert await connection.run_sync(convert_archive, DAYS)
@@ -79,7 +79,7 @@ async def store(engine: AsyncEngine, database: str) -> Store:
         ):
             await connection.execute(text(f"ALTER TABLE message_archive {step}"))
     store = Store(engine, TABLES)
-    await store.setup()
+    await store.server.setup()
     while await store.partitions.add():
         pass
     return store
@@ -89,4 +89,4 @@ async def test_partitions_are_there(bench: Bench) -> None:
     count = "SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('message_archive')"
     async with bench.store.engine.connect() as connection:
         assert await connection.scalar(text(count)) == 2 + AHEAD + 1
-    assert await bench.store.differences() == []
+    assert await bench.store.server.differences() == []

@@ -81,9 +81,9 @@ async def test_headers_come_back_as_they_were(bench: Bench) -> None:
 
 
 async def test_a_published_row_has_the_defaults_of_the_table(bench: Bench) -> None:
-    before = await bench.store.now()
+    before = await bench.store.server.now()
     [message_id] = await bench.put()
-    after = await bench.store.now()
+    after = await bench.store.server.now()
     row = await bench.one()
     assert row["id"] == message_id
     assert (row["state"], row["priority"], row["publish_count"]) == ("PENDING", 0, 1)

@@ -115,16 +115,16 @@ async def test_without_an_archive_and_a_word_of_the_subscribers_it_is_not_known(
 async def test_rates_of_many_are_those_of_the_newest(bench: Bench) -> None:
     """Ten messages, one every second; by the four newest, as far as they are back."""
     ids = await bench.put(10, "q")
-    now = await bench.store.now()
+    now = await bench.store.server.now()
     message = bench.store.tables.message
     async with bench.store.engine.begin() as connection:
         for age, message_id in enumerate(reversed(ids)):
             of_it = message.update().where(message.c.id == message_id)
             await connection.execute(of_it.values(created_at=now - timedelta(seconds=age)))
-    before = await bench.store.now()
+    before = await bench.store.server.now()
     with patch.object(overviews, "MAX_RATED", 4):
         [found] = await bench.store.overviews.read()
-    after = await bench.store.now()
+    after = await bench.store.server.now()
     fourth = now - timedelta(seconds=3)
     quickest = 240.0 / (before - fourth).total_seconds()
     assert 240.0 / (after - fourth).total_seconds() - 1 <= found.in_per_minute <= quickest + 1

@@ -75,7 +75,7 @@ async def test_a_message_is_due_when_an_operator_says(bench: Bench) -> None:
     await bench.store.settle([done(row, state=MessageState.PENDING)])
     assert (await bench.store.repairs.set_due(message_id, 600.0)).done
     assert await bench.claim(1) == []
-    now = await bench.store.now()
+    now = await bench.store.server.now()
     assert (await bench.store.repairs.set_due(message_id, now - timedelta(seconds=5))).done
     assert len(await bench.claim(1)) == 1
 

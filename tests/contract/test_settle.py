@@ -146,7 +146,7 @@ async def test_nack_is_due_again_when_the_strategy_says(bench: Bench) -> None:
     assert "ValueError: went wrong" in row["last_error"]
     assert (row["acquired_at"], row["lease_token"], row["lease_expires_at"]) == (None, None, None)
     assert row["first_attempt_at"] == row["last_attempt_at"] is not None
-    wait = row["next_attempt_at"] - await bench.store.now()
+    wait = row["next_attempt_at"] - await bench.store.server.now()
     assert timedelta(seconds=2_500) < wait <= timedelta(seconds=3_000.1)
 
 
@@ -181,7 +181,7 @@ async def test_postpone_charges_nothing(bench: Bench) -> None:
     await bench.store.settle([settle(message, Defer(3_000), RULES, ended_after=0.0)])
     row = await bench.one()
     assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("PENDING", 0, 0)
-    assert row["next_attempt_at"] - await bench.store.now() > timedelta(seconds=2_500)
+    assert row["next_attempt_at"] - await bench.store.server.now() > timedelta(seconds=2_500)
 
 
 async def test_release_keeps_the_due_time_and_charges_nothing(bench: Bench) -> None:
@@ -264,7 +264,7 @@ async def test_messages_that_are_not_retained_are_deleted(bench: Bench) -> None:
 
 async def test_without_an_archive_table_everything_finished_is_deleted(engine: AsyncEngine) -> None:
     store = Store(engine, build_tables(SqlBrokerSchemaConfig(message_archive_table_name=None)))
-    await store.create_tables()
+    await store.server.create_tables()
     bench = Bench(store)
     await bench.put()
     [message] = await bench.claim()
@@ -481,8 +481,8 @@ async def test_everything_works_on_an_engine_that_begins_immediately(engine: Asy
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
-    await store.create_tables()
-    await store.setup()
+    await store.server.create_tables()
+    await store.server.setup()
     bench = Bench(store)
     await bench.put(3)
     async with engine.begin() as connection:

@@ -157,7 +157,7 @@ async def test_messages_beyond_the_concurrency(scene: Scene, per_key: bool, code
 
 
 async def test_the_first_of_several_policies_counts(scene: Scene) -> None:
-    now = await scene.broker._store.now()
+    now = await scene.broker._store.server.now()
     closed = Window(f"{(now.hour + 2) % 24:02}:00", f"{(now.hour + 3) % 24:02}:00")
     await scene.start(closed, Throttle(1, per="1h"))
     await scene.publish(3)

@@ -156,7 +156,7 @@ async def test_an_expired_message_is_not_moved(broker: SqlBroker, look: Look) ->
     sent = await look.in_state("PENDING")
 
     async def expired() -> bool:
-        return await broker.config.store.now() > sent["expires_at"]
+        return await broker.config.store.server.now() > sent["expires_at"]
 
     await eventually(expired)
     await broker.start()

@@ -71,7 +71,7 @@ def _keeps_statements(port: int) -> bool:
 
 
 async def _failures(store: Store) -> int:
-    await store.create_tables()
+    await store.server.create_tables()
 
     async def both() -> None:
         await store.insert([NewMessage("q", b"x")])

@@ -43,7 +43,7 @@ EVERY_SECOND = "* * * * * *"
 
 
 async def now(broker: SqlBroker) -> datetime:
-    return await broker._store.now()
+    return await broker._store.server.now()
 
 
 async def daily(broker: SqlBroker, ahead: int = 30) -> tuple[str, datetime]:
@@ -714,7 +714,7 @@ async def test_an_unanswered_commit_neither_loses_nor_doubles(
             await first_start(through, look)
             await remember(look, next_at=await now(broker))
             if nth == 1:
-                await through._store.setup()
+                await through._store.server.setup()
                 proxy.swallow_answer_to = COMMIT
             through._scheduler.start()
             await eventually(lambda: proxy.swallowed == 1)

@@ -116,8 +116,8 @@ class Cell:
             statement_timeout=3.0,
         )
         self.store = Store(self.engine, build_tables(SqlBrokerSchemaConfig()))
-        await self.store.create_tables()
-        await self.store.setup()
+        await self.store.server.create_tables()
+        await self.store.server.setup()
         async with self.engine.begin() as connection:
             await connection.run_sync(_tables.create_all)
             await connection.execute(
@@ -356,7 +356,7 @@ class Cell:
         await self.engine.dispose()
 
         async def in_again() -> bool:
-            return await self.store.ping(1.0)
+            return await self.store.access.ping(1.0)
 
         await eventually(in_again, step=0.1)
 

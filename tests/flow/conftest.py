@@ -112,8 +112,8 @@ def patience() -> Iterator[None]:
 @pytest.fixture
 async def rig(engine: AsyncEngine) -> AsyncIterator[Rig]:
     store = Store(engine, TABLES)
-    await store.create_tables()
-    await store.setup()
+    await store.server.create_tables()
+    await store.server.setup()
     rig = Rig(store)
     yield rig
     for consumer in rig.consumers:

@@ -58,7 +58,7 @@ async def engine(server: tuple[str, Process]) -> AsyncIterator[AsyncEngine]:
 @pytest.fixture
 async def bench(engine: AsyncEngine) -> Bench:
     store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
-    await store.create_tables()
+    await store.server.create_tables()
     return Bench(store)
 
 

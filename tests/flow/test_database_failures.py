@@ -166,13 +166,13 @@ async def test_ack_first_is_committed_before_the_handler_starts(rig: Rig) -> Non
 async def test_a_stalled_server_costs_the_time_limit_and_no_more(far: tuple[Proxy, Store]) -> None:
     """Bounded time for every statement."""
     proxy, store = far
-    await store.now()
+    await store.server.now()
     proxy.stall()
     with pytest.raises(TransientStoreError):
-        await unanswered(store.engine.pool.checkedout, store.now())  # type: ignore[attr-defined]
-    assert not await store.ping(0.1)
+        await unanswered(store.engine.pool.checkedout, store.server.now())  # type: ignore[attr-defined]
+    assert not await store.access.ping(0.1)
     proxy.flow()
-    await eventually(lambda: store.ping(10.0))
+    await eventually(lambda: store.access.ping(10.0))
 
 
 @on_servers
@@ -202,7 +202,7 @@ async def test_a_connection_that_dies_on_its_way_back_to_the_pool_blocks_nothing
     assert proxy.died == 1
     await store.insert([NewMessage("q", b"third")])
     proxy.die_at = ROLLBACK
-    await unanswered(lambda: proxy.died == 2, store.now())
+    await unanswered(lambda: proxy.died == 2, store.server.now())
     assert len(await rig.rows()) == 3
 
 
@@ -239,7 +239,7 @@ async def test_work_goes_on_after_an_outage(rig: Rig, far: tuple[Proxy, Store]) 
     await proxy.stop()
     go_on.set()
     await eventually(lambda: not consumer.healthy)
-    assert not await store.ping(0.2)
+    assert not await store.access.ping(0.2)
     await proxy.start()
     await eventually(lambda: _count(rig, 30))
     await eventually(lambda: consumer.healthy)
@@ -357,7 +357,7 @@ async def test_a_locked_database_costs_the_time_limit_and_no_more(rig: Rig, busy
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 async def test_a_listener_whose_server_is_silent_gives_up(far: tuple[Proxy, Store]) -> None:
     proxy, store = far
-    await store.now()
+    await store.server.now()
     proxy.die_at = re.compile(rb"LISTEN")
 
     async def listen() -> None:
@@ -559,7 +559,7 @@ async def test_connections_that_broke_in_the_pool_are_replaced_unseen(
 ) -> None:
     """An idle web process must not lose its first publish of the day."""
     proxy, store = far
-    await asyncio.gather(*(store.now() for _ in range(3)))
+    await asyncio.gather(*(store.server.now() for _ in range(3)))
     await proxy.stop()
     await proxy.start()
     assert len(await store.insert([NewMessage("q", b"1")])) == 1
@@ -652,7 +652,7 @@ async def test_repeated_cancellation_leaves_no_task_behind(rig: Rig) -> None:
     left."""
     before = asyncio.all_tasks()
     for pause in (0.0, 0.0, 0.001, 0.003, 0.01):
-        work = asyncio.create_task(rig.store.now())
+        work = asyncio.create_task(rig.store.server.now())
         while not work.done():
             await asyncio.sleep(pause)
             work.cancel()

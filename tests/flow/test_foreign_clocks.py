@@ -125,5 +125,5 @@ async def test_a_length_of_time_in_a_header_counts_from_now_at_the_latest(rig: R
 
     row = await eventually(moved)
     assert row is not None
-    left = row["next_attempt_at"] - await rig.store.now()
+    left = row["next_attempt_at"] - await rig.store.server.now()
     assert timedelta(minutes=55) < left <= timedelta(hours=1, seconds=1)

@@ -47,7 +47,7 @@ async def test_a_forwarded_message_is_never_due_too_early(rig: Rig, ahead: float
     forward = Forward(make_settings("q", {"forward_to": DESTINATION}), rig.log, lambda *_: None)
     took = []
     for _ in range(10):
-        began = await rig.store.now()
+        began = await rig.store.server.now()
         due = began + timedelta(seconds=ahead)
         headers = f'{{"destination": "out", "publish_after": "{due.isoformat()}"}}'
         await rig.put(headers=headers)
@@ -56,7 +56,7 @@ async def test_a_forwarded_message_is_never_due_too_early(rig: Rig, ahead: float
         await forward([row])
         assert isinstance(row.outcome, Relocate)
         await rig.store.settle([settle(row, row.outcome, SettleRules(), ended_after=0.0)])
-        took.append(await rig.store.now() - began)
+        took.append(await rig.store.server.now() - began)
     for stored, late in zip(await rig.rows(), took, strict=True):
         headers = stored["headers"]
         assert stored["next_attempt_at"] >= _due(headers)

@@ -191,16 +191,16 @@ async def test_rows_of_a_claim_come_back(rig: Rig, far: tuple[Proxy, Store]) -> 
     proxy, store = far
     await rig.put(3)
     pairs = await store.ready_pairs(["q"])
-    before = await rig.store.now()
+    before = await rig.store.server.now()
 
     async def claim() -> None:
         nonlocal before
-        before = await rig.store.now()
+        before = await rig.store.server.now()
         await store.claim(pairs, 10, 60.0, uuid4())
 
     async with vanished(proxy, b"SET state = 'PROCESSING'", claim):
         rows: list[ClaimedMessage] = await rig.claim(10)
-        if await rig.store.now() - before < timedelta(seconds=LIMIT):
+        if await rig.store.server.now() - before < timedelta(seconds=LIMIT):
             assert rows == [], "they are locked"
 
         async def all_claimed() -> bool:

@@ -39,8 +39,8 @@ async def clock(database_url: str) -> AsyncIterator[Clock]:
 async def held(clock: Clock) -> AsyncIterator[Rig]:
     """Over a database with that clock."""
     store = Store(clock.engine, TABLES)
-    await store.create_tables()
-    await store.setup()
+    await store.server.create_tables()
+    await store.server.setup()
     yield Rig(store)
     await store.close()
 

@@ -39,7 +39,7 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
         await rig.ack(row)
 
     async def renewed() -> bool:
-        now = await rig.store.now()
+        now = await rig.store.server.now()
         ends = [row["lease_expires_at"] - now for row in await rig.rows()]
         return min(ends) > timedelta(seconds=500)
 
@@ -169,7 +169,7 @@ async def test_a_hold_requested_during_a_renewal_is_in_the_database(rig: Rig) ->
     rounds = 40
     await rig.put(100)
     rows = await rig.claim(100)
-    before = await rig.store.now()
+    before = await rig.store.server.now()
     inflight = Inflight()
     inflight.add(rows)
     keeper = LeaseKeeper(rig.store, inflight, rig.log, lease=60.0, max_lease=None)

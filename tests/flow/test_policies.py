@@ -259,7 +259,7 @@ async def test_a_concurrency_is_never_exceeded(rig: Rig, per_key: bool) -> None:
 
 async def test_p6_outside_its_window_nothing_is_claimed(rig: Rig) -> None:
     """P6: messages wait unclaimed."""
-    now = await rig.store.now()
+    now = await rig.store.server.now()
     hour = now.hour
     closed = Window(f"{(hour + 2) % 24:02}:00", f"{(hour + 3) % 24:02}:00")
     consumer = rig.consumer(policies=[closed], **QUICK)

@@ -149,7 +149,7 @@ async def test_arrivals_of_all_priorities_are_taken_in_order(
     """Z7: also where there are more than one look finds, of one priority and not of another."""
     for module in ("rows", "intake"):
         monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", 10)
-    now = await rig.store.now()
+    now = await rig.store.server.now()
 
     async def put(count: int, seconds: int, **fields: Any) -> list[int]:
         ids = await rig.put(count, **fields)
@@ -464,4 +464,4 @@ async def test_a_burst_waits_only_briefly_for_a_message_that_may_be_cancelled(ri
     )
     assert (await Process(rig, [Debounce("1s")]).claim()).rows == []
     due = {row["id"]: row["next_attempt_at"] for row in await rig.rows()}
-    assert 10 < (due[second] - await rig.store.now()).total_seconds() <= 60
+    assert 10 < (due[second] - await rig.store.server.now()).total_seconds() <= 60

@@ -88,7 +88,7 @@ async def test_the_rate_holds_whatever_a_commit_takes(rig: Rig) -> None:
         await_only(asyncio.sleep(0.4))
 
     asked = monotonic()
-    now = await rig.store.now()
+    now = await rig.store.server.now()
     answered = monotonic()
     claim = await process.claim()
     assert claim.rows

@@ -112,7 +112,7 @@ async def test_a_connection_that_works_is_kept(rig: Rig, server: Server) -> None
     await server.turned()
     await rig.store.insert([NewMessage("q", b"first")])
     for _ in range(2 * POOL):
-        await rig.store.now()  # each checks the next connection of the pool out
+        await rig.store.server.now()  # each checks the next connection of the pool out
     opened = server.opened
     for n in range(10):
         await rig.store.insert([NewMessage("q", b"%d" % n)])

@@ -83,12 +83,12 @@ async def test_the_broker_recovers_and_reconnects(private: Engine) -> None:
         return not await works()
 
     try:
-        await store.create_tables()
+        await store.server.create_tables()
         assert await works()
         first = await session()
         turn(private, read_only=True)
         await eventually(refused)  # PostgreSQL's sessions hear of it a moment later
-        await eventually(lambda: store.ping(5.0))
+        await eventually(lambda: store.access.ping(5.0))
         turn(private, read_only=False)
         await eventually(works)
         assert await session() != first

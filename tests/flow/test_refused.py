@@ -335,7 +335,7 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
         await eventually(lambda: len(rig.handled) == 5)
         await eventually(lambda: consumer._flush_loop.failures >= 2)
         with pytest.raises(TransientStoreError):
-            await store.now()
+            await store.server.now()
         unlock()
         await eventually(lambda: _count(rig, 5))
         await eventually(lambda: consumer.healthy)

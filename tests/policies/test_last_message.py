@@ -535,7 +535,7 @@ async def make_due(world: World, message: int, how: str) -> None:
         assert (await repairs.edit(message, {"priority": 1}, 5.0)).done
         assert (await repairs.edit(message, {}, 5.0)).done
     else:
-        ways = {"retry": 0.0, "postpone": 10.0, "until": await world.store.now()}
+        ways = {"retry": 0.0, "postpone": 10.0, "until": await world.store.server.now()}
         assert (await repairs.set_due(message, ways[how])).done
 
 

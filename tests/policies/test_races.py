@@ -132,8 +132,8 @@ async def hands(database_url: str) -> AsyncIterator[list[Hand]]:
     await clock.prepare()
     tables = build_tables(SqlBrokerSchemaConfig())
     store = Store(clock.engine, tables, clock=clock.of_process())
-    await store.create_tables()
-    await store.setup()
+    await store.server.create_tables()
+    await store.server.setup()
     yield [Hand(clock, store, race) for race in RACES]
     await store.close()
     await clock.engine.dispose()

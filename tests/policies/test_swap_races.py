@@ -193,9 +193,9 @@ async def crowd(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     encounters = Encounters(random)
     clocks = [Clock(database_url) for _ in range(PROCESSES)]
     stores = [Store(each.engine, build_tables(SqlBrokerSchemaConfig())) for each in clocks]
-    await stores[0].create_tables()
+    await stores[0].server.create_tables()
     for store in stores:
-        await store.setup()
+        await store.server.setup()
         monkeypatch.setattr(store.policies, "_database", copy(store.policies._database))
         monkeypatch.setattr(store.policies._database, "run", encounters.after(store))
     yield Crowd(clock, stores, random, encounters)

@@ -54,8 +54,8 @@ async def stores(database_url: str) -> AsyncIterator[list[Store]]:
     await clock.prepare()
     tables = build_tables(SqlBrokerSchemaConfig())
     stores = [Store(clock.engine, tables, clock=clock.of_process()) for _ in range(2)]
-    await stores[0].create_tables()
-    await stores[0].setup()
+    await stores[0].server.create_tables()
+    await stores[0].server.setup()
     await stores[0].insert([NewMessage("q", b"1")])
     # Not under a limit: it would hold for all that claim within a minute.
     claim, _ = await stores[0].policies.claim(request(Window("00:00", "24:00")), ScanPosition())

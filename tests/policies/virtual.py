@@ -45,4 +45,4 @@ class VirtualWorld(World):
         tables = build_tables(SqlBrokerSchemaConfig())
         self.process_clock = StoreClock(virtual)
         self.store = TestStore(self._database.engine, tables, clock=self.process_clock)
-        await self.store.setup()
+        await self.store.server.setup()

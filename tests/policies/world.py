@@ -49,8 +49,8 @@ class World:
         tables = build_tables(SqlBrokerSchemaConfig())
         self.process_clock = self.clock.of_process()
         self.store = Store(self.clock.engine, tables, clock=self.process_clock)
-        await self.store.create_tables()
-        await self.store.setup()
+        await self.store.server.create_tables()
+        await self.store.server.setup()
 
     def __exit__(
         self,

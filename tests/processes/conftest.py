@@ -153,8 +153,8 @@ async def fleet(engine: AsyncEngine, database_url: str, tmp_path: Path) -> Async
     folder = tmp_path / "started"
     folder.mkdir()
     store = Store(engine, build_tables(SqlBrokerSchemaConfig()))
-    await store.create_tables()
-    await store.setup()
+    await store.server.create_tables()
+    await store.server.setup()
     fleet = Fleet(store, database_url, folder)
     yield fleet
     for worker in fleet.workers:

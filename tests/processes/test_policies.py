@@ -133,7 +133,7 @@ async def test_policies_hold_when_a_process_is_killed(fleet: Fleet, processes: i
     """Z1, Z4, Z7, Z10, Z12, P1, P6: every policy alone and composed; nothing is lost, each keeps
     its promise."""
     policies = PolicyFleet(fleet)
-    now = await fleet.store.now()
+    now = await fleet.store.server.now()
     opens, closes, later = (now + timedelta(seconds=s) for s in (6, 3600, 7200))
     times = [f"{moment:%H:%M:%S.%f}" for moment in (opens, closes, later)]
     subscribers = {**alone(*times), **composed(*times[:2])}
@@ -198,7 +198,7 @@ async def settled(fleet: Fleet, within: float) -> None:
         rows = [
             [str(row[c]) for c in columns] for row in await fleet.rows() if row["queue"] != "closed"
         ]
-        msg = f"at {await fleet.store.now()} there are {len(rows)}: {rows[:20]}"
+        msg = f"at {await fleet.store.server.now()} there are {len(rows)}: {rows[:20]}"
         raise AssertionError(msg) from error
 
 

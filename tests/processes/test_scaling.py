@@ -186,6 +186,6 @@ async def test_the_probes_are_answered(database_url: str, monkeypatch: pytest.Mo
 
         # A database that stands still is not ready.
         await eventually(lambda: answer(204, 204))
-        with patch.object(type(broker._store), "ping", return_value=False):
+        with patch.object(broker._store.access, "ping", return_value=False):
             assert await answer(204, 500)
     await broker.stop()

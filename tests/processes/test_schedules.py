@@ -87,7 +87,7 @@ async def schedulers(
 ) -> AsyncIterator[Schedulers]:
     broker = SqlBroker(engine, logger=None)
     await broker.create_tables()
-    await broker._store.setup()
+    await broker._store.server.setup()
     folder = tmp_path / "calls"
     folder.mkdir()
     schedulers = Schedulers(database_url, folder, Look(engine), broker)
@@ -131,7 +131,7 @@ async def test_processes_whose_clocks_are_an_hour_off_fire_when_the_database_say
     await schedulers.more(4)
     await schedulers.stop()
     await schedulers.check()
-    now = await schedulers.broker._store.now()
+    now = await schedulers.broker._store.server.now()
     for rows in (await schedulers.published()).values():
         for row in rows:
             assert abs(now - datetime.fromisoformat(row["headers"]["fire-time"])) < timedelta(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from faststream_sqlbroker.database import store
+from faststream_sqlbroker.database import server
 from faststream_sqlbroker.schema.migrate import create_all
 
 
 @pytest.fixture(autouse=True)
 def _slow_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "create_all", create_all)
+    monkeypatch.setattr(server, "create_all", create_all)

@@ -50,8 +50,8 @@ async def test_processes_that_start_together_create_the_tables_once(database_url
     engines = [create_async_engine(database_url) for _ in range(6)]
     stores = [Store(engine, TABLES) for engine in engines]
     try:
-        await asyncio.gather(*(store.create_tables() for store in stores))
-        assert await stores[0].differences() == []
+        await asyncio.gather(*(store.server.create_tables() for store in stores))
+        assert await stores[0].server.differences() == []
     finally:
         for engine in engines:
             await engine.dispose()
@@ -83,7 +83,7 @@ async def test_a_schema_of_its_own(engine: AsyncEngine) -> None:
     await run(engine, lambda c: c.execute(text("CREATE SCHEMA broker")))
     await run(engine, lambda c: upgrade(c, config))
     store = Store(engine, build_tables(config))
-    assert await store.differences() == []
+    assert await store.server.differences() == []
     await store.insert([NewMessage("q", b"1")])
     assert [p.queue for p in await store.ready_pairs(["q"])] == ["q"]
 
@@ -209,7 +209,7 @@ async def test_the_database_refuses(engine: AsyncEngine, wrong: dict[str, Any]) 
 
 async def test_ids_are_never_used_again(engine: AsyncEngine) -> None:
     store = Store(engine, TABLES)
-    await store.create_tables()
+    await store.server.create_tables()
     first = await store.insert([NewMessage("q", b"1"), NewMessage("q", b"2")])
     await run(engine, lambda c: c.execute(text("DELETE FROM message")))
     second = await store.insert([NewMessage("q", b"3")])

@@ -379,9 +379,8 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
     ends = [-2.0, -1.0, 2.5, -0.5, 600.0, None]
 
     class Store:
-        @property
-        def policies(self) -> "Store":
-            return self
+        def __init__(self) -> None:
+            self.policies = self.server = self.silent = self
 
         async def lease_ends_in(self, _queues: Any) -> float | None:
             return ends.pop(0)
@@ -394,10 +393,6 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
 
         async def release_stuck(self, _queues: Any, _limit: int, _before: Any) -> int:
             return counts.pop(0)
-
-        @property
-        def silent(self) -> "Store":
-            return self
 
         async def end(self) -> list[int]:
             return []

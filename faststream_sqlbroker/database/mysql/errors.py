@@ -1,5 +1,11 @@
 """Error numbers of MySQL and MariaDB, and of their clients, by what they mean for the broker."""
 
+NO_TABLE = frozenset({1146})
+NO_COLUMN = frozenset({1054})
+NO_PROCESS = 1227
+"""A right of the server is missing, such as PROCESS."""
+DENIED = frozenset({1044, 1142, 1143, NO_PROCESS, 1370})
+"""A right on a database, table, column, server or routine is missing."""
 DUPLICATE_ENTRY = 1062
 """A unique index has the value already."""
 LOCK_WAIT_TIMEOUT = 1205
@@ -72,6 +78,10 @@ class MysqlErrors:
         module = type(error).__module__.partition(".")[0]
         text = str(error.args[-1]) if error.args else ""
         return module in _DRIVERS and any(each in text for each in _UNSENT)
+
+    def is_denied(self, error: BaseException) -> bool:
+        """By number."""
+        return _number(error) in DENIED | NO_TABLE
 
     def lock_wait_ended(self, error: BaseException) -> bool:
         """By number."""

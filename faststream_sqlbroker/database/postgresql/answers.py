@@ -92,6 +92,8 @@ def in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58"})
 _READ_ONLY = "25006"
 _LOCK_NOT_AVAILABLE = "55P03"
+_DENIED = frozenset({"42501", "42P01", "3F000"})
+"""insufficient_privilege, undefined_table, invalid_schema_name."""
 _SESSION_ENDED = frozenset({"25P03", "25P04", "57P01", "57P02", "57P03", "57P04", "57P05"})
 """Time limits of idle sessions and of transactions, a shutdown, a crash, a dropped database."""
 _TRANSIENT_CODES = frozenset({_READ_ONLY, "25P03", "25P04", _LOCK_NOT_AVAILABLE})
@@ -128,6 +130,10 @@ class PostgresqlErrors:
         """By the driver's text: asyncpg and psycopg give such errors no code."""
         module = type(error).__module__.partition(".")[0]
         return module in _UNSENT and str(error).startswith(_UNSENT[module])
+
+    def is_denied(self, error: BaseException) -> bool:
+        """By SQLSTATE."""
+        return _sqlstate(error) in _DENIED
 
     def lock_wait_ended(self, error: BaseException) -> bool:
         """By SQLSTATE."""

@@ -2,14 +2,18 @@
 
 import sqlite3
 
+READ_ONLY = 8
+"""SQLITE_READONLY."""
 LOCKED = frozenset({5, 6})
 """SQLITE_BUSY, SQLITE_LOCKED."""
-TRANSIENT_CODES = LOCKED | {8, 9, 10, 13, 15}
+TRANSIENT_CODES = LOCKED | {READ_ONLY, 9, 10, 13, 15}
 """SQLITE_READONLY, INTERRUPT, IOERR, FULL, and PROTOCOL, which is a race for the lock of the WAL.
 """
-REOPENED = frozenset({8, 10})
+REOPENED = frozenset({READ_ONLY, 10})
 """SQLITE_READONLY and IOERR: a connection goes on with the file as it was when it was opened."""
 
+_ERROR = 1
+"""SQLITE_ERROR: the text tells what it is."""
 _CLOSED = (ValueError, sqlite3.OperationalError, sqlite3.ProgrammingError)
 _UNSENT = frozenset(
     {"no active connection", "connection closed", "cannot operate on a closed database"}
@@ -21,7 +25,7 @@ class SqliteErrors:
 
     def is_transient(self, error: BaseException) -> bool:
         """Busy, locked, read-only, full disk or I/O error, by SQLite's code."""
-        return _code(error) in TRANSIENT_CODES
+        return result_code(error) in TRANSIENT_CODES
 
     def ends_session(self, error: BaseException) -> bool:  # noqa: ARG002
         """There is no server that could."""
@@ -31,17 +35,22 @@ class SqliteErrors:
         """By the text: aiosqlite, SQLAlchemy for it, and sqlite3 refuse a closed connection."""
         return type(error) in _CLOSED and str(error).rstrip(".").lower() in _UNSENT
 
+    def is_denied(self, error: BaseException) -> bool:
+        """By SQLite's code: read-only, or no such table."""
+        code = result_code(error)
+        return code == READ_ONLY or (code == _ERROR and str(error).startswith("no such table"))
+
     def spoils(self, error: BaseException) -> bool:
         """A file that was opened read-only stays so."""
-        return _code(error) in REOPENED
+        return result_code(error) in REOPENED
 
 
 def is_locked(error: BaseException) -> bool:
     """Whether another connection has what this one needs."""
-    return _code(error) in LOCKED
+    return result_code(error) in LOCKED
 
 
-def _code(error: BaseException) -> int:
+def result_code(error: BaseException | None) -> int:
     """SQLite's primary result code (the lowest byte of the extended one); 0 if it is none of its
     errors.
     """

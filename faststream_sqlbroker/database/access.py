@@ -1,68 +1,94 @@
-"""Find the rights that a process needs and its database user lacks.
+"""Finds the rights that a process needs and its database user lacks.
 
 Nothing is written. PostgreSQL has functions that tell rights. MySQL and MariaDB check rights at
 EXPLAIN as they do for the statement itself. SQLite is asked by an UPDATE that changes no row.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, Table, text
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
-from faststream_sqlbroker.database.parts.rights import Right, rights
+from faststream_sqlbroker.database.dialects import Dialect
+from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.mysql.errors import DENIED, NO_COLUMN, NO_TABLE
+from faststream_sqlbroker.database.rights import Right, rights
+from faststream_sqlbroker.database.sqlite.errors import READ_ONLY, result_code
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
-if TYPE_CHECKING:
-    from faststream_sqlbroker.database.dialect import Dialect
-
-_NO_TABLE = frozenset({1146})
-_NO_COLUMN = frozenset({1054})
-_DENIED = frozenset({1044, 1142, 1143, 1227, 1370})
-_DENIED_STATES = frozenset({"42501", "42P01", "3F000"})
-"""insufficient_privilege, undefined_table, invalid_schema_name."""
 _UNSEEN = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
-_READ_ONLY = 8
-"""SQLITE_READONLY, in the lowest byte of its extended codes."""
-
 
 Denied = tuple[Right, Sequence[str]]
 """A right and those of its columns that are denied; none: all of it."""
 
 
-def is_denied(dialect: "Dialect", error: BaseException) -> bool:
-    """Whether `error`, the driver's own, says that a right or a table is missing."""
-    if dialect.name == "postgresql":
-        return str(getattr(error, "sqlstate", "")) in _DENIED_STATES
-    if dialect.name in MYSQL:
-        return bool(error.args) and error.args[0] in _DENIED | _NO_TABLE
-    code = getattr(error, "sqlite_errorcode", 0)
-    return code & 0xFF == _READ_ONLY or (code == 1 and str(error).startswith("no such table"))
+class AccessChecks:
+    """Asks the database; nothing is written.
 
-
-def missing_tables(dialect: "Dialect", connection: Connection, activities: Activities) -> list[str]:
-    """The tables that `activities` need and that do not exist or cannot be seen. Locks nothing.
-
-    Without activities, the message table is looked for. It does not count as missing if it exists
-    and the user only has no right on it.
+    Raises (from every operation but `ping`):
+        TransientStoreError, StoreError: as `Store`.
     """
-    needed = rights(dialect.tables, connection.dialect, activities)
-    tables = list(dict.fromkeys(right.table for right in needed)) or [dialect.tables.message]
-    names = [table.name for table in tables]
-    if dialect.name == "postgresql":
-        existing = set(_ids(dialect, connection, tables))
-    elif dialect.name in MYSQL:
-        binds = {"names": names, "schema": tables[0].schema}
-        existing = set(connection.execute(dialect.sql["known_tables"], binds).scalars())
-    else:
-        existing = _sqlite_tables(dialect, connection, tables)
-    if not activities and dialect.name in MYSQL:
-        # They hide a table from users without a right on it, so ask by a statement: its error tells
-        # which of the two it is. Rights are checked before any lock, so it cannot block.
-        existing |= {table.name for table in tables if not _is_gone(connection, table)}
-    return [name for name in names if name not in existing]
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+
+    async def find_lacks(self, activities: Activities) -> Access:
+        """Which rights and tables the database user lacks for `activities`."""
+
+        def ask(connection: Connection) -> Access:
+            needed = rights(self._dialect.tables, connection.dialect, activities)
+            if self._dialect.name == "postgresql":
+                return _ask_postgresql(self._dialect, connection, needed)
+            if self._dialect.name in MYSQL:
+                return _ask_mysql(self._dialect, connection, needed)
+            return _ask_sqlite(self._dialect, connection, needed)
+
+        return await self._database.run(ask, write=False)
+
+    def on_denied(
+        self,
+        call: Callable[[Activities], None],
+        find_lacks: Callable[[Activities], Awaitable[Access]],
+    ) -> None:
+        """Call `call` with the activities of a statement that lacked a right or a table.
+
+        `find_lacks` then finds out what is missing, for the error's text; it may cache its answer
+        for a short time.
+        """
+        self._database.errors.tell_denied(call, find_lacks)
+
+    async def ping(self, timeout: float | None, activities: Activities = frozenset()) -> bool:
+        """Whether the database answers within `timeout` seconds and has the tables that
+        `activities` need; without activities, the message table.
+
+        Nothing is locked. A table does not count as missing if it exists and the user only has no
+        right on it. A timeout of None is `statement_timeout`.
+        """
+        dialect = self._dialect
+
+        def has_tables(connection: Connection) -> bool:
+            needed = rights(dialect.tables, connection.dialect, activities)
+            tables = list(dict.fromkeys(right.table for right in needed))
+            tables = tables or [dialect.tables.message]
+            names = {table.name for table in tables}
+            if dialect.name == "postgresql":
+                return names <= _ids(dialect, connection, tables).keys()
+            if dialect.name not in MYSQL:
+                return names <= _sqlite_tables(dialect, connection, tables)
+            binds = {"names": [table.name for table in tables], "schema": tables[0].schema}
+            existing = set(connection.execute(dialect.sql["known_tables"], binds).scalars())
+            if not activities:
+                # They hide a table from users without a right on it, so ask by a statement: its
+                # error tells which of the two it is. Rights are checked before any lock, so it
+                # cannot block.
+                existing |= {table.name for table in tables if not _is_gone(connection, table)}
+            return names <= existing
+
+        return await self._database.ping(timeout, has_tables)
 
 
 def _is_gone(connection: Connection, table: Table) -> bool:
@@ -70,28 +96,16 @@ def _is_gone(connection: Connection, table: Table) -> bool:
     try:
         connection.exec_driver_sql(f"SELECT 1 FROM {name} WHERE 1 = 0")
     except DBAPIError as error:
-        if error.orig is None or error.orig.args[:1] not in {
-            (code,) for code in _NO_TABLE | _DENIED
-        }:
+        if error.orig is None or error.orig.args[:1] not in {(code,) for code in NO_TABLE | DENIED}:
             raise
-        return error.orig.args[0] in _NO_TABLE
+        return error.orig.args[0] in NO_TABLE
     return False
-
-
-def find_lacks(dialect: "Dialect", connection: Connection, activities: Activities) -> Access:
-    """What the connection's user lacks for `activities`: rights, and tables."""
-    needed = rights(dialect.tables, connection.dialect, activities)
-    if dialect.name == "postgresql":
-        return _ask_postgresql(dialect, connection, needed)
-    if dialect.name in MYSQL:
-        return _ask_mysql(dialect, connection, needed)
-    return _ask_sqlite(dialect, connection, needed)
 
 
 # PostgreSQL: its functions for rights tell what each GRANT would add.
 
 
-def _ids(dialect: "Dialect", connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
+def _ids(dialect: Dialect, connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
     """The tables that exist, by name: their id, their schema, and whether the user may use it."""
     names = list(dict.fromkeys(table.name for table in tables))
     found = connection.execute(
@@ -100,7 +114,7 @@ def _ids(dialect: "Dialect", connection: Connection, tables: Sequence[Table]) ->
     return {row.name: row for row in found if row.id is not None}
 
 
-def _ask_postgresql(dialect: "Dialect", connection: Connection, needed: Sequence[Right]) -> Access:
+def _ask_postgresql(dialect: Dialect, connection: Connection, needed: Sequence[Right]) -> Access:
     user = connection.execute(text("SELECT current_user")).scalar_one()
     if not needed:
         return Access(f"the role {user}")
@@ -128,7 +142,7 @@ def _closed_schemas(
 
 
 def _denied_rights(
-    dialect: "Dialect", connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
+    dialect: Dialect, connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
 ) -> list[Denied]:
     lacked = _lacked_columns(dialect, connection, asked, existing)
     return [
@@ -154,7 +168,7 @@ def _grants(
 
 
 def _lacked_columns(
-    dialect: "Dialect", connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
+    dialect: Dialect, connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
 ) -> dict[int, set[str]]:
     """The denied columns of each right in `asked`, by its index.
 
@@ -178,7 +192,7 @@ def _lacked_columns(
 # MySQL and MariaDB: EXPLAIN of a statement that touches no row checks its rights.
 
 
-def _ask_mysql(dialect: "Dialect", connection: Connection, needed: Sequence[Right]) -> Access:
+def _ask_mysql(dialect: Dialect, connection: Connection, needed: Sequence[Right]) -> Access:
     asked = connection.execute(text("SELECT CURRENT_USER(), DATABASE()")).one()
     name, _, host = str(asked[0]).rpartition("@")
     to = f"{_literal(name)}@{_literal(host)}"
@@ -196,19 +210,19 @@ def _ask_mysql(dialect: "Dialect", connection: Connection, needed: Sequence[Righ
 
 
 def _explain_all(
-    dialect: "Dialect", connection: Connection, needed: Sequence[Right]
+    dialect: Dialect, connection: Connection, needed: Sequence[Right]
 ) -> tuple[list[Denied], set[str]]:
     """What is denied, and the names of the tables that do not exist."""
     denied: list[Denied] = []
     gone: set[str] = set()
     for right in needed:
         answer = _explain(dialect, connection, right, right.columns)
-        if answer in _NO_TABLE:
+        if answer in NO_TABLE:
             gone.add(right.table.name)
-        elif answer in _DENIED | _NO_COLUMN:
+        elif answer in DENIED | NO_COLUMN:
             # The error tells of one column at most, so each is asked for.
             columns = [
-                c for c in right.columns if _explain(dialect, connection, right, (c,)) in _DENIED
+                c for c in right.columns if _explain(dialect, connection, right, (c,)) in DENIED
             ]
             if columns or not right.columns:
                 denied.append((right, columns))
@@ -216,7 +230,7 @@ def _explain_all(
 
 
 def _explain(
-    dialect: "Dialect", connection: Connection, right: Right, columns: Sequence[str]
+    dialect: Dialect, connection: Connection, right: Right, columns: Sequence[str]
 ) -> int | None:
     """The number of the error that such a statement gets; None if it may run."""
     preparer = connection.dialect.identifier_preparer
@@ -248,7 +262,7 @@ def _literal(value: str) -> str:
 # SQLite: a file that can be written, or cannot.
 
 
-def _ask_sqlite(dialect: "Dialect", connection: Connection, needed: Sequence[Right]) -> Access:
+def _ask_sqlite(dialect: Dialect, connection: Connection, needed: Sequence[Right]) -> Access:
     existing = _sqlite_tables(dialect, connection, [right.table for right in needed])
     file = connection.execute(
         text("SELECT file FROM pragma_database_list WHERE name = 'main'")
@@ -266,7 +280,7 @@ def _ask_sqlite(dialect: "Dialect", connection: Connection, needed: Sequence[Rig
                 f"UPDATE {preparer.format_table(table)} SET {name} = {name} WHERE 0"
             )
         except DBAPIError as error:
-            if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF != _READ_ONLY:
+            if result_code(error.orig) != READ_ONLY:
                 raise
             # A connection to a file that was opened read-only stays read-only: drop it.
             connection.connection.invalidate(soft=True)
@@ -278,7 +292,7 @@ def _ask_sqlite(dialect: "Dialect", connection: Connection, needed: Sequence[Rig
     return Access("the account of this process", lacks)
 
 
-def _sqlite_tables(dialect: "Dialect", connection: Connection, tables: Sequence[Table]) -> set[str]:
+def _sqlite_tables(dialect: Dialect, connection: Connection, tables: Sequence[Table]) -> set[str]:
     binds = {"names": [table.name for table in tables]}
     return set(connection.execute(dialect.sql["known_tables"], binds).scalars())
 

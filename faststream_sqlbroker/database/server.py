@@ -1,0 +1,150 @@
+"""The database itself: its clock, settings and tables, and what the server tells of its health.
+
+A statement about health reads the server's own views, locks nothing and returns a limited number of
+rows.
+"""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, TextClause, inspect, select, text
+from sqlalchemy.exc import DBAPIError
+
+from faststream_sqlbroker.core.health import (
+    DatabaseHealth,
+    OpenTransaction,
+    TableHealth,
+    oldest_first,
+)
+from faststream_sqlbroker.database.constants import MAX_SESSIONS
+from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.mysql.errors import NO_PROCESS
+from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.schema.migrate import create_all
+from faststream_sqlbroker.schema.triggers import has_notify_trigger
+from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
+from faststream_sqlbroker.schema.validate import differences
+
+
+class DatabaseServer:
+    """Asks the database, and makes its tables; each operation is one transaction.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._tables = database.tables
+
+    async def now(self) -> datetime:
+        """The database's clock (aware, UTC)."""
+        return await self._database.run(self._dialect.now, write=False)
+
+    async def setup(self) -> None:
+        """Check the server's settings that the broker relies on; turn on WAL in SQLite."""
+        await self._database.run(self._dialect.setup, write=False)
+
+    async def health(self) -> DatabaseHealth:
+        """What the server tells this user: its version, transactions that are open for long, dead
+        rows.
+        """
+
+        def read(connection: Connection) -> DatabaseHealth:
+            if self._dialect.name == "postgresql":
+                return _read_postgresql(connection, self._dialect)
+            if self._dialect.name in MYSQL:
+                return _read_mysql(connection, self._dialect)
+            # A transaction of another process cannot be seen in SQLite; nothing is removed by a
+            # vacuum that would have to wait for it.
+            return DatabaseHealth(version=f"SQLite {_version(connection)}")
+
+        return await self._database.run(read, write=False)
+
+    async def create_tables(self) -> None:
+        """Create the missing tables and indexes (for development).
+
+        Raises:
+            SchemaError: a table of that name is not the broker's.
+        """
+        await self._database.run(lambda c: create_all(c, self._tables))
+
+    async def differences(self) -> list[str]:
+        """How the tables differ from those this version needs, each with how to remove it."""
+        return await self._database.run(lambda c: differences(c, self._tables), write=False)
+
+    async def has_notify_trigger(self) -> bool:
+        """Whether the table of messages has the triggers of `notify_trigger` (PostgreSQL)."""
+        return await self._database.run(lambda c: has_notify_trigger(c, self._tables), write=False)
+
+    async def schema_version(self) -> str | None:
+        """The newest migration that the tables note; None: another program migrates them."""
+        table = self._tables.version
+
+        def read(connection: Connection) -> str | None:
+            if not inspect(connection).has_table(table.name, schema=table.schema):
+                return None
+            version: str | None = connection.execute(select(table.c.version_num)).scalar()
+            return version
+
+        return await self._database.run(read, write=False)
+
+
+def _read_postgresql(connection: Connection, dialect: Operations) -> DatabaseHealth:
+    sql = dialect.sql
+    transactions = [
+        *_rows(connection, sql["health_sessions"]),
+        *_rows(connection, sql["health_prepared"]),
+        *_rows(connection, sql["health_slots"]),
+    ]
+    hidden = connection.execute(sql["health_hidden"]).scalar_one()
+    autovacuum = connection.execute(text("SELECT current_setting('autovacuum')")).scalar_one()
+    quote = connection.dialect.identifier_preparer.format_table
+    names = [quote(table) for table in dialect.tables.ours]
+    tables = connection.execute(sql["health_tables"], {"names": names})
+    return DatabaseHealth(
+        version=f"PostgreSQL {_version(connection)}",
+        transactions=oldest_first(transactions)[:MAX_SESSIONS],
+        hidden=f"{hidden} sessions of other users: GRANT pg_read_all_stats" if hidden else None,
+        tables=tuple(
+            TableHealth(
+                table=row.name,
+                live_rows=row.live,
+                dead_rows=row.dead,
+                last_vacuum_ago=row.ago,
+                options=tuple(row.options or ()),
+            )
+            for row in tables
+        ),
+        autovacuum=autovacuum == "on",
+    )
+
+
+def _read_mysql(connection: Connection, dialect: Operations) -> DatabaseHealth:
+    name = "MariaDB" if is_mariadb(connection.dialect) else "MySQL"
+    version = f"{name} {_version(connection)}"
+    # Without PROCESS the server refuses to show InnoDB's transactions at all, own ones included.
+    try:
+        transactions = list(_rows(connection, dialect.sql["health_sessions"]))
+        backlog = connection.execute(dialect.sql["health_purge"]).scalar_one_or_none()
+    except DBAPIError as error:
+        if error.orig is None or error.orig.args[:1] != (NO_PROCESS,):
+            raise
+        return DatabaseHealth(version=version, hidden="all of them: GRANT PROCESS ON *.*")
+    return DatabaseHealth(
+        version=version, transactions=oldest_first(transactions), purge_backlog=backlog
+    )
+
+
+def _rows(connection: Connection, statement: TextClause) -> Iterator[OpenTransaction]:
+    for row in connection.execute(statement):
+        values: dict[str, Any] = dict(row._mapping)  # noqa: SLF001 - the public way to a mapping
+        values["age"] = None if row.age is None else float(row.age)
+        yield OpenTransaction(**values)
+
+
+def _version(connection: Connection) -> str:
+    info = connection.dialect.server_version_info or ()
+    return ".".join(str(part) for part in info if isinstance(part, int))
