@@ -47,7 +47,8 @@ def _is_passed_on(node: ast.stmt) -> bool:
         return False
     work = value.args[0]
     call = work.body if isinstance(work, ast.Lambda) else work
-    if not isinstance(call, ast.Call):
+    # An operation of a dialect differs by database: it cannot be folded into its caller.
+    if not isinstance(call, ast.Call) or "dialect." in ast.unparse(call.func):
         return False
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     return all(isinstance(argument, (ast.Name, ast.Attribute)) for argument in arguments)

@@ -254,7 +254,7 @@ MEASURES = {
     "extreme_constants": Measure(each(words.extreme_constants), PACKAGES, "", limit=147),
     "templates": Measure(each(words.templates), PACKAGES, "", limit=2),
     "transaction_wrappers": Measure(
-        each(database_layers.transaction_wrappers), DATABASE, "", limit=41
+        each(database_layers.transaction_wrappers), DATABASE, "", limit=13
     ),
     "split_constructors": Measure(each(database_layers.split_constructors), DATABASE, "", limit=10),
     "nominal_what": _in_pages("nominal_what", limit=4.86),

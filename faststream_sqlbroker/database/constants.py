@@ -37,14 +37,14 @@ CONSTANTS = {
     "last_moment": str(LAST_MOMENT),
     "let_in": str(LET_IN),
     "long_ago": str(LONG_AGO),
+    "max_counted": str(SQLITE_COUNTS),
+    "max_replies": str(MAX_REPLIES),
     "max_sessions": str(MAX_SESSIONS),
-    "mark": str(TRANSACTION_MARK),
-    "most_counted": str(SQLITE_COUNTS),
-    "most_read": str(MAX_REPLIES),
     "now": SQLITE_NOW,
     "query_characters": str(MAX_QUERY_CHARACTERS),
     "standby": str(STANDBY),
     "standby_time": f"{from_microseconds(STANDBY):%Y-%m-%d %H:%M:%S}",
+    "transaction_mark": str(TRANSACTION_MARK),
 }
 """As text, by the names that statements use. `standby` is in microseconds since 1970, as SQLite
 stores times; `standby_time` is the same moment for the others."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import measure, sources, words
+from tools import database_layers, measure, sources, words
 from tools.sources import File, Place
 from tools.worktree import ROOT
 
@@ -55,6 +55,31 @@ def test_functions_over_the_limit_are_complex() -> None:
 def test_assignments_of_unrelated_things_are_packed_and_exchanges_are_not() -> None:
     text = "a, b = 1, 2\nself.a, self.b = c, d\na, b = b, a\na, b = f()\na = b, c\na = b = 1\n"
     assert lines(measure.packed_assignments, text) == [1, 2]
+
+
+def test_what_only_passes_its_arguments_to_a_transaction_is_a_wrapper() -> None:
+    text = """
+class Locks:
+    async def extend(self, key):
+        \"\"\"Extend it.\"\"\"
+        return await self._database.run(lambda c: extend(c, self._table, key), LOCK)
+
+    async def read(self, key):
+        await self._database.run(partial(read, table=self._table, key=key), write=False)
+
+    async def renew(self, key):
+        return await self._database.run(lambda c: self._dialect.renew(c, key), LOCK)
+
+    async def count(self, keys):
+        return await self._database.run(lambda c: count(c, sorted(keys)), LOCK)
+"""
+    assert lines(database_layers.transaction_wrappers, text) == [3, 7]
+
+
+def test_a_constructor_with_a_connection_and_its_dialect_is_split() -> None:
+    text = "class A:\n    def __init__(self, engine, dialect): ...\n"
+    assert lines(database_layers.split_constructors, text) == [2]
+    assert lines(database_layers.split_constructors, text.replace("engine, ", "")) == []
 
 
 def test_writes_on_other_objects_are_foreign() -> None:

@@ -5,4 +5,4 @@
 -- milliseconds: other sessions cannot see a session's limit, but they see its locks. The try never
 -- waits, even if another program uses the key.
 SELECT set_config('idle_in_transaction_session_timeout', :limit, true), \
-  pg_try_advisory_xact_lock_shared({mark}, rtrim(:limit, 'ms')::int)
+  pg_try_advisory_xact_lock_shared({transaction_mark}, rtrim(:limit, 'ms')::int)

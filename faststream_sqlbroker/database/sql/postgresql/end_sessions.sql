@@ -7,7 +7,7 @@ JOIN pg_stat_activity a ON a.pid = s.pid AND a.state_change = s.since
 WHERE a.datname = current_database() AND a.usename = session_user AND a.pid <> pg_backend_pid()
   AND a.state = 'active' AND a.wait_event = 'ClientRead' AND s.waited >= (
   SELECT max(l.objid::bigint) FROM pg_locks l
-  WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = {mark} AND l.objsubid = 2
+  WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = {transaction_mark} AND l.objsubid = 2
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ) AND EXISTS (
   SELECT FROM pg_locks l JOIN unnest(:tables) AS t(name) ON l.relation = to_regclass(t.name)

@@ -11,7 +11,7 @@ SELECT m.id, pg_current_xact_id()::text, statement_timestamp(), \
   -- The lock marks the transaction as the broker's and says how long it may be silent, in
   -- milliseconds: other sessions cannot see a session's limit, but they see its locks. The try
   -- never waits, even if another program uses the key.
-  pg_try_advisory_xact_lock_shared({mark}, rtrim(:limit, 'ms')::int)
+  pg_try_advisory_xact_lock_shared({transaction_mark}, rtrim(:limit, 'ms')::int)
 FROM unnest(:ids, :tokens) AS u(id, token)
 JOIN {message} m ON m.id = u.id AND m.lease_token = u.token
 -- In the order of ids, so that two transactions cannot deadlock.

@@ -11,4 +11,4 @@ FROM {message} m
 WHERE m.state IN ('PENDING', 'RETRYABLE') AND m.queue = :queue \
   AND m.next_attempt_at <= statement_timestamp()
 ORDER BY m.queue, m.priority DESC, m.next_attempt_at, m.id
-LIMIT {most_read}
+LIMIT {max_replies}

@@ -9,4 +9,4 @@ SELECT id, queue, CAST(payload AS BLOB) AS payload, CAST(headers AS BLOB) AS hea
   {now} AS acquired_at, hops
 FROM {message} m INDEXED BY {ready_index}
 WHERE m.state IN ('PENDING', 'RETRYABLE') AND m.queue = :queue AND m.next_attempt_at <= {now}
-LIMIT {most_read}
+LIMIT {max_replies}
