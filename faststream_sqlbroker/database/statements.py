@@ -128,6 +128,8 @@ def read_sources(database: str) -> dict[str, tuple[Source, str]]:
     """
     sources = dict(read_sources(LIKE[database])) if database in LIKE else {}
     for path in FOLDER.joinpath(database).iterdir():
+        if path.name.startswith(".") or not path.name.endswith(".sql"):
+            continue  # what an editor or a file manager leaves
         source = _parse(path.read_text(encoding="utf-8"))
         stem = path.name.removesuffix(".sql")
         sources[stem] = source, ""

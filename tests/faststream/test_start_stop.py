@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.database.store import Store
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
@@ -18,14 +19,14 @@ Hook = Callable[[], Coroutine[Any, Any, None]]
 def in_start(monkeypatch: pytest.MonkeyPatch) -> list[Hook]:
     """Hooks that each start awaits, once each, when the subscribers have not started yet."""
     hooks: list[Hook] = []
-    setup = Store.setup
+    setup = DatabaseServer.setup
 
-    async def hooked(self: Store) -> None:
+    async def hooked(self: DatabaseServer) -> None:
         await setup(self)
         while hooks:
             await hooks.pop()()
 
-    monkeypatch.setattr(Store, "setup", hooked)
+    monkeypatch.setattr(DatabaseServer, "setup", hooked)
     return hooks
 
 

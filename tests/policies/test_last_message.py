@@ -14,6 +14,7 @@ from sqlalchemy.util import await_only
 
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.policies import Debounce, Header, KeepLast, Policy, Throttle
+from faststream_sqlbroker.core.policies.flags import BURST
 from faststream_sqlbroker.core.policies.header import Key
 from faststream_sqlbroker.core.policies.standby import (
     LATEST_STANDBY_LOOK,
@@ -359,6 +360,17 @@ def test_a_message_that_comes_back_takes_part_anew(world: World) -> None:
         found = delivered(world, 8)
         assert messages[0 if policy.leading else 1] in found
         assert {*found, *superseded(world)} == set(messages)
+
+
+def test_a_key_with_one_more_space_at_its_end_is_another_key(world: World) -> None:
+    """MySQL takes them for equal; policies do not."""
+    world.begin([Debounce("3s")])
+    message = world.put("k")
+    for key, stays in (("k", True), ("k ", False), ("k ", True), ("k", False)):
+        world.claim(0, 20)
+        assert world.live()[message]["policy_marks"] & BURST
+        assert world.run(world.store.repairs.edit(message, {"key": key}, None)).done
+        assert bool(world.live()[message]["policy_marks"] & BURST) == stays
 
 
 def test_the_newest_may_be_put_off_for_long(world: World) -> None:
