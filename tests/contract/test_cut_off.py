@@ -37,7 +37,7 @@ async def test_a_claim_whose_time_is_over_between_its_statement_and_its_rows(
 
     with monkeypatch.context() as patched:
         patched.setattr(aiosqlite.Cursor, "fetchall", hang)
-        patched.setattr(bench.store._consuming, "timeout", 0.2)
+        patched.setattr(bench.store._database, "timeout", 0.2)
         with pytest.raises(TransientStoreError) as kept:
             await bench.store.claim(pairs, 3, LEASE, uuid4())
     assert kept.value.__cause__ is not None
@@ -61,7 +61,7 @@ async def test_a_begin_that_is_cut_off_or_has_lost_its_thread_leaves_no_transact
 
     with monkeypatch.context() as patched:
         patched.setattr(aiosqlite.Connection, "executescript", fails)
-        patched.setattr(bench.store._consuming, "timeout", 0.2)
+        patched.setattr(bench.store._database, "timeout", 0.2)
         with pytest.raises(TransientStoreError):
             await bench.store.claim(pairs, 3, LEASE, uuid4())
     await bench.put(1)  # fails if it waits for the time limit

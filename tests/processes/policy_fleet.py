@@ -128,7 +128,8 @@ class PolicyFleet:
         found = [
             Start(**json.loads(line))
             for path in self.live_subscribers.folder.iterdir()
-            for line in path.read_text().splitlines()
+            # Not the last line of a file, unless it has ended: its process is writing it.
+            for line in path.read_text().rpartition("\n")[0].splitlines()
         ]
         return sorted(
             (s for s in found if s.again is again and queue in {None, s.queue}),
