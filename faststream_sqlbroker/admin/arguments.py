@@ -6,7 +6,7 @@ from datetime import datetime
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.text import clean_text, short, storable
 from faststream_sqlbroker.core.times import Duration, parse_age, parse_duration
-from faststream_sqlbroker.database.subscribers import process_name
+from faststream_sqlbroker.database.parts.live_subscribers import process_name
 from faststream_sqlbroker.exceptions import SetupError
 
 LARGEST_ID = 2**63 - 1

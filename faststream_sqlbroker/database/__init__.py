@@ -1,1 +1,1 @@
-"""What is sent to a database: its statements."""
+"""All that is sent to a database."""

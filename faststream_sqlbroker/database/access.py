@@ -122,7 +122,7 @@ def _ask_postgresql(dialect: Dialect, connection: Connection, needed: Sequence[R
     lacks = list(_not_there(connection, needed, existing))
     there = [right for right in needed if right.table.name in existing]
     lacks += _closed_schemas(connection, there, existing, user)
-    # In a closed schema its other rights cannot be asked for, so they are told after that GRANT.
+    # PostgreSQL does not answer for tables of a closed schema: look again after that GRANT.
     open_ = [right for right in there if existing[right.table.name].allowed]
     lacks += _grants(
         connection, _denied_rights(dialect, connection, open_, existing), existing, user

@@ -20,11 +20,10 @@ MAX_REPLIES = 500
 SQLITE_COUNTS = 500_000
 """Where SQLite stops to count: some 100 ms."""
 LONG_AGO = 60
-"""Seconds after which a page of a pull consumer's jobs ends a job that has expired. Until then a
-client that takes it from an older page is told that it has expired; later it would retry what is
-dead."""
+"""Seconds after which a page of a pull consumer's jobs ends an expired job. Until then a client
+that takes it from an older page gets the answer "expired"; later it would retry a dead job."""
 MAX_SESSIONS = 20
-"""Transactions that the health of a database tells of."""
+"""Transactions that the health of a database lists."""
 MAX_QUERY_CHARACTERS = 200
 """Of a session's query: enough to know it by, few enough for a line."""
 

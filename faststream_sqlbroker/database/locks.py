@@ -8,8 +8,6 @@ has run out by the database's clock. Taking it writes a new token and raises the
 later write names the token.
 """
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -32,6 +30,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.live_subscribers import process_name
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 LOCK = "lock"
@@ -61,7 +60,7 @@ class LockStore:
             "lease_token": token,
             "lease_expires_at": _from_now(lease),
             "created_at": clock(),
-            "info": {"worker": f"{socket.gethostname()}:{os.getpid()}"},
+            "info": {"worker": process_name()},
         }
         free = or_(c.lease_token.is_(None), c.lease_expires_at <= clock(), c.lease_token == token)
         # In this order: MySQL assigns from left to right and reads new values, so the counter must

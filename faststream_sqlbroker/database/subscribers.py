@@ -1,7 +1,5 @@
 """State that all processes share: live subscribers and paused queues; and `explain`."""
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -40,11 +38,6 @@ from faststream_sqlbroker.schema.types import clock, later
 
 MAX_CLEANED = 100
 """Rows of a scope that one heartbeat removes at most, so that it stays short."""
-
-
-def process_name() -> str:
-    """Host and process id of this process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class LiveSubscribers:
@@ -170,8 +163,7 @@ class LiveSubscribers:
         row = pause_of(table, queue)
 
         def resume(connection: Connection) -> tuple[bool, frozenset[str]]:
-            # Locked, so that of two operators who resume at once only one is told that there was a
-            # pause.
+            # Locked: of two operators who resume at once, one ends the pause.
             lasting = select(table.c.key).where(row, is_lasting(table)).with_for_update()
             was_paused = connection.execute(lasting).first() is not None
             connection.execute(delete(table).where(row))

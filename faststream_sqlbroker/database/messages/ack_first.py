@@ -1,7 +1,5 @@
 """Messages of `AckPolicy.ACK_FIRST`: removed before their handlers start."""
 
-import os
-import socket
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -23,6 +21,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.parts.live_subscribers import process_name
 from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST, ONCE, at_key
 from faststream_sqlbroker.schema.types import clock, later
 
@@ -47,7 +46,7 @@ class AckFirstStarts:
         self._database = database
         self._dialect = database.dialect
         self._table = database.tables.policy_state
-        self._worker = worker_name()
+        self._worker = process_name()
 
     async def remove_first(
         self,
@@ -160,8 +159,3 @@ def _keys_in(rows: Sequence[Row[Any]], prefix: str) -> list[dict[str, Any]]:
     return [
         {"of_scope": row.scope, "of_key": row.key} for row in rows if row.scope.startswith(prefix)
     ]
-
-
-def worker_name() -> str:
-    """Host and process id of this process."""
-    return f"{socket.gethostname()}:{os.getpid()}"

@@ -3,6 +3,8 @@
 The statements are the same on every database.
 """
 
+import os
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +32,11 @@ MAX_SUBSCRIBERS = 10_000
 
 Known = Mapping[str, Mapping[str, Any]]
 """Each subscriber's description of itself, by its name."""
+
+
+def process_name() -> str:
+    """Host and process id of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def announce(
@@ -69,21 +76,6 @@ def read_subscribers(
     rows = connection.execute(statement.order_by(table.c.key).limit(MAX_SUBSCRIBERS))
     subscribers = [read_subscriber(row) for row in rows]
     return sorted(subscribers, key=lambda each: each.lease_expires_at, reverse=True)
-
-
-def subscribed_queues(
-    connection: Connection, table: Table, after: str, limit: int
-) -> tuple[set[str], str | None]:
-    """The queues of the first `limit` live subscribers behind `after`, by name; the last of these
-    subscribers, or None if none is left.
-    """
-    c = table.c
-    # Along the primary key: leases have no index, so an order by them would read all each time.
-    page = select(c.key, c.info).where(c.scope == SUBSCRIBER, c.key > after)
-    living = page.where(c.lease_expires_at > clock()).order_by(c.key).limit(limit)
-    rows = connection.execute(living).all()
-    queues = {queue for row in rows for queue in (row.info or {}).get("queues", ())}
-    return queues, rows[-1].key if len(rows) == limit else None
 
 
 def select_registrations(table: Table, *columns: Any) -> Select[Any]:

@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.messages.ack_first import worker_name
 from faststream_sqlbroker.database.parts import mirror, once, policy_state
+from faststream_sqlbroker.database.parts.live_subscribers import process_name
 from faststream_sqlbroker.database.parts.policy_holds import Hold, read_holds
 from faststream_sqlbroker.database.policies.claims import PolicyClaims
 from faststream_sqlbroker.database.policies.read_time import ReadTime
@@ -114,7 +114,7 @@ class PolicyStore:
         table = self._dialect.tables.policy_state
         lock = self._dialect.lock
         return await self._database.run(
-            lambda c: once.claim_keys(c, table, lock, rows, ttl, worker_name()),
+            lambda c: once.claim_keys(c, table, lock, rows, ttl, process_name()),
             Activity.CONSUME,
             Activity.STATE,
         )
@@ -125,7 +125,7 @@ class PolicyStore:
 
         None of them, and nothing is sent, where the database has no shorter way than `claim_keys`.
         """
-        claiming = self._dialect.claiming_free_keys(rows, ttl, worker_name())
+        claiming = self._dialect.claiming_free_keys(rows, ttl, process_name())
         return (
             set()
             if claiming is None
