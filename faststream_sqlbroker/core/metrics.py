@@ -184,6 +184,20 @@ OLDEST_DUE = _now(
     "For how long the first message to be claimed of those that wait longest has been due; 0 if "
     "none is.",
 )
+STANDING = _now(
+    "standby_messages",
+    "messages",
+    ("queue",),
+    "Messages that stand by for a newer one of their key, which is delivered in their place "
+    "(`Debounce`, `KeepLast`). They are neither ready nor delayed.",
+)
+STANDING_OVERDUE = _now(
+    "standby_overdue_seconds",
+    "seconds",
+    ("queue",),
+    "For how long claims have not looked at what stands by, though it was time to; 0 if they have. "
+    "It grows while the queue is paused, or has no subscriber.",
+)
 LIVE_SUBSCRIBERS = _now(
     "live_subscribers",
     "subscribers",
@@ -214,10 +228,20 @@ METRICS = (
     DELAYED,
     IN_FLIGHT,
     OLDEST_DUE,
+    STANDING,
+    STANDING_OVERDUE,
     LIVE_SUBSCRIBERS,
 )
 """All of them."""
-OF_FLEET = (READY, DELAYED, IN_FLIGHT, OLDEST_DUE, LIVE_SUBSCRIBERS)
+OF_FLEET = (
+    READY,
+    DELAYED,
+    IN_FLIGHT,
+    OLDEST_DUE,
+    STANDING,
+    STANDING_OVERDUE,
+    LIVE_SUBSCRIBERS,
+)
 """Those that one process of the fleet reads from the database and exports."""
 OF_PROCESS = (HELD, HEALTHY, POOL_USED, POOL_LIMIT)
 """Gauges that each process exports of itself."""
@@ -308,3 +332,7 @@ class QueueState:
     oldest_due_age: float
     """Seconds."""
     live_subscribers: int
+    standing: int = 0
+    """Messages that stand by."""
+    standing_overdue: float = 0.0
+    """Seconds since claims should have looked at the first of them; 0 if they have."""

@@ -3,7 +3,7 @@
 from datetime import datetime, timezone
 
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY, HELD_BURST, JOINED, KEPT, LET_IN
-from faststream_sqlbroker.core.policies.standby import STANDBY
+from faststream_sqlbroker.core.policies.standby import STANDBY, STANDBY_SECONDS
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 
 SQLITE_NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
@@ -42,6 +42,7 @@ CONSTANTS = {
     "now": SQLITE_NOW,
     "query_characters": str(MAX_QUERY_CHARACTERS),
     "standby": str(STANDBY),
+    "standby_seconds": str(STANDBY_SECONDS),
     "standby_time": f"{from_microseconds(STANDBY):%Y-%m-%d %H:%M:%S}",
     "transaction_mark": str(TRANSACTION_MARK),
 }

@@ -1,8 +1,8 @@
 """What waits in each queue, for metrics.
 
 No statement counts a whole table. The names of the queues are found by a step from each to the
-next. The messages of a queue and a priority are two ranges of an index, those that are due and
-those that are not; each is counted up to a limit.
+next. The messages of a queue and a priority are three ranges of an index: those that are due, those
+that are not, and those that stand by. Each is counted up to a limit.
 """
 
 from collections import Counter
@@ -39,8 +39,8 @@ class QueueStates:
     async def read(self) -> list[QueueState]:
         """The state of each queue that has a message or a live subscriber, by name.
 
-        At most 500 queues; at most 100 000 messages of each are counted as ready, as delayed and as
-        in flight. The queues are read one after the other, in several transactions.
+        At most 500 queues; at most 100 000 messages of each are counted as ready, as delayed, as in
+        flight and as standing by. The queues are read one after the other, in several transactions.
         """
         dialect = self._dialect
         live = await self._database.run(
@@ -62,6 +62,8 @@ def read_states(
     """The state of each of `queues`, which have so many live `subscribers`."""
     ready = Counter[str]()
     delayed = Counter[str]()
+    standing = Counter[str]()
+    overdue = dict[str, float]()
     oldest = dict[str, float]()
     for pair in dialect.ready_pairs(connection, queues):
         queue = pair.queue
@@ -72,16 +74,28 @@ def read_states(
             "priority": pair.priority,
             "most_due": MAX_COUNTED - ready[queue],
             "most_later": MAX_COUNTED - delayed[queue],
+            "most_standing": MAX_COUNTED - standing[queue],
         }
-        due, later = connection.execute(dialect.sql["count_waiting"], binds).one()
+        counts = connection.execute(dialect.sql["count_waiting"], binds).one()
+        due, later, standing_by, since = counts
         ready[queue] += due
         delayed[queue] += later
+        standing[queue] += standing_by
+        overdue[queue] = max(overdue.get(queue, 0.0), float(since or 0.0))
     states = []
     for queue in queues:
         binds = {"queue": queue, "most": MAX_COUNTED}
         leased = connection.execute(dialect.sql["count_leased"], binds).scalar_one()
-        age = oldest.get(queue, 0.0)
         states.append(
-            QueueState(queue, ready[queue], delayed[queue], leased, age, subscribers[queue])
+            QueueState(
+                queue=queue,
+                ready=ready[queue],
+                delayed=delayed[queue],
+                in_flight=leased,
+                oldest_due_age=oldest.get(queue, 0.0),
+                live_subscribers=subscribers[queue],
+                standing=standing[queue],
+                standing_overdue=overdue.get(queue, 0.0),
+            )
         )
     return states

@@ -25,6 +25,8 @@ from faststream_sqlbroker.core.metrics import (
     POOL_LIMIT,
     POOL_USED,
     READY,
+    STANDING,
+    STANDING_OVERDUE,
     Labels,
     Metric,
     QueueState,
@@ -49,6 +51,9 @@ SLOW_SHARE = 20
 become the load that it measures."""
 LONGEST_PAUSE = 300.0
 """Seconds; then there is a look, however slow."""
+STANDING_TOO_LONG = 600.0
+"""Seconds that claims may be late to look at what stands by, before the log has it: twice the
+longest pause between two of their looks."""
 
 Running = tuple[Sequence[str], "Consumer"]
 """A subscriber that runs, after its queues."""
@@ -72,6 +77,8 @@ class Sampler:
         self._clock = clock
         self._consumers = consumers
         self._failures = 0
+        self._warned = set[str]()
+        """Queues of which the log says that nothing looks at what stands by."""
         self._pause = 0.0
         self._look_at = float("-inf")
         self._loop = FleetLoop(store, LOCK, "metrics", self.tick, log, clock)
@@ -131,7 +138,20 @@ class Sampler:
         now = self._clock.monotonic()
         self._pause = min(SLOW_SHARE * (now - began), LONGEST_PAUSE) if is_ours else 0.0
         self._look_at = now + self._pause
+        self._warn_of_standing(states)
         return states
+
+    def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
+        late = {s.queue: s for s in states if s.standing_overdue >= STANDING_TOO_LONG}
+        for queue in late.keys() - self._warned:
+            state = late[queue]
+            self._log(
+                logging.WARNING,
+                f"{state.standing} messages of the queue {queue!r} stand by for a newer one of "
+                f"their key, and no claim has looked at them for {state.standing_overdue:.0f} s: "
+                "run a subscriber of the queue, or resume it; `explain` says what they wait for",
+            )
+        self._warned = set(late)
 
     def _tell(self, states: Sequence[QueueState]) -> None:
         figures: dict[Metric, dict[Labels, float]] = {
@@ -139,6 +159,8 @@ class Sampler:
             DELAYED: {(s.queue,): float(s.delayed) for s in states},
             IN_FLIGHT: {(s.queue,): float(s.in_flight) for s in states},
             OLDEST_DUE: {(s.queue,): s.oldest_due_age for s in states},
+            STANDING: {(s.queue,): float(s.standing) for s in states},
+            STANDING_OVERDUE: {(s.queue,): s.standing_overdue for s in states},
             LIVE_SUBSCRIBERS: {(s.queue,): float(s.live_subscribers) for s in states},
         }
         for metric, values in figures.items():

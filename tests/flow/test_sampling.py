@@ -17,7 +17,10 @@ from faststream_sqlbroker.core.metrics import (
     POOL_LIMIT,
     POOL_USED,
     READY,
+    STANDING,
+    STANDING_OVERDUE,
     Kind,
+    QueueState,
 )
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.sampling import LOCK, SLOW_SHARE, Sampler
@@ -130,6 +133,24 @@ async def test_a_failed_look_leaves_no_old_values(rig: Rig) -> None:
     assert [level for level, _ in process.told] == [logging.WARNING]
     await process.sampler.tick()
     assert process.tells
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_what_stands_by_unseen_is_in_the_log_once(rig: Rig) -> None:
+    """And again after claims have looked at it."""
+    process = Process(rig)
+    for late, warnings in ((500.0, 0), (700.0, 1), (800.0, 1), (0.0, 1), (900.0, 2)):
+        state = QueueState("a", 0, 0, 0, 0.0, 0, standing=3, standing_overdue=late)
+        process.sampler._look_at = 0.0
+        with patch.object(rig.store.queue_states, "read", return_value=[state]):
+            await process.sampler.tick()
+        assert process.kept.gauges[STANDING.name] == {("a",): 3.0}
+        assert process.kept.gauges[STANDING_OVERDUE.name] == {("a",): late}
+        assert len(process.told) == warnings
+    level, text = process.told[0]
+    assert level == logging.WARNING
+    assert "3 messages of the queue 'a' stand by" in text
+    assert "700 s" in text
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

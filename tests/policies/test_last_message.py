@@ -871,31 +871,41 @@ def test_what_stands_by_counts_nowhere(world: World) -> None:
             world.put(key)
         assert ids(world.claim(0, 20)) == []
         world.advance(SECOND)
-    assert counted(world) == (0, 3, 3, 0)
+    assert counted(world) == (0, 3, 3, 0, 3, 0)
     world.advance(10 * SECOND)
-    assert counted(world) == (3, 0, 3, 8)
+    assert counted(world) == (3, 0, 3, 8, 3, 8)
     world.claim(0, 1)
     assert counted(world)[:3] == (2, 0, 2)
+    assert counted(world)[5] == 0, "the claim has looked"
     world.advance(3600 * SECOND)
     assert counted(world)[:3] == (2, 0, 2)
+    assert counted(world)[5] > 3000
 
 
-def counted(world: World) -> tuple[int, int, int, int]:
-    """Messages that are due and that are due later, both as operators see them, and the seconds
-    since the first was due, as metrics tell it."""
+def counted(world: World) -> tuple[int, ...]:
+    """Messages that are due and that are due later, both as operators see them, the seconds since
+    the first was due, what stands by, and the seconds since a claim should have looked at that, as
+    metrics tell it."""
     dialect = world.store.dialect
 
-    async def read() -> tuple[int, int, int, int]:
+    async def read() -> tuple[int, ...]:
         async with world.clock.engine.connect() as connection:
 
-            def look(sync: Any) -> tuple[int, int, int, int]:
+            def look(sync: Any) -> tuple[int, ...]:
                 [state] = read_states(sync, dialect, [QUEUE], Counter())
                 counts = count_messages(sync, dialect, [QUEUE])[QUEUE]
                 assert counts.ready.value == state.ready
                 assert counts.delayed.value == state.delayed
                 assert due_messages(sync, dialect, QUEUE, 100) == state.ready
                 both = state.ready + state.delayed
-                return state.ready, state.delayed, both, round(state.oldest_due_age)
+                return (
+                    state.ready,
+                    state.delayed,
+                    both,
+                    round(state.oldest_due_age),
+                    state.standing,
+                    round(state.standing_overdue),
+                )
 
             return await connection.run_sync(look)
 
