@@ -23,7 +23,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import ScheduleState, describe, worker_name
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.locks import LOCK
-from faststream_sqlbroker.database.parts.jobs import JOB
+from faststream_sqlbroker.database.parts.audit import JOB
 from faststream_sqlbroker.database.parts.live_subscribers import SUBSCRIBER
 from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST
 from faststream_sqlbroker.database.schedules import SCHEDULE

@@ -1,9 +1,12 @@
-"""Channels and their consumers, whose jobs are taken over HTTP: states, tokens, settings.
+"""Channels and their consumers, whose jobs are taken over HTTP: states, tokens, settings,
+pages of jobs.
 
 A job is a message in the queue `channel/consumer`. What is allowed is the table `TRANSITIONS`.
 """
 
+import base64
 import hmac
+import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -14,8 +17,15 @@ from hashlib import sha256
 from typing import Any
 
 from faststream_sqlbroker.core.checks import one_of, whole_number
+from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
+from faststream_sqlbroker.core.times import (
+    Duration,
+    delay_seconds,
+    from_microseconds,
+    positive_seconds,
+    to_microseconds,
+)
 from faststream_sqlbroker.exceptions import SetupError
 
 MESSAGE_ID = "channel-message-id"
@@ -28,6 +38,10 @@ SHORTEST_TOKEN = 16
 """Characters of a token in a configuration."""
 RANDOM_TOKEN = 43
 """Characters of a token that is made here: 256 random bits."""
+PAGE_BYTES = 8 * 1024 * 1024
+"""Bytes of the bodies of one page; a page of large jobs is shorter, but never empty."""
+LARGEST_ID = 2**63 - 1
+"""Of a job; drivers refuse larger numbers."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,99}", re.ASCII)
 """An id stands in paths; two of them and a slash fit into the name of a queue."""
 
@@ -263,3 +277,39 @@ class PullJob:
         """What all jobs of its message have in common."""
         found = self.headers.get(MESSAGE_ID)
         return found if isinstance(found, str) else str(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPage:
+    """Jobs that may be taken."""
+
+    jobs: list[PullJob]
+    following: str | None
+    """Where the next page begins."""
+    overdue: bool
+    """Whether the queue has leases that have ended: their jobs are not in the page yet."""
+    expired: list[int]
+    """Jobs that stand among those of the page, and have expired long ago."""
+
+
+def page_cursor(priority: int, due: datetime, job_id: int) -> str:
+    """The position of a page's last job, as text."""
+    position = [priority, to_microseconds(due), job_id]
+    return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
+
+
+def page_position(text: str) -> tuple[int, Any, int]:
+    """Priority, due time and id of a `page_cursor`.
+
+    Raises:
+        NotACursorError: it is none.
+    """
+    try:
+        priority, due, last = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if any(type(each) is not int for each in (priority, due, last)):
+            raise NotACursorError
+        if not 0 <= last <= LARGEST_ID:
+            raise NotACursorError
+        return priority, from_microseconds(due), last
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise NotACursorError from error

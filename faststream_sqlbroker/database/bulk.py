@@ -27,8 +27,8 @@ from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text
 from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.parts import audit as rows
 from faststream_sqlbroker.database.parts import job_changes, job_replay, job_walks
-from faststream_sqlbroker.database.parts import jobs as rows
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.job_undo import UNDOS
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed

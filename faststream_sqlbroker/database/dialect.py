@@ -84,6 +84,8 @@ class Dialect(Operations):
     def swapping(self, swap: Swap) -> Work[Claimed | None]:
         """Raise the version of a queue, lease and store; None, and nothing is written: the version
         is another, or another claim has locked it.
+
+        So a claim that has decided by what is no longer true writes nothing.
         """
         raise NotImplementedError
 

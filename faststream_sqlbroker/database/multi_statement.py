@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.rows import (
     Claimed,
@@ -28,9 +29,12 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
+from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock, HandlerLocks
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
 from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks, parts_that_fit
+from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.query import Work
+from faststream_sqlbroker.exceptions import TransactionEndedError
 from faststream_sqlbroker.schema.tables import Tables
 
 ROWS_PER_INSERT = (512, 64, 8, 1)
@@ -52,6 +56,7 @@ class MultiStatementDialect(Dialect):
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
         self.ordered = OrderedClaims(self)
+        self.handler_locks = MarkedLocks(self)
         self._inserts: dict[tuple[int, str], TextClause] = {}
 
     def insert_statement(self, count: int, tail: str = "") -> TextClause:
@@ -320,3 +325,52 @@ def headers_json(settlements: Sequence[Settlement]) -> str:
 def utc(value: datetime) -> datetime:
     """`value` in UTC."""
     return value.astimezone(timezone.utc)
+
+
+class MarkedLocks(HandlerLocks):
+    """A savepoint, and a mark in the rows: transactions have no numbers here."""
+
+    def __init__(self, dialect: MultiStatementDialect) -> None:
+        self._dialect = dialect
+
+    def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
+        """Mark the rows, which locks them; if a lease was lost, find out which are still held."""
+        self._dialect.begin(connection, idle_limit)
+        marked = 0
+        ordered = sorted(leases)
+        for part in chunks(ordered):
+            binds = {"ids": [i for i, _ in part], "pairs": [(i, token.hex) for i, token in part]}
+            marked += connection.execute(self._dialect.sql["join"], binds).rowcount
+        held = (
+            {i for i, _ in leases}
+            if marked == len(leases)
+            else self._dialect.lock(connection, leases)
+        )
+        connection.exec_driver_sql("SAVEPOINT sqlbroker_joined")
+        return HandlerLock(leases, held)
+
+    def prove(self, connection: Connection, lock: HandlerLock) -> None:  # noqa: ARG002
+        """Release the savepoint, and with it any that the handler has left open."""
+        try:
+            connection.exec_driver_sql("RELEASE SAVEPOINT sqlbroker_joined")
+        except DBAPIError as error:
+            if error.connection_invalidated or (
+                error.orig and self._dialect.is_transient(error.orig)
+            ):
+                raise
+            raise TransactionEndedError(ENDED) from error
+
+    def settle(
+        self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
+    ) -> SettleResult:
+        """Settle as the flush does, without a search for the rows that are held: the lock knows."""
+        self.prove(connection, lock)
+        return settle_units(self._dialect, connection, settlements, settle=self._settle)
+
+    def _settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+        self._dialect.settle_locked(connection, settlements)
+        return SettleResult({s.id for s in settlements})
+
+    def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
+        """Look for the marks in the rows."""
+        return bool(self._dialect.held(connection, "joined", lock.leases))

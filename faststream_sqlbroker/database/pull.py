@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import (
     STARTS,
+    JobsPage,
     JobState,
     PullJob,
     Registered,
@@ -23,8 +24,7 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import EXPIRED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import channels, jobs, pull_jobs
-from faststream_sqlbroker.database.parts.pull_pages import JobsPage
+from faststream_sqlbroker.database.parts import audit, channels, pull_jobs
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
@@ -140,7 +140,7 @@ class ChannelStore:
             }
             action = "put_channel" if consumer is None else "put_consumer"
             job = Job(action=action, by=by, arguments=arguments, state="ended", expected=1, done=1)
-            jobs.add(connection, self._table, job, self._dialect.now(connection))
+            audit.add(connection, self._table, job, self._dialect.now(connection))
             return found
 
         return await self._database.run(work, Activity.STATE)

@@ -23,7 +23,7 @@ from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import cancels, jobs
+from faststream_sqlbroker.database.parts import audit, cancels
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
 from faststream_sqlbroker.database.parts.mirror import insert_mirrored
@@ -195,7 +195,7 @@ class Repairs:
                 done = int(repair.done)
                 ended = replace(job, arguments=arguments, state="ended", expected=1, done=done)
                 table = self._dialect.tables.policy_state
-                jobs.add(connection, table, ended, self._dialect.now(connection))
+                audit.add(connection, table, ended, self._dialect.now(connection))
             return repair
 
         return await self._database.run(change_and_note, Activity.OPERATE, Activity.REPAIR)

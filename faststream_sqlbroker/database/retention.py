@@ -30,7 +30,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.loaded_windows import REST, LoadedPruner, LoadedWindows
 from faststream_sqlbroker.database.partitions import ArchivePartitions
-from faststream_sqlbroker.database.parts import jobs
+from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.loaded_windows import archive_of, behind
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
@@ -158,7 +158,7 @@ class ArchiveRetention:
         job = Job(action="prune", by=by, arguments=arguments, note=UNENDED)
 
         def add_job(connection: Connection) -> Job:
-            return jobs.add(connection, self._table, job, self._dialect.now(connection))
+            return audit.add(connection, self._table, job, self._dialect.now(connection))
 
         return await self._database.run(add_job, Activity.OPERATE)
 
@@ -176,7 +176,7 @@ class ArchiveRetention:
                 done=pruned.rows,
                 ended_at=self._dialect.now(connection),
             )
-            jobs.save(connection, self._table, ended, None)
+            audit.save(connection, self._table, ended, None)
 
         await self._database.run(end_job, Activity.OPERATE)
 

@@ -39,7 +39,7 @@ from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.core.verification import Damage, Note, Verification
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.jobs import JOB
+from faststream_sqlbroker.database.parts.audit import JOB
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 from faststream_sqlbroker.database.parts.loaded_windows import read_page
 from faststream_sqlbroker.database.parts.message_walks import STEP, Part, Walk

@@ -9,8 +9,8 @@ from sqlalchemy import text
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.rows import Claimed
 from faststream_sqlbroker.database.connections import Checkouts
+from faststream_sqlbroker.database.multi_statement import MarkedLocks
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
-from faststream_sqlbroker.database.parts.marked_locks import MarkedLocks
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow import flush

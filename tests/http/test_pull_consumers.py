@@ -20,9 +20,9 @@ from faststream_sqlbroker import (
     TestSqlBroker,
     Throttle,
 )
+from faststream_sqlbroker.core import channels as channel_rules
 from faststream_sqlbroker.core.channels import TRANSITIONS, JobState
 from faststream_sqlbroker.database.parts import channels as channel_rows
-from faststream_sqlbroker.database.parts import pull_pages
 from faststream_sqlbroker.database.pull import Changed
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.http import Channel, Channels, Consumer
@@ -274,7 +274,7 @@ async def test_w3_a_page_of_large_jobs_is_shorter(
     pulling: Pulling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """W3: never empty, and the link leads on."""
-    monkeypatch.setattr(pull_pages, "PAGE_BYTES", 250)
+    monkeypatch.setattr(channel_rules, "PAGE_BYTES", 250)
     for size in (100, 100, 100, 400, 10):
         await pulling.broadcast(b"x" * size)
     sizes = []

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
-from faststream_sqlbroker.database.deadline import Deadline
+from faststream_sqlbroker.database.messages.publish_coalescer import Deadline
 from tests.helpers import eventually
 
 LONG = 3600.0

@@ -15,7 +15,7 @@ from faststream_sqlbroker import MissingExtraError, SetupError, SqlBroker, SqlBr
 from faststream_sqlbroker.broker import engine as engines
 from faststream_sqlbroker.database import pool
 from faststream_sqlbroker.database.dialects import dialect_for
-from faststream_sqlbroker.database.mysql.session import NO_LIMIT
+from faststream_sqlbroker.database.mysql.dialect import NO_LIMIT
 from faststream_sqlbroker.schema.tables import build_tables
 
 TABLES = build_tables(SqlBrokerSchemaConfig())

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import datetime, timezone
+from math import ceil
 from typing import Any, ClassVar
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 from sqlalchemy.dialects.mysql.reserved_words import RESERVED_WORDS_MARIADB, RESERVED_WORDS_MYSQL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
@@ -24,15 +25,24 @@ from faststream_sqlbroker.database.multi_statement import (
     note_prefetched,
     utc,
 )
-from faststream_sqlbroker.database.mysql import session
 from faststream_sqlbroker.database.mysql.errors import DUPLICATE_ENTRY, MysqlErrors
 from faststream_sqlbroker.database.mysql.queues import PairsClaim
-from faststream_sqlbroker.database.mysql.session import refuse_plain_backslashes, refuse_settings
+from faststream_sqlbroker.database.operations import UNRESTORED
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.parts.marked_locks import MarkedLocks
-from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks
+from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks, max_allowed_packet
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
+
+MOST_SECONDS = 31_536_000
+"""The longest value of wait_timeout and idle_transaction_timeout: a year."""
+
+_SIZE_LIMIT = "sqlbroker_size_limit"
+
+_NEW_NAME = (11, 1)
+"""The MariaDB that has renamed the variable of the isolation level to MySQL's name; it warns of the
+old one."""
+
 
 SELECT_DENIED = (1142, 1143)
 """On the table, on a column: of a statement that inserts the same codes tell that INSERT is denied.
@@ -69,7 +79,6 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         )
         preparer.reserved_words = RESERVED_WORDS_MYSQL | RESERVED_WORDS_MARIADB
         super().__init__(tables, sqlalchemy_dialect)
-        self.handler_locks = MarkedLocks(self)
         self._send_to(sqlalchemy_dialect)
 
     def _send_to(self, sqlalchemy_dialect: Any) -> None:
@@ -87,17 +96,27 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
 
     def size_limit(self, connection: Connection) -> SizeLimit:
         """The server is asked once for each connection, which keeps what it began with."""
-        self.known_limit = limit = session.size_limit(connection)
-        return limit
+        found: SizeLimit | None = connection.info.get(_SIZE_LIMIT)
+        if found is None:
+            most = connection.exec_driver_sql("SELECT @@SESSION.max_allowed_packet").scalar_one()
+            found = connection.info[_SIZE_LIMIT] = max_allowed_packet(int(most))
+        self.known_limit = found
+        return found
 
     def begin(self, connection: Connection, idle_limit: float | None = None) -> None:
-        """Ask for READ COMMITTED, for this transaction only.
+        """Ask for READ COMMITTED, for this transaction only; after `idle_limit` idle seconds the
+        server ends the session.
 
         SQLAlchemy's `isolation_level` option sets the session's level at every checkout and back at
         every return, each with a COMMIT: five round trips where this is one.
         """
         if idle_limit is not None:
-            session.begin_limited(connection, self.sql, idle_limit)
+            name = _of_server(connection, "begin_limited")
+            version: Any = connection.dialect.server_version_info
+            if is_mariadb(connection.dialect) and version[:2] < _NEW_NAME:
+                name += "_10"
+            connection.info[UNRESTORED] = True
+            connection.execute(self.sql[name], {"limit": _whole_seconds(idle_limit)})
         elif connection.default_isolation_level != "READ COMMITTED":
             connection.execute(self.sql["read_committed"])
         # A driver in autocommit mode, of which SQLAlchemy does not know, would commit each
@@ -109,11 +128,13 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
 
     def allow_idling(self, connection: Connection, seconds: float) -> None:
         """One statement."""
-        session.allow_idling(connection, self.sql, seconds)
+        name = _of_server(connection, "allow_idling")
+        connection.execute(self.sql[name], {"limit": _whole_seconds(seconds)})
 
     def restore(self, connection: Connection) -> None:
         """One statement."""
-        session.restore(connection, self.sql)
+        connection.execute(self.sql[_of_server(connection, "restore")])
+        del connection.info[UNRESTORED]
 
     @contextmanager
     def lock_wait_limit(self, connection: Connection, seconds: float) -> Iterator[None]:
@@ -335,3 +356,75 @@ class MariadbDialect(MysqlDialect):
     """The same under the name that `mariadb+` URLs give."""
 
     name = "mariadb"
+
+
+def _of_server(connection: Connection, name: str) -> str:
+    return f"{name}_mariadb" if is_mariadb(connection.dialect) else name
+
+
+def _whole_seconds(limit: float) -> int:
+    return min(max(1, ceil(limit)), MOST_SECONDS)
+
+
+# Settings of servers and connections that are refused.
+
+_SETTINGS = "SELECT @@log_bin, @@binlog_format, @@sql_select_limit, @@sql_safe_updates"
+NO_LIMIT = 2**64 - 1
+"""The default of sql_select_limit."""
+_ANOTHER = (
+    "set another one for the engine's connections: "
+    'create_async_engine(url, connect_args={{"init_command": "SET SESSION {}"}})'
+)
+NO_BACKSLASH_ESCAPES = 0x200
+"""Bit of the status in the server's answers: a backslash in a literal escapes nothing."""
+
+
+def refuse_plain_backslashes(driver: Any) -> None:
+    """Refuse a connection on which a part of a body could run as SQL.
+
+    aiomysql and asyncmy always escape quotes in bytes by backslashes, even if the server takes a
+    backslash for a plain character.
+
+    Raises:
+        SetupError: the connection's sql_mode has NO_BACKSLASH_ESCAPES.
+    """
+    # A synchronous driver of the application may have no such attribute.
+    if getattr(driver, "server_status", 0) & NO_BACKSLASH_ESCAPES:
+        msg = (
+            "sql_mode has 'NO_BACKSLASH_ESCAPES', under which this driver cannot send bytes: a "
+            "quote in a body would end the literal, and the rest would run as SQL. Take it out of "
+            "the server's sql_mode, or " + _ANOTHER.format("sql_mode=...")
+        )
+        raise SetupError(msg)
+
+
+def refuse_settings(connection: Connection) -> None:
+    """Refuse a server or a session with settings under which the broker's statements fail, or do a
+    part of what they say.
+
+    Raises:
+        SetupError: the binary log holds statements, which READ COMMITTED cannot write; a SELECT
+            gives a part of its rows; or MariaDB refuses each settlement.
+    """
+    log, log_format, most_rows, safe = connection.execute(text(_SETTINGS)).one()
+    if log and str(log_format).upper() == "STATEMENT":
+        msg = (
+            "binlog_format is 'STATEMENT', but the broker writes under READ COMMITTED, which needs "
+            "'MIXED' or 'ROW'; set binlog_format=ROW on the server"
+        )
+        raise SetupError(msg)
+    if int(most_rows) < NO_LIMIT:
+        msg = (
+            f"sql_select_limit is {most_rows}, so a statement would read the first {most_rows} of "
+            "its rows and take the others for lost; "
+            + _ANOTHER.format(f"sql_select_limit={NO_LIMIT}")
+        )
+        raise SetupError(msg)
+    # MySQL looks at the key of the table that loses rows; MariaDB at all tables of the statement,
+    # and the list of ids is one that has no key.
+    if int(safe) and is_mariadb(connection.dialect):
+        msg = (
+            "sql_safe_updates is on, under which MariaDB refuses to settle messages, though the "
+            "statement names them by their ids; " + _ANOTHER.format("sql_safe_updates=0")
+        )
+        raise SetupError(msg)

@@ -19,20 +19,25 @@ from sqlalchemy import (
     update,
 )
 
-from faststream_sqlbroker.core.channels import JobState, PullJob
+from faststream_sqlbroker.core import channels
+from faststream_sqlbroker.core.channels import (
+    JobsPage,
+    JobState,
+    PullJob,
+    page_cursor,
+    page_position,
+)
 from faststream_sqlbroker.core.reasons import MAX_DELIVERIES, REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.parts import pull_pages
 from faststream_sqlbroker.database.parts import pull_statements as statements
 from faststream_sqlbroker.database.parts.brought_back import lock_records
 from faststream_sqlbroker.database.parts.cancels import discarded, of_leases, requests
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.job_changes import bring_back
 from faststream_sqlbroker.database.parts.message_walks import Walk
-from faststream_sqlbroker.database.parts.pull_pages import JobsPage
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -95,7 +100,7 @@ def queued(
     following = None
     if len(page) < len(found):
         last = page[-1]
-        following = pull_pages.cursor(last.priority, last.next_attempt_at, last.id)
+        following = page_cursor(last.priority, last.next_attempt_at, last.id)
     return JobsPage(jobs, following, overdue, [row.id for row in found if row.gone])
 
 
@@ -118,7 +123,7 @@ def _positions(
     gone: bool,
 ) -> list[Any]:
     """Positions and sizes of up to `limit` jobs that are due, behind `after`."""
-    at = None if after is None else pull_pages.position(after)
+    at = None if after is None else page_position(after)
     found: list[Any] = []
     for pair in dialect.ready_pairs(connection, [queue], only_open=True):
         if pair.due_in > 0 or (at is not None and pair.priority > at[0]):
@@ -155,7 +160,7 @@ def _of_size(rows: Sequence[Any]) -> Sequence[Any]:
     size = 0
     for number, row in enumerate(rows):
         size += row.size or 0
-        if number and size > pull_pages.PAGE_BYTES:
+        if number and size > channels.PAGE_BYTES:
             return rows[:number]
     return rows
 

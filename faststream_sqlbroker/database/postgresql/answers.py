@@ -7,8 +7,10 @@ from typing import Any
 from uuid import UUID
 
 from faststream_sqlbroker.core.orders import Orders
+from faststream_sqlbroker.core.policies.seen import Candidate, Seen, SeenQueue, Swap
 from faststream_sqlbroker.core.rows import (
     Around,
+    Claimed,
     ClaimedMessage,
     ReadyPair,
     ReadyPairs,
@@ -69,6 +71,35 @@ def read_around(rows: Iterable[Sequence[Any]]) -> Around:
     paused, cancels, drained = asked
     requests = tuple(request_of(key, info) for key, info in json.loads(cancels))
     return Around(pairs, lease_ends_in, Orders(frozenset(paused), requests, frozenset(drained)))
+
+
+def read_seen(rows: Iterable[Sequence[Any]]) -> Seen:
+    """The answer to `look`."""
+    seen = Seen(0)
+    known: dict[str, SeenQueue] = {}
+    for now, queue, due_in, version, running, states, *columns in rows:
+        seen.now = now
+        if queue is None:
+            continue
+        if queue not in known:
+            infos = {} if states is None else json.loads(states)
+            known[queue] = SeenQueue(queue, version, running, infos)
+        if due_in > 0:
+            seen.waits.append(due_in)
+        elif columns[0] is not None:
+            seen.queues[queue] = known[queue]
+            known[queue].candidates += map(Candidate._make, zip(*columns, strict=True))
+    return seen
+
+
+def read_swapped(rows: Iterable[Sequence[Any]], swap: Swap) -> Claimed | None:
+    """The leased messages, in the order of `swap`; None: the version was another."""
+    found = list(rows)
+    if not found:
+        return None
+    rank = {message: n for n, message in enumerate(swap.ids)}
+    leased = read_claimed((row for row in found if row[0] is not None), swap.token)
+    return Claimed(sorted(leased, key=lambda message: rank[message.id]))
 
 
 def settled_of(settlements: Sequence[Settlement], settled: set[int]) -> SettleResult:

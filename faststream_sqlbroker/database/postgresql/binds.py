@@ -11,8 +11,9 @@ from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement
-from faststream_sqlbroker.database.parts.sizes import by_bytes
+from faststream_sqlbroker.core.rows import Acked, Leases, NewMessage, Settlement, SettleResult
+from faststream_sqlbroker.database.parts.sizes import BYTES_TOGETHER, by_bytes, bytes_of
+from faststream_sqlbroker.database.postgresql.answers import settled_of
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.database.statements import Statements
 from faststream_sqlbroker.exceptions import StoreError
@@ -106,18 +107,50 @@ def settle_queries(
     return [Query(sql[name + end], binds | own, _ids) for name, binds in queries]
 
 
-def removing_query(
-    sql: Statements, settlements: Sequence[Settlement], *, archive: bool, end: str
-) -> Query[set[int]] | None:
-    """The one statement, whose name ends in `end`, that acks or deletes all rows; None: it takes
-    others.
+def settling_on_ack(
+    sql: Statements, settlements: Sequence[Settlement], *, archive: bool
+) -> Query[SettleResult] | None:
+    """The one statement that settles and publishes, and commits by itself; None: it takes several.
+
+    So acks that publish take one round trip, as acks alone do. A message is inserted if and only if
+    the same statement has removed the row that it belongs to.
+
+    One is enough if no unit has several rows, all rows are acked, or all are removed without a
+    trace, and what is published is not large, waits for no other transaction's `dedup_id` and has
+    no lookup value.
     """
+    published = [
+        (s.id, message) for s in settlements if s.unit is not None for message in s.unit.on_ack
+    ]
+    messages = [message for _, message in published]
     acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
-    if archived or updated or (acked and deleted):
+    several = archived or updated or (acked and deleted)
+    if several or not _are_simple(settlements, messages):
         return None
-    if acked:
-        return Query(sql["archive_acked" + end], _acked_binds(acked), _ids)
-    return Query(sql["delete" + end], _held(deleted), _ids)
+    owners = [owner for owner, _ in published]
+
+    def read(rows: Iterable[Sequence[Any]]) -> SettleResult:
+        counts = dict(tuple(row) for row in rows)
+        expected = sum(owner in counts for owner in owners)
+        if any(count != expected for count in counts.values()):
+            msg = (
+                f"{expected} messages were published with their acks, but {max(counts.values())} "
+                "were inserted: is there a trigger on the table?"
+            )
+            raise StoreError(msg)
+        return settled_of(settlements, set(counts))
+
+    name, removed = ("archive_acked", _acked_binds(acked)) if acked else ("delete", _held(deleted))
+    binds = {**removed, "owners": owners, **insert_binds(messages)}
+    del binds["dedup_ids"]
+    return Query(sql[name + "_on_ack"], binds, read)
+
+
+def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage]) -> bool:
+    units = [s.unit for s in settlements if s.unit is not None]
+    alone = len(set(units)) == len(units) and len({s.id for s in settlements}) == len(settlements)
+    more = any(m.dedup_id is not None or m.lookup is not None for m in messages)
+    return alone and not more and bytes_of(messages) <= BYTES_TOGETHER
 
 
 def _by_statement(

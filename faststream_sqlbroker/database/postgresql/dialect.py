@@ -25,18 +25,25 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
+from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.parts import once
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
+from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock, HandlerLocks
 from faststream_sqlbroker.database.parts.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
+from faststream_sqlbroker.database.parts.policy_state import ONCE
 from faststream_sqlbroker.database.parts.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.database.parts.sizes import by_bytes, bytes_of
 from faststream_sqlbroker.database.parts.suspects import split_suspects, statement_end
+from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.postgresql.answers import (
     PostgresqlErrors,
     in_order,
     read_around,
     read_claimed,
     read_pairs,
+    read_seen,
+    read_swapped,
     settled_of,
 )
 from faststream_sqlbroker.database.postgresql.binds import (
@@ -44,14 +51,11 @@ from faststream_sqlbroker.database.postgresql.binds import (
     lease_binds,
     milliseconds,
     settle_queries,
+    settling_on_ack,
 )
-from faststream_sqlbroker.database.postgresql.numbered_locks import NumberedLocks
-from faststream_sqlbroker.database.postgresql.on_ack import settling_on_ack
-from faststream_sqlbroker.database.postgresql.once import free_key_binds, read_claimed_keys
 from faststream_sqlbroker.database.postgresql.quick_jobs import QuickJobs
-from faststream_sqlbroker.database.postgresql.swap import read_seen, read_swapped, swap_binds
 from faststream_sqlbroker.database.query import Query, Work
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import SetupError, TransactionEndedError
 from faststream_sqlbroker.schema.tables import Tables
 
 
@@ -237,8 +241,16 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         self, rows: Sequence[ClaimedMessage], ttl: float, worker: str
     ) -> Query[set[int]]:
         """One statement."""
-        binds = free_key_binds(rows, ttl, worker)
-        return Query(self.sql["claim_free_keys"], binds, read_claimed_keys)
+        binds = {
+            "ids": [row.id for row in rows],
+            "tokens": [row.lease_token for row in rows],
+            "scopes": [ONCE + row.queue for row in rows],
+            "keys": [row.policy_key for row in rows],
+            "deliveries": [once.delivery_token(row) for row in rows],
+            "infos": [json.dumps(once.claim_info(row, ttl, worker)) for row in rows],
+            "kept": ttl + once.KEPT,
+        }
+        return Query(self.sql["claim_free_keys"], binds, lambda found: {row[0] for row in found})
 
     def lock_order(self, connection: Connection, queues: Sequence[str]) -> set[str]:
         """As everywhere; claims that have read before, and hold no lock, write nothing any more."""
@@ -272,7 +284,16 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
 
     def swapping(self, swap: Swap) -> Query[Claimed | None]:
         """One statement."""
-        binds = swap_binds(swap)
+        binds = {
+            "queue": swap.queue,
+            "version": swap.version,
+            "ids": list(swap.ids),
+            "lease": swap.lease,
+            "token": swap.token,
+            "scopes": list(swap.kept),
+            "infos": [json.dumps(info) for info, _ in swap.kept.values()],
+            "expiries": [expires for _, expires in swap.kept.values()],
+        }
         return Query(self.sql["swap"], binds, lambda rows: read_swapped(rows, swap))
 
     def renew(self, connection: Connection, leases: Leases, lease: float) -> set[int]:
@@ -371,3 +392,50 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(
             self.sql["notify"], {"channel": channel, "queues": list(queues)}, lambda _rows: None
         )
+
+
+class NumberedLocks(HandlerLocks):
+    """Locks of handlers that are identified by the number of the transaction."""
+
+    def __init__(self, dialect: Operations) -> None:
+        self._dialect = dialect
+
+    def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
+        """Lock, read the number and set the idle limit, in one statement."""
+        binds = {
+            "ids": [i for i, _ in leases],
+            "tokens": [token for _, token in leases],
+            "limit": milliseconds(idle_limit),
+        }
+        rows = connection.execute(self._dialect.sql["lock_numbered"], binds).all()
+        number, since = rows[0][1:3] if rows else ("", None)
+        return HandlerLock(leases, {row[0] for row in rows}, number, since)
+
+    def prove(self, connection: Connection, lock: HandlerLock) -> None:
+        """Compare the transaction's number with the lock's."""
+        if connection.execute(self._dialect.sql["transaction"]).scalar_one() != lock.number:
+            raise TransactionEndedError(ENDED)
+
+    def settle(
+        self, connection: Connection, lock: HandlerLock, settlements: Sequence[Settlement]
+    ) -> SettleResult:
+        """Settle by statements that compare the numbers themselves: no round trip more."""
+        dialect = self._dialect
+
+        def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
+            settled: set[int] = set()
+            archive = dialect.has_archive
+            for query in settle_queries(
+                dialect.sql, settlements, archive=archive, inside=lock.number
+            ):
+                settled |= query(connection)
+            if not settled:
+                self.prove(connection, lock)
+            return settled_of(settlements, settled)
+
+        return settle_units(dialect, connection, settlements, settle=settle)
+
+    def was_committed(self, connection: Connection, lock: HandlerLock) -> bool:
+        """Ask the server, which remembers how transactions ended; false if it does not know."""
+        binds = {"number": lock.number, "since": lock.since, "ids": sorted(lock.held)}
+        return bool(connection.execute(self._dialect.sql["was_committed"], binds).scalar_one())

@@ -8,15 +8,19 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from faststream_sqlbroker.core.channels import JobState, PullJob
+from faststream_sqlbroker.core import channels
+from faststream_sqlbroker.core.channels import (
+    JobsPage,
+    JobState,
+    PullJob,
+    page_cursor,
+)
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts import pull_pages
 from faststream_sqlbroker.database.parts.channels import place_of
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.parts.pull_pages import JobsPage
 from faststream_sqlbroker.database.postgresql.answers import read_claimed
 from faststream_sqlbroker.database.query import Query
 
@@ -40,12 +44,12 @@ class QuickJobs:
             following = None
             if len(page) < len(rows_of_jobs):
                 last, priority, due = page[-1][:3]
-                following = pull_pages.cursor(priority, due, last)
+                following = page_cursor(priority, due, last)
             expired = [row[0] for row in rows_of_jobs if row[7]]
             jobs = [_job(row) for row in page if not row[7]]
             return JobsPage(jobs, following, overdue, expired)
 
-        most = {"limit": limit + 1, "bytes": pull_pages.PAGE_BYTES}
+        most = {"limit": limit + 1, "bytes": channels.PAGE_BYTES}
         binds = {"queue": queue, **most, "gone": int(gone), "one": 1}
         return Query(self._sql["first_jobs"], binds, read)
 

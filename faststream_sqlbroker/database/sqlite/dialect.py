@@ -26,7 +26,6 @@ from faststream_sqlbroker.database.multi_statement import (
     note_prefetched,
 )
 from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES
-from faststream_sqlbroker.database.parts.marked_locks import MarkedLocks
 from faststream_sqlbroker.database.parts.sizes import SQLITE
 from faststream_sqlbroker.database.parts.suspects import split_suspects, statement_end
 from faststream_sqlbroker.database.sqlite.errors import SqliteErrors
@@ -64,7 +63,6 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
-        self.handler_locks = MarkedLocks(self)
         self._unusable: list[tuple[int, Sequence[str]]] = []
 
     def setup(self, connection: Connection) -> None:
