@@ -29,7 +29,7 @@ from faststream_sqlbroker.core.jobs import (
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.database.bulk import activities_of
+from faststream_sqlbroker.database.bulk.store import activities_of
 from faststream_sqlbroker.exceptions import RightsError, SetupError
 
 LONGEST_LOOK = 1.0

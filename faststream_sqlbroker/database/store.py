@@ -30,7 +30,7 @@ from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database import pool
 from faststream_sqlbroker.database.access import AccessChecks
-from faststream_sqlbroker.database.bulk import JobStore
+from faststream_sqlbroker.database.bulk.store import JobStore
 from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.dead_sessions import DeadSessionWatch
 from faststream_sqlbroker.database.depths import Depths

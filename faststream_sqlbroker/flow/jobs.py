@@ -5,7 +5,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.database.bulk import ALL, REFUSED_PAUSE
+from faststream_sqlbroker.database.bulk.store import ALL, REFUSED_PAUSE
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
 

@@ -13,8 +13,9 @@ from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY,
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.database import bulk as jobs
-from faststream_sqlbroker.database.parts import job_replay, message_walks
+from faststream_sqlbroker.database.bulk import replay
+from faststream_sqlbroker.database.bulk import store as jobs
+from faststream_sqlbroker.database.parts import message_walks
 from faststream_sqlbroker.exceptions import AccessError
 from tests.contract.conftest import Bench, done
 from tests.contract.test_message_lists import archive
@@ -268,18 +269,18 @@ async def test_what_is_pruned_during_a_replay_is_not_counted_as_published(
     first, gone, last = await archive(bench, 3)
     archived = bench.store.dialect.tables.archive
     assert archived is not None
-    real = job_replay.matching
+    real = replay.matching
 
     def then_prune(connection: Connection, *rest: Any) -> Any:
         rows = real(connection, *rest)
         connection.execute(delete(archived).where(archived.c.id == gone))
         return rows
 
-    monkeypatch.setattr(job_replay, "matching", then_prune)
+    monkeypatch.setattr(replay, "matching", then_prune)
     job = await do(bench, REPLAY, {"name": "n"})
     assert (job.done, job.skipped) == (2, 1)
     assert sorted(r["origin_id"] for r in await bench.rows()) == [first, last]
-    scope = job_replay.scope_of(job)
+    scope = replay.scope_of(job)
     async with bench.store.engine.connect() as connection:
         state = bench.store.dialect.tables.policy_state
         marks = await connection.execute(select(state.c.key).where(state.c.scope == scope))
@@ -365,15 +366,15 @@ async def test_a_failed_batch_changes_nothing_and_the_next_goes_on(
     await archive(bench, 7, **FAILED)
     plan = await planned(bench, REDRIVE, **FAILED)
     begun = await bench.store.jobs.begin(plan, "c")
-    real = jobs.rows.save
+    real = jobs.audit.save
 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(jobs.rows, "save", broken)
+    monkeypatch.setattr(jobs.audit, "save", broken)
     with pytest.raises(ZeroDivisionError):
         await bench.store.jobs.step(begun.id)
-    monkeypatch.setattr(jobs.rows, "save", real)
+    monkeypatch.setattr(jobs.audit, "save", real)
     assert await bench.rows() == []
     assert counts(await ended(bench, begun)) == (7, 7, 0)
     assert len(await bench.rows()) == 7
@@ -390,7 +391,7 @@ async def test_a_job_that_may_not_be_run_lets_the_others_go_on(
     def no_right(*_: Any) -> None:
         raise AccessError("no right")
 
-    monkeypatch.setitem(bench.store.jobs._changes, REDRIVE, no_right)  # type: ignore[arg-type]
+    monkeypatch.setitem(jobs.CHANGES, REDRIVE, no_right)  # type: ignore[arg-type]
     with pytest.raises(AccessError):
         await bench.store.jobs.step()
     step = await bench.store.jobs.step()

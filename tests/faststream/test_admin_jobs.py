@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import RightsError, SetupError, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.core.clock import Clock, RealTime
-from faststream_sqlbroker.database import bulk as jobs
+from faststream_sqlbroker.database.bulk import store as jobs
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.jobs import BUSY_PAUSE, JobRunner
 from tests.accounts import account

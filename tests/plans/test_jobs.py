@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Engine
 from faststream_sqlbroker.core.jobs import CANCEL, REDRIVE, REPLAY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
+from faststream_sqlbroker.database.bulk import changes, visits
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import job_undo, job_walks, message_walks, pull_statements
+from faststream_sqlbroker.database.parts import message_walks, pull_statements
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent
@@ -37,7 +38,7 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
 
 def planned(connection: Connection, dialect: Any, action: str, filters: dict[str, Any]) -> Job:
     wanted = Filters(archived=action != CANCEL, **filters)
-    bound = job_walks.last_row(connection, dialect, action)
+    bound = visits.last_row(connection, dialect, action)
     assert bound is not None
     return Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"name": "n"})
 
@@ -47,10 +48,10 @@ def visit(connection: Connection, dialect: Any, action: str, filters: dict[str, 
     job = planned(connection, dialect, action, filters)
     with (
         patch.object(message_walks, "STEP", SCANNED // 2),
-        patch.object(job_walks, "SCANNED", SCANNED),
+        patch.object(visits, "SCANNED", SCANNED),
     ):
-        job_walks.visit(connection, dialect, job, SIZE)
-        job_walks.count(connection, dialect, job, None)
+        visits.visit(connection, dialect, job, SIZE)
+        visits.count(connection, dialect, job, None)
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -77,11 +78,11 @@ def test_a_batch_does_not_read_a_queue_that_no_analyze_has_seen(deep: Engine) ->
     dialect = PostgresqlDialect(TABLES, deep.dialect)
     with deep.connect() as connection:
         job = planned(connection, dialect, CANCEL, {"queue": "deep"})
-        ids, _ = job_walks.visit(connection, dialect, job, SIZE)
+        ids, _ = visits.visit(connection, dialect, job, SIZE)
         with sent(connection) as statements:
-            job_walks.visit(connection, dialect, job, SIZE)
-            job_walks.lock(connection, dialect, job, ids, ["id"])
-            job_undo._untouched(connection, dialect, {one: {} for one in ids})
+            visits.visit(connection, dialect, job, SIZE)
+            visits.lock(connection, dialect, job, ids, ["id"])
+            changes._untouched(connection, dialect, {one: {} for one in ids})
             connection.execute(pull_statements.bodies(dialect), {"ids": ids})
             connection.execute(pull_statements.expired(dialect), {"ids": ids, "queue": "deep"})
         assert len(ids) == SIZE

@@ -15,12 +15,9 @@ from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, RETRY, Job
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database import stored_messages, verification
+from faststream_sqlbroker.database.bulk import changes, visits
 from faststream_sqlbroker.database.dialects import dialect_for
-from faststream_sqlbroker.database.parts import (
-    job_changes,
-    job_walks,
-    message_walks,
-)
+from faststream_sqlbroker.database.parts import message_walks
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent, stored_messages_on
 from tests.plans.test_mysql import reads
@@ -48,9 +45,9 @@ def batch(action: str, change: Any, **filters: Any) -> Work:
 
     def work(connection: Connection, dialect: Any) -> object:
         wanted = Filters(archived=action == REDRIVE, **filters)
-        bound = job_walks.last_row(connection, dialect, action)
+        bound = visits.last_row(connection, dialect, action)
         job = Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"to": "mended"})
-        ids, _ = job_walks.visit(connection, dialect, job, SIZE)
+        ids, _ = visits.visit(connection, dialect, job, SIZE)
         assert len(ids) == SIZE
         return change(connection, dialect, job, ids)
 
@@ -72,9 +69,9 @@ READ: dict[str, Work] = {
     "verify": verified,
 }
 CHANGED: dict[str, Work] = {
-    "retry": batch(RETRY, job_changes.retry_now),
-    "move": batch(MOVE, job_changes.move),
-    "redrive": batch(REDRIVE, job_changes.redrive, state=FAILED),
+    "retry": batch(RETRY, changes.retry_now),
+    "move": batch(MOVE, changes.move),
+    "redrive": batch(REDRIVE, changes.redrive, state=FAILED),
 }
 MOST_READ = 4 * SCANNED
 """Blocks, or rows: a few for each row that may be looked at."""
@@ -124,6 +121,6 @@ def test_mysql_reads_no_more_rows_than_it_may(archive: Engine, database: str) ->
             work(connection, dialect)  # compiles the statements
             connection.rollback()
             most = 4 * MOST_READ if name in READ else 100 * SIZE
-            with patch.object(job_walks, "SCANNED", SCANNED), reads(connection, at_most=most):
+            with patch.object(visits, "SCANNED", SCANNED), reads(connection, at_most=most):
                 work(connection, dialect)
             connection.rollback()

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.database import bulk as jobs
+from faststream_sqlbroker.database.bulk import store as jobs
 
 BATCH = 5
 WAIT = 0.03

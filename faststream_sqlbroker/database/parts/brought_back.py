@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, func, or_, select, update
+from sqlalchemy import Connection, Table, and_, delete, func, insert, or_, select, update
 
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum, window_of
 from faststream_sqlbroker.core.times import to_microseconds
@@ -121,6 +121,40 @@ def _names(
             after = row.due_at, row.key
         if len(rows) < LISTED or window_of(*rows[-1][:3]).start > last:
             return
+
+
+def bring_back(
+    connection: Connection,
+    dialect: Operations,
+    ids: Sequence[int],
+    new: Mapping[str, Any],
+    records: Sequence[LockedRecord],
+) -> Mapping[int, list[list[Any]]]:
+    """Move archived messages, which the transaction has locked, to the message table; `new` are
+    expressions for columns that change, None for those that are left empty. `records` are those of
+    their windows, which were locked before the messages.
+
+    Returns:
+        By message, the notes of the records that were lowered.
+    """
+    tables = dialect.tables
+    assert tables.archive is not None  # noqa: S101 - the store has looked
+    left_out = {name for name, value in new.items() if value is None}
+    both = [c.name for c in tables.archive.c if c.name in tables.message.c]
+    names = [name for name in both if name not in left_out]
+    columns = [new.get(name, tables.archive.c[name]) for name in names]
+    these = tables.archive.c.id.in_(ids)
+    lowered: Mapping[int, list[list[Any]]] = {}
+    if ids:
+        # Both statements see the same rows: they are locked.
+        if records:
+            ended = select(tables.archive.c.id, tables.archive.c.archived_at).where(these)
+            moments = [(row.id, row.archived_at) for row in connection.execute(ended)]
+            lowered = lower(connection, dialect, records, moments)
+        copy = select(*columns).where(these)
+        connection.execute(insert(tables.message).from_select(names, copy))
+        connection.execute(delete(tables.archive).where(these))
+    return lowered
 
 
 def lower(

@@ -33,10 +33,9 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts import pull_statements as statements
-from faststream_sqlbroker.database.parts.brought_back import lock_records
+from faststream_sqlbroker.database.parts.brought_back import bring_back, lock_records
 from faststream_sqlbroker.database.parts.cancels import discarded, of_leases, requests
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.parts.job_changes import bring_back
 from faststream_sqlbroker.database.parts.message_walks import Walk
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock

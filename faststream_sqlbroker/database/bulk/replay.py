@@ -25,8 +25,8 @@ from sqlalchemy import (
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.replays import REPLAY_JOB_HEADER, SCOPE, Copy, Plan, copy_row
 from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.database.bulk.visits import matching
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.job_walks import matching
 from faststream_sqlbroker.database.parts.policy_state import insert_new
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.schema.types import clock

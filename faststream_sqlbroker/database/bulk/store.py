@@ -1,4 +1,4 @@
-"""Bulk actions of operators, batch by batch."""
+"""Bulk actions of operators: plans, jobs, and their batches."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,33 +8,34 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, delete, func, insert, select
 
 from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.jobs import (
     CANCEL,
     MOVE,
-    REDRIVE,
     REPLAY,
     RETRY,
     UNDO,
     Failure,
     Job,
     Position,
+    RefusedAlike,
+    job_of,
+    kind_of,
+    refused_batch,
 )
-from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text
+from faststream_sqlbroker.database.bulk import replay, visits
+from faststream_sqlbroker.database.bulk.changes import CHANGES, UNDOS
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import audit as rows
-from faststream_sqlbroker.database.parts import job_changes, job_replay, job_walks
-from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.job_undo import UNDOS
+from faststream_sqlbroker.database.parts import audit
+from faststream_sqlbroker.database.parts.audit import JOB, note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
-from faststream_sqlbroker.database.policies.rows import PolicyRows
-from faststream_sqlbroker.database.refused_alike import RefusedAlike, kind_of, refused_batch
+from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
+from faststream_sqlbroker.schema.types import clock
 
 T = TypeVar("T")
 
@@ -44,6 +45,10 @@ REFUSED_PAUSE = 60.0
 """Seconds for which a job rests that cannot be run here; other jobs go on."""
 GONE = "there is no archive, so what was cancelled is deleted and cannot come back"
 """Of the undo of a cancel: it skips all messages."""
+LIST = "job:"
+"""The scope of what a job has changed is this and its id; the key is the message's id."""
+LIST_KEPT = 30 * 86_400.0
+"""Seconds that the list of what it has changed is kept: without it nothing can be undone."""
 ERROR_BYTES = 500
 """Of an error that is kept of a message; a job's row has up to twenty."""
 ACTIVITIES: Mapping[str, Activities] = {
@@ -91,12 +96,6 @@ class JobStore:
         self._database = database
         self._dialect = database.dialect
         self._table = database.tables.policy_state
-        self._changes: Mapping[str, job_changes.Change] = {
-            CANCEL: self._cancel,
-            RETRY: job_changes.retry_now,
-            MOVE: job_changes.move,
-            REDRIVE: job_changes.redrive,
-        }
         self._sizes: dict[str, int] = {}
         self._alike: dict[str, RefusedAlike] = {}
 
@@ -105,7 +104,7 @@ class JobStore:
 
         def begin(connection: Connection) -> Job:
             now = self._dialect.now(connection)
-            bound = job_walks.last_row(connection, self._dialect, job.action)
+            bound = visits.last_row(connection, self._dialect, job.action)
             filters = None if job.filters is None else _absolute(job.filters, now)
             return replace(job, filters=filters, bound=bound)
 
@@ -116,7 +115,7 @@ class JobStore:
         after: Any = None
         while True:
             counted = await self._read(
-                partial(job_walks.count, dialect=self._dialect, job=planned, after=after)
+                partial(visits.count, dialect=self._dialect, job=planned, after=after)
             )
             for queue, number in counted.queues.items():
                 queues[queue] = queues.get(queue, 0) + number
@@ -131,7 +130,7 @@ class JobStore:
             now = self._dialect.now(connection)
             nothing = job.bound is None and job.action != UNDO
             stored = replace(job, state="ended" if nothing else "running")
-            begun = rows.add(connection, self._table, stored, now)
+            begun = audit.add(connection, self._table, stored, now)
             if self._dialect.can_listen and not nothing:
                 notify_state_changed(connection, channel)
             return begun
@@ -142,7 +141,7 @@ class JobStore:
         """Store a job that undoes this one; None: there is no such job, or it cannot be undone."""
 
         def work(connection: Connection) -> Job | None:
-            job = rows.find(connection, self._table, job_id, lock=True)
+            job = audit.find(connection, self._table, job_id, lock=True)
             if job is None or job.action not in UNDOS or job.undone_by or not job.is_bulk:
                 return None
             # A batch that runs now has locked the row, so this has waited for its COMMIT.
@@ -158,10 +157,10 @@ class JobStore:
                 queues=job.queues,
                 note=None if self._dialect.has_archive or job.action != CANCEL else GONE,
             )
-            begun = rows.add(connection, self._table, undo, self._dialect.now(connection))
+            begun = audit.add(connection, self._table, undo, self._dialect.now(connection))
             # Also of a job that was stopped: it must not go on while it is undone.
             ended = replace(job, undone_by=begun.id, state="ended")
-            rows.save(connection, self._table, ended, None)
+            audit.save(connection, self._table, ended, None)
             if self._dialect.can_listen:
                 notify_state_changed(connection, channel)
             return begun
@@ -170,11 +169,20 @@ class JobStore:
 
     async def find(self, job_id: str) -> Job | None:
         """The job as it is now."""
-        return await self._read(lambda c: rows.find(c, self._table, job_id))
+        return await self._read(lambda c: audit.find(c, self._table, job_id))
 
     async def listed(self, before: str | None, limit: int) -> list[Job]:
         """Up to `limit` jobs, the newest first; only those that are older than `before`."""
-        return await self._read(lambda c: rows.listed(c, self._table, before, limit))
+        c = self._table.c
+        jobs = select(c.key, c.created_at, c.info).where(c.scope == JOB)
+        if before is not None:
+            jobs = jobs.where(c.key < before)
+        newest = jobs.order_by(c.key.desc()).limit(limit)
+
+        def read(connection: Connection) -> list[Job]:
+            return [job_of(*row) for row in connection.execute(newest)]
+
+        return await self._read(read)
 
     async def stop(self, job_id: str, by: str = "") -> Job | None:
         """Let the job rest behind its running batch; None: there is no such job."""
@@ -198,11 +206,11 @@ class JobStore:
         """Change the state if it is one of `before`; the audit notes what was done, and by whom."""
 
         def work(connection: Connection) -> Job | None:
-            job = rows.find(connection, self._table, job_id, lock=True)
+            job = audit.find(connection, self._table, job_id, lock=True)
             if job is None or job.state not in before:
                 return job
             job = replace(job, state=after, error=None)
-            rows.save(connection, self._table, job, pause)
+            audit.save(connection, self._table, job, pause)
             note_action(connection, self._dialect, *noted, {"job": job_id})
             return job
 
@@ -225,9 +233,9 @@ class JobStore:
         def work(connection: Connection) -> Step:
             # The race of two processes at one job: the second skips the locked row, and finds the
             # position that the first one has committed when it asks again.
-            job = rows.lock_due(connection, self._table, job_id)
+            job = self._lock_due(connection, job_id)
             if job is None:
-                found = None if job_id is None else rows.find(connection, self._table, job_id)
+                found = None if job_id is None else audit.find(connection, self._table, job_id)
                 return Step(found, self._due_in(connection, job_id))
             tried.append(_Batch(job))
             moved = self._batch(connection, job, tried)
@@ -261,7 +269,7 @@ class JobStore:
             moved = replace(moved, error=None)
         if moved.state == "ended":
             moved = replace(moved, ended_at=self._dialect.now(connection))
-        rows.save(connection, self._table, moved, None if ended else pause)
+        audit.save(connection, self._table, moved, None if ended else pause)
         return Step(moved, None if ended and job_id is not None else pause)
 
     async def _refused(self, batch: _Batch, error: Exception, job_id: str | None) -> Step:
@@ -275,7 +283,7 @@ class JobStore:
         failure = Failure(batch.ids[0], clean_text(str(error), limit=ERROR_BYTES))
 
         def leave(connection: Connection) -> Step:
-            job = rows.lock_due(connection, self._table, batch.job.id)
+            job = self._lock_due(connection, batch.job.id)
             ids, cursor = ([], None) if job is None else self._next(connection, job, 1)
             if job is None or list(ids) != list(batch.ids):
                 # Another process has gone on, or the message has changed since.
@@ -304,16 +312,33 @@ class JobStore:
         text = clean_text(str(error) or repr(error), limit=ERROR_BYTES)
 
         def work(connection: Connection) -> None:
-            job = rows.find(connection, self._table, job_id, lock=True)
+            job = audit.find(connection, self._table, job_id, lock=True)
             if job is not None and job.state == "running":
                 again = job.error is not None
                 rested = replace(job, error=text, state="failed" if again else "running")
-                rows.save(connection, self._table, rested, None if again else REFUSED_PAUSE)
+                audit.save(connection, self._table, rested, None if again else REFUSED_PAUSE)
 
         await self._database.run(work, Activity.OPERATE)
 
+    def _lock_due(self, connection: Connection, job_id: str | None) -> Job | None:
+        """Lock the job, or the first of all, if its next batch is due and no other process is at
+        it.
+        """
+        c = self._table.c
+        due = select(c.key, c.created_at, c.info).where(c.scope == JOB, c.due_at <= clock())
+        if job_id is not None:
+            due = due.where(c.key == job_id)
+        locking = due.order_by(c.due_at, c.key).limit(1).with_for_update(skip_locked=True)
+        row = connection.execute(locking).first()
+        return None if row is None else job_of(*row)
+
     def _due_in(self, connection: Connection, job_id: str | None) -> float | None:
-        due = rows.next_due(connection, self._table, job_id)
+        """Seconds until the next batch of the job, or of any, is due; None: none is left."""
+        c = self._table.c
+        next_due = select(func.min(c.due_at)).where(c.scope == JOB, c.due_at.is_not(None))
+        if job_id is not None:
+            next_due = next_due.where(c.key == job_id)
+        due: datetime | None = connection.execute(next_due).scalar_one()
         if due is None:
             return None
         return max(0.0, (due - self._dialect.now(connection)).total_seconds())
@@ -327,13 +352,22 @@ class JobStore:
             return self._undo(connection, job, ids, cursor)
         now = self._dialect.now(connection)
         if job.action == REPLAY:
-            done = job_replay.replay(connection, self._dialect, job, ids, now) if ids else 0
+            done = replay.replay(connection, self._dialect, job, ids, now) if ids else 0
             return job.moved(cursor, done=done, skipped=len(ids) - done)
         scope = _list_of(job)
         # No message is changed twice, whatever has become of it since.
-        fresh = sorted(set(ids) - rows.known(connection, self._table, scope, ids))
-        changed = self._changes[job.action](connection, self._dialect, job, fresh) if fresh else {}
-        rows.note_changed(connection, self._table, scope, changed, now)
+        fresh = sorted(set(ids) - self._notes(connection, scope, ids).keys())
+        changed = CHANGES[job.action](connection, self._dialect, job, fresh) if fresh else {}
+        noted = {
+            "scope": scope,
+            "created_at": now,
+            "expires_at": now + timedelta(seconds=LIST_KEPT),
+        }
+        if changed:
+            connection.execute(
+                insert(self._table),
+                [{**noted, "key": str(i), "info": dict(changed[i])} for i in sorted(changed)],
+            )
         return job.moved(cursor, done=len(changed), skipped=len(ids) - len(changed))
 
     def _next(
@@ -341,39 +375,40 @@ class JobStore:
     ) -> tuple[list[int], Position | None]:
         """The messages of the next batch, and the position behind them; None: the last ones."""
         if job.action != UNDO:
-            return job_walks.visit(connection, self._dialect, job, size)
+            return visits.visit(connection, self._dialect, job, size)
         after = "" if job.cursor is None else str(job.cursor[0])
         scope = str(job.arguments["scope"])
-        noted = rows.noted(connection, self._table, scope, after, size)
         # By key: what is forgotten on the way lies behind the position.
-        cursor = [noted[-1][0]] if len(noted) == size else None
+        c = self._table.c
+        behind = select(c.key, c.info).where(c.scope == scope, c.key > after).order_by(c.key)
+        noted = connection.execute(behind.limit(size)).all()
+        cursor = [noted[-1].key] if len(noted) == size else None
         of = job.arguments["of"]
         # The marks of a replay are those of all its runs.
-        return [int(key) for key, info in noted if info.get("run", of) == of], cursor
-
-    def _cancel(
-        self, connection: Connection, dialect: Any, job: Job, ids: Sequence[int]
-    ) -> job_changes.Changed:
-        locked = job_walks.lock(connection, dialect, job, ids, ("id", "queue", "policy_marks"))
-        by_queue: dict[str, list[int]] = {}
-        for row in locked:
-            by_queue.setdefault(row.queue, []).append(row.id)
-        theirs = [row.id for row in locked]
-        if theirs:
-            job_changes.note_cancelled(connection, dialect, theirs, str(job.arguments["text"]))
-        for queue, of_queue in sorted(by_queue.items()):
-            ends = {i: Discard(CANCELLED) for i in of_queue}
-            PolicyRows(self._dialect).discard(connection, queue, ends, keep=True)
-        return job_changes.cancelled(connection, dialect, locked)
+        return [int(row.key) for row in noted if (row.info or {}).get("run", of) == of], cursor
 
     def _undo(
         self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
     ) -> Job:
         scope = str(job.arguments["scope"])
-        ours = rows.notes_of(connection, self._table, scope, ids)
+        ours = self._notes(connection, scope, ids)
         undone = UNDOS[str(job.arguments["action"])](connection, self._dialect, ours)
-        rows.forget(connection, self._table, scope, sorted(str(i) for i in undone))
+        c = self._table.c
+        noted = delete(self._table).where(c.scope == scope, c.key == bindparam("of_key"))
+        if keys := sorted(str(i) for i in undone):
+            connection.execute(noted, [{"of_key": key} for key in keys])
         return job.moved(cursor, done=len(undone), skipped=len(ours) - len(undone))
+
+    def _notes(
+        self, connection: Connection, scope: str, ids: Sequence[int]
+    ) -> dict[int, Mapping[str, Any]]:
+        """What is noted of each of `ids`."""
+        notes: dict[int, Mapping[str, Any]] = {}
+        c = self._table.c
+        for part in chunks([str(i) for i in ids]):
+            noted = select(c.key, c.info).where(c.scope == scope, c.key.in_(part))
+            notes.update((int(row.key), row.info or {}) for row in connection.execute(noted))
+        return notes
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.run(work, Activity.OPERATE, write=False)
@@ -381,7 +416,7 @@ class JobStore:
 
 def _list_of(job: Job) -> str:
     """The scope of what the job notes of each message."""
-    return job_replay.scope_of(job) if job.action == REPLAY else rows.LIST + job.id
+    return replay.scope_of(job) if job.action == REPLAY else LIST + job.id
 
 
 def _absolute(filters: Filters, now: datetime) -> Filters:

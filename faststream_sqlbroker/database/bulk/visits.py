@@ -26,7 +26,7 @@ from faststream_sqlbroker.database.parts.message_walks import (
 )
 from faststream_sqlbroker.schema.types import MYSQL
 
-_CLAIMABLE = row_by_row([text("state IN ('PENDING', 'RETRYABLE')")])
+CLAIMABLE = row_by_row([text("state IN ('PENDING', 'RETRYABLE')")])
 
 
 @dataclass(slots=True)
@@ -103,13 +103,13 @@ def _matching(
 def _conditions(dialect: Operations, job: Job) -> list[Any]:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     found = conditions_of(_table(dialect, job.action), job.filters, dialect.name)
-    return found if job.action in OF_ARCHIVE else [*found, *_CLAIMABLE]
+    return found if job.action in OF_ARCHIVE else [*found, *CLAIMABLE]
 
 
 def _part(connection: Connection, dialect: Operations, job: Job, after: Position | None) -> Part:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     walk = _walk(dialect, job, job.filters)
-    extra: list[Any] = [] if job.action in OF_ARCHIVE else [*_CLAIMABLE]
+    extra: list[Any] = [] if job.action in OF_ARCHIVE else [*CLAIMABLE]
     if job.action == REPLAY:
         extra.append(_not_replayed(dialect, walk, job))
     return Part(connection, dialect, walk, after, job.filters, extra)

@@ -1,0 +1,1 @@
+"""Jobs of operators: bulk actions on messages, batch by batch, and how they are undone."""
