@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Select, bindparam, select, text
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import (
@@ -23,12 +23,18 @@ from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import EXPIRED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit, channels, pull_jobs
+from faststream_sqlbroker.database.parts.message_walks import Walk
+from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.schema.types import MYSQL, clock
 
+SWEPT = 100
+"""Expired leases that one transaction ends; bounds its length."""
 CONSUMING = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
 """What a consumer's requests do in the database."""
 
@@ -131,7 +137,9 @@ class ChannelStore:
                 return found
             # Its clients can end nothing any more, and a lease may last for years.
             if consumer is not None and (found.earlier_type, kind) == ("pull", "push"):
-                pull_jobs.requeue_all(connection, self._dialect, queue_of(channel, consumer))
+                queue = queue_of(channel, consumer)
+                pull_jobs.end_cancelled(connection, self._dialect, queue)
+                pull_jobs.requeue_all(connection, self._dialect, queue)
             arguments = {
                 "channel": channel,
                 "consumer": consumer,
@@ -146,16 +154,25 @@ class ChannelStore:
         return await self._database.run(work, Activity.STATE)
 
     async def requeue_all(self, queue: str) -> None:
-        """Queue all jobs again that are in flight."""
-        await self._database.run(
-            lambda c: pull_jobs.requeue_all(c, self._dialect, queue), *CONSUMING
-        )
+        """Queue all jobs again that are in flight; those that an operator has cancelled end."""
+
+        def work(connection: Connection) -> None:
+            pull_jobs.end_cancelled(connection, self._dialect, queue)
+            pull_jobs.requeue_all(connection, self._dialect, queue)
+
+        await self._database.run(work, *CONSUMING)
 
     async def consumers(self, channel: str) -> list[Registered]:
-        """The consumers of a channel."""
-        return await self._database.run(
-            lambda c: channels.consumers(c, self._table, channel), Activity.STATE, write=False
-        )
+        """The consumers of a channel, by id."""
+        c = self._table.c
+        of_channel = select(c.key, c.info).where(c.scope == channels.CONSUMER + channel)
+        listed = of_channel.order_by(c.key).limit(channels.MOST_CONSUMERS)
+
+        def read(connection: Connection) -> list[Registered]:
+            rows = connection.execute(listed)
+            return [channels.registered(row.key, row.info) for row in rows]
+
+        return await self._database.run(read, Activity.STATE, write=False)
 
     async def pulled(self) -> list[str]:
         """The queues of all pull consumers."""
@@ -179,9 +196,11 @@ class ChannelStore:
             return page
 
         def work(connection: Connection) -> JobsPage:
-            overdue, _ = self._overdue(connection, [queue])
+            ends_in = self._dialect.lease_ends_in(connection, [queue])
+            ended = ends_in is not None and ends_in <= 0
+            overdue = ended and bool(self._with_ended_leases(connection, [queue]))
             return pull_jobs.queued(
-                connection, self._dialect, queue, after, limit, gone=gone, overdue=bool(overdue)
+                connection, self._dialect, queue, after, limit, gone=gone, overdue=overdue
             )
 
         return await self._database.run(work, *CONSUMING, write=False)
@@ -190,8 +209,10 @@ class ChannelStore:
         """Discard those of the jobs `ids` that wait and have expired long ago."""
 
         def work(connection: Connection) -> None:
-            held = pull_jobs.lock_expired(connection, self._dialect, queue, ids)
-            self._discard_expired(connection, queue, held)
+            # Looked at again: one that was dead since, and was taken again, lives.
+            locking = pull_jobs.expired_jobs(self._dialect)
+            held = connection.execute(locking, {"ids": list(ids), "queue": queue})
+            self._discard_expired(connection, queue, list(held.scalars()))
 
         await self._database.run(work, *CONSUMING)
 
@@ -202,9 +223,25 @@ class ChannelStore:
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job, live or archived."""
-        return await self._database.run(
-            lambda c: pull_jobs.one(c, self._dialect, queue, job_id), *CONSUMING, write=False
-        )
+
+        def read(connection: Connection) -> PullJob | None:
+            for is_live in (True, False):
+                statement = pull_jobs.showing(self._dialect, is_live=is_live)
+                row = connection.execute(statement, {"job": job_id, "queue": queue}).first()
+                if row is None:
+                    continue
+                job = pull_jobs.job_of(row, pull_jobs.STATES[MessageState[row.state]])
+                if not is_live:
+                    return job
+                return replace(
+                    job,
+                    due=bool(row.is_due),
+                    lease_expires_at=row.lease_expires_at,
+                    over=bool(row.over),
+                )
+            return None
+
+        return await self._database.run(read, *CONSUMING, write=False)
 
     async def end_overdue(self, queue: str, job_id: int, max_retries: int) -> Settlement | None:
         """Queue the job again if its time is over, or end it; the end."""
@@ -249,13 +286,30 @@ class ChannelStore:
     def _change(self, connection: Connection, request: ChangeRequest, token: UUID) -> Changed:
         # Before the job is locked: who changes the type locks the consumer first, too.
         starts = request.wanted is JobState.INFLIGHT
-        if starts and not channels.is_pulled(connection, self._dialect, request.queue):
+        if starts and not self._is_pulled(connection, request.queue):
             return Changed("push")
         held = self._hold(connection, request)
         if held is None:
             return Changed("not_found")
         changed = self._lead(connection, request, held, token)
         return changed if held.died is None else replace(changed, died=held.died)
+
+    def _is_pulled(self, connection: Connection, queue: str) -> bool:
+        """Whether `queue` is a pull consumer's. On MySQL and MariaDB it stays so until the end of
+        the transaction.
+        """
+
+        def build() -> Select[Any]:
+            c = self._table.c
+            of_consumer = (c.scope == bindparam("scope"), c.key == bindparam("consumer"))
+            found = select(c.key, c.info).where(*of_consumer)
+            # On PostgreSQL a shared lock would be a write of the consumer's row for each job.
+            return found.with_for_update(read=True) if self._dialect.name in MYSQL else found
+
+        scope, key = channels.place_of(queue)
+        statement = self._dialect.built("type_of_consumer", build)
+        row = connection.execute(statement, {"scope": scope, "consumer": key}).first()
+        return row is not None and channels.registered(row.key, row.info).type == "pull"
 
     def _lead(
         self, connection: Connection, request: ChangeRequest, held: pull_jobs.Held, token: UUID
@@ -275,7 +329,7 @@ class ChannelStore:
         if ended is None:
             return Changed("done", state)
         settlement = ended(held)
-        pull_jobs.settle(connection, self._dialect, settlement)
+        self._dialect.settle(connection, [settlement])
         return Changed("done", state, ended=settlement)
 
     def _hold(self, connection: Connection, request: ChangeRequest) -> pull_jobs.Held | None:
@@ -287,10 +341,13 @@ class ChannelStore:
         self, connection: Connection, request: ChangeRequest, held: pull_jobs.Held, token: UUID
     ) -> Changed:
         dialect = self._dialect
-        if pull_jobs.is_paused(connection, dialect, request.queue):
+        pause = connection.execute(pull_jobs.pause_of_jobs(dialect), {"queue": request.queue})
+        if pause.first() is not None:
             return Changed("paused", held.state)
         if held.state is JobState.QUEUED and not held.due:
-            if not pull_jobs.has_expired(connection, dialect, held):
+            c = dialect.tables.message.c
+            expired = select(c.id).where(c.id == held.id, c.expires_at <= clock())
+            if connection.execute(expired).first() is None:
                 return Changed("refused", held.state)
             self._discard_expired(connection, held.queue, [held.id])
             return Changed("expired", held.state)
@@ -318,22 +375,58 @@ class ChannelStore:
         """Those of `queues` with leases that have ended; and the seconds until the first lease of
         any ends, None without a lease.
         """
-        return await self._database.run(lambda c: self._overdue(c, queues), *CONSUMING, write=False)
 
-    def _overdue(
-        self, connection: Connection, queues: Sequence[str]
-    ) -> tuple[list[str], float | None]:
-        ends_in = self._dialect.lease_ends_in(connection, queues)
-        if ends_in is None or ends_in > 0:
-            return [], ends_in
-        return pull_jobs.overdue(connection, self._dialect, queues), ends_in
+        def read(connection: Connection) -> tuple[list[str], float | None]:
+            ends_in = self._dialect.lease_ends_in(connection, queues)
+            if ends_in is None or ends_in > 0:
+                return [], ends_in
+            return self._with_ended_leases(connection, queues), ends_in
+
+        return await self._database.run(read, *CONSUMING, write=False)
+
+    def _with_ended_leases(self, connection: Connection, queues: Sequence[str]) -> list[str]:
+        """Those of `queues` that have leases that have ended."""
+        found: list[str] = []
+        walk = self._ended_leases()
+        queue = walk.table.c.queue
+        for part in chunks(queues):
+            over = walk.select(self._dialect, [queue]).where(queue.in_(part))
+            found += connection.execute(over.order_by(None).distinct()).scalars()
+        return found
+
+    def _ended_leases(self) -> Walk:
+        """Leases that have ended, of all queues."""
+        table = self._dialect.tables.message
+        mysql = self._dialect.name in MYSQL
+        leased = text("lease_expires_at IS NOT NULL" if mysql else "state = 'PROCESSING'")
+        where = (leased, table.c.lease_expires_at <= clock())
+        return Walk("leased", table, "leased_index", where, (table.c.lease_expires_at, table.c.id))
 
     async def sweep(self, queue: str, max_retries: int) -> list[Settlement]:
-        """Queue jobs again whose time is over, or end them; the ends."""
-        found: Any = await self._database.run(
-            lambda c: pull_jobs.sweep(c, self._dialect, queue, max_retries), *CONSUMING
-        )
-        return list(found)
+        """Queue up to `SWEPT` jobs again whose time is over, and end those that had it too often;
+        the ends.
+        """
+        walk = self._ended_leases()
+        c = walk.table.c
+        columns = [c.id, c.lease_token, c.deliveries_count, c.attempts_count]
+        of_queue = walk.select(self._dialect, columns).where(c.queue == queue).limit(SWEPT)
+        locking = of_queue.with_for_update(skip_locked=True)
+
+        def work(connection: Connection) -> list[Settlement]:
+            rows = connection.execute(locking).all()
+            ended = pull_jobs.ends_of_cancelled(connection, self._dialect, rows)
+            for row in rows:
+                if row.deliveries_count > max_retries:
+                    ended.setdefault(row.id, pull_jobs.timed_out(row.id, row.lease_token))
+            ends = list(ended.values())
+            if ends:
+                self._dialect.settle(connection, ends)
+            for row in rows:
+                if row.id not in ended:
+                    pull_jobs.requeue(connection, self._dialect, row.id, row.attempts_count)
+            return ends
+
+        return await self._database.run(work, *CONSUMING)
 
 
 def _has_lost(request: ChangeRequest, held: pull_jobs.Held, step: Step | None) -> bool:

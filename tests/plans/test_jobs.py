@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.bulk import changes, visits
 from faststream_sqlbroker.database.mysql.dialect import MysqlDialect
-from faststream_sqlbroker.database.parts import message_walks, pull_statements
+from faststream_sqlbroker.database.parts import message_walks, pull_jobs
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from tests.plans.conftest import TABLES
 from tests.plans.test_message_lists import SCANNED, archive, sent
@@ -83,8 +83,8 @@ def test_a_batch_does_not_read_a_queue_that_no_analyze_has_seen(deep: Engine) ->
             visits.visit(connection, dialect, job, SIZE)
             visits.lock(connection, dialect, job, ids, ["id"])
             changes._untouched(connection, dialect, {one: {} for one in ids})
-            connection.execute(pull_statements.bodies(dialect), {"ids": ids})
-            connection.execute(pull_statements.expired(dialect), {"ids": ids, "queue": "deep"})
+            connection.execute(pull_jobs.bodies_of_jobs(dialect), {"ids": ids})
+            connection.execute(pull_jobs.expired_jobs(dialect), {"ids": ids, "queue": "deep"})
         assert len(ids) == SIZE
         for statement, parameters in statements:
             found = connection.exec_driver_sql(

@@ -5,10 +5,8 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Select,
     Table,
     and_,
-    bindparam,
     func,
     or_,
     select,
@@ -21,7 +19,6 @@ from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.policy_state import insert_new
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.schema.types import MYSQL
 
 CHANNEL = "channel"
 """Scope of channels; the key is the id."""
@@ -39,29 +36,11 @@ def place_of(queue: str) -> tuple[str, str]:
     return CONSUMER + channel, consumer
 
 
-def is_pulled(connection: Connection, dialect: Operations, queue: str) -> bool:
-    """Whether `queue` is a pull consumer's. On MySQL and MariaDB it stays so until the end of the
-    transaction.
-    """
-
-    def build() -> Select[Any]:
-        c = dialect.tables.policy_state.c
-        of_consumer = (c.scope == bindparam("scope"), c.key == bindparam("consumer"))
-        found = select(c.key, c.info).where(*of_consumer)
-        # On PostgreSQL a shared lock would be a write of the consumer's row for each job.
-        return found.with_for_update(read=True) if dialect.name in MYSQL else found
-
-    scope, key = place_of(queue)
-    statement = dialect.built("type_of_consumer", build)
-    row = connection.execute(statement, {"scope": scope, "consumer": key}).first()
-    return row is not None and _registered(row.key, row.info).type == "pull"
-
-
 def finding(dialect: Operations, *places: tuple[str, str]) -> Query[list[Registered | None]]:
     """The channels or consumers with these one or two scopes and keys, in this order."""
 
     def read(rows: Iterable[Sequence[Any]]) -> list[Registered | None]:
-        found = {(scope, key): _registered(key, info) for scope, key, info in rows}
+        found = {(scope, key): registered(key, info) for scope, key, info in rows}
         return [found.get(place) for place in places]
 
     binds = {}
@@ -110,10 +89,10 @@ def put(
     wanted = {**info, **kept, **changes}
     if wanted != info:
         connection.execute(update(table).where(*where).values(info=wanted))
-    found = _registered(key, wanted)
+    found = registered(key, wanted)
     told = made if token is None and replaced else None
     changed = created or wanted != info
-    earlier = _registered(key, info).type
+    earlier = registered(key, info).type
     return Registered(found.id, found.token_hash, found.type, told, created, changed, earlier)
 
 
@@ -128,14 +107,6 @@ def _refuse_too_many(connection: Connection, table: Table, scope: str) -> None:
     count = select(func.count()).select_from(table).where(table.c.scope == scope)
     if connection.execute(count).scalar_one() >= MOST_CONSUMERS:
         raise SetupError(f"a channel has at most {MOST_CONSUMERS} consumers: make another channel")
-
-
-def consumers(connection: Connection, table: Table, channel: str) -> list[Registered]:
-    """The consumers of a channel, by id."""
-    c = table.c
-    statement = select(c.key, c.info).where(c.scope == CONSUMER + channel)
-    rows = connection.execute(statement.order_by(c.key).limit(MOST_CONSUMERS))
-    return [_registered(row.key, row.info) for row in rows]
 
 
 def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
@@ -161,7 +132,8 @@ def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
         behind = [or_(c.scope > last.scope, and_(c.scope == last.scope, c.key > last.key))]
 
 
-def _registered(key: str, info: Any) -> Registered:
+def registered(key: str, info: Any) -> Registered:
+    """The channel or consumer as its row has it."""
     # The driver may give the JSON as its text.
     fields = load_headers(info)
     return Registered(key, str(fields.get("token", "")), str(fields.get("type", "")))

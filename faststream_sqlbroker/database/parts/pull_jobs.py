@@ -5,15 +5,22 @@ has done. What a lease allows is decided by the database's clock.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
     Connection,
+    Integer,
+    Select,
     Table,
+    and_,
+    bindparam,
     case,
+    func,
     literal,
+    literal_column,
+    or_,
     select,
     text,
     update,
@@ -31,18 +38,18 @@ from faststream_sqlbroker.core.reasons import MAX_DELIVERIES, REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
+from faststream_sqlbroker.database.constants import LONG_AGO
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.parts import pull_statements as statements
+from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.brought_back import bring_back, lock_records
 from faststream_sqlbroker.database.parts.cancels import discarded, of_leases, requests
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
-from faststream_sqlbroker.database.parts.message_walks import Walk
+from faststream_sqlbroker.database.parts.live_subscribers import is_lasting, pause_of
+from faststream_sqlbroker.database.parts.message_walks import Walk, row_by_row, shown_columns
 from faststream_sqlbroker.database.parts.sizes import chunks
-from faststream_sqlbroker.schema.types import MYSQL, clock
+from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
-SWEPT = 100
-"""Expired leases that one transaction ends; bounds its length."""
-_STATES = {
+STATES = {
     MessageState.PENDING: JobState.QUEUED,
     MessageState.RETRYABLE: JobState.QUEUED,
     MessageState.PROCESSING: JobState.INFLIGHT,
@@ -50,6 +57,8 @@ _STATES = {
     MessageState.FAILED: JobState.DEAD,
     MessageState.DISCARDED: JobState.DEAD,
 }
+_CLAIMABLE = "state IN ('PENDING', 'RETRYABLE')"
+_SHOWN = ("id", "priority", "deliveries_count", "headers", "payload")
 _LEASED = "state = 'PROCESSING'"
 _WITHOUT_LEASE: dict[str, Any] = {
     "acquired_at": None,
@@ -103,15 +112,6 @@ def queued(
     return JobsPage(jobs, following, overdue, [row.id for row in found if row.gone])
 
 
-def lock_expired(
-    connection: Connection, dialect: Dialect, queue: str, ids: Sequence[int]
-) -> list[int]:
-    """Lock those of `ids` that wait in `queue` and have expired long ago."""
-    # Looked at again: one that was dead since, and was taken again, lives.
-    found = connection.execute(statements.expired(dialect), {"ids": list(ids), "queue": queue})
-    return list(found.scalars())
-
-
 def _positions(
     connection: Connection,
     dialect: Dialect,
@@ -137,9 +137,9 @@ def _positions(
 
 def _with_bodies(connection: Connection, dialect: Dialect, ids: Sequence[int]) -> list[PullJob]:
     """The jobs in this order; one that was taken since is left out."""
-    found = connection.execute(statements.bodies(dialect), {"ids": list(ids)})
+    found = connection.execute(bodies_of_jobs(dialect), {"ids": list(ids)})
     rows = {row.id: row for row in found}
-    return [_job(rows[i], JobState.QUEUED) for i in ids if i in rows]
+    return [job_of(rows[i], JobState.QUEUED) for i in ids if i in rows]
 
 
 def _due(
@@ -149,9 +149,9 @@ def _due(
     binds: Mapping[str, Any],
 ) -> Sequence[Any]:
     """Position and size of jobs of one priority, in the order of their due times."""
-    statement = statements.due(dialect)
+    statement = due_jobs(dialect)
     if beyond is not None:
-        statement = statement.where(statements.due_walk(dialect).beyond(beyond, dialect))
+        statement = statement.where(walk_of_due_jobs(dialect).beyond(beyond, dialect))
     return connection.execute(statement, binds).all()
 
 
@@ -164,26 +164,8 @@ def _of_size(rows: Sequence[Any]) -> Sequence[Any]:
     return rows
 
 
-def one(connection: Connection, dialect: Dialect, queue: str, job_id: int) -> PullJob | None:
-    """The job, live or archived."""
-    for is_live in (True, False):
-        statement = statements.showing(dialect, is_live=is_live)
-        row = connection.execute(statement, {"job": job_id, "queue": queue}).first()
-        if row is None:
-            continue
-        job = _job(row, _STATES[MessageState[row.state]])
-        if not is_live:
-            return job
-        return replace(
-            job,
-            due=bool(row.is_due),
-            lease_expires_at=row.lease_expires_at,
-            over=bool(row.over),
-        )
-    return None
-
-
-def _job(row: Any, state: JobState) -> PullJob:
+def job_of(row: Any, state: JobState) -> PullJob:
+    """The job that was read, without what only a live one has."""
     return PullJob(
         id=row.id,
         state=state,
@@ -206,50 +188,54 @@ def hold(
     """
     # Twice the live ones: a job may come back from the archive between the first two looks.
     for is_live in (True, False, True):
-        statement = statements.holding(dialect, is_live=is_live)
+        statement = holding(dialect, is_live=is_live)
         row = connection.execute(statement, {"job": job_id, "queue": queue}).first()
         if row is not None and is_live:
             return _live(connection, dialect, row, max_retries)
         if row is not None:
-            return Held(row.id, row.queue, _STATES[MessageState[row.state]])
+            return Held(row.id, row.queue, STATES[MessageState[row.state]])
     return None
 
 
 def _live(connection: Connection, dialect: Dialect, row: Any, max_retries: int) -> Held:
-    state = _STATES[MessageState[row.state]]
+    state = STATES[MessageState[row.state]]
     if state is JobState.QUEUED:
         return Held(row.id, row.queue, state, due=bool(row.is_due))
     if not row.over:
         age = (row.now - row.acquired_at).total_seconds()
         return Held(row.id, row.queue, state, row.lease_token, max(0.0, age))
-    died = _cancelled(connection, dialect, [row]).get(row.id)
+    died = ends_of_cancelled(connection, dialect, [row]).get(row.id)
     if died is None and row.deliveries_count > max_retries:
-        died = _killed(row.id, row.lease_token)
+        died = timed_out(row.id, row.lease_token)
     if died is not None:
-        settle(connection, dialect, died)
+        dialect.settle(connection, [died])
         return Held(row.id, row.queue, JobState.DEAD, died=died)
-    _requeue(connection, dialect, row.id, row.attempts_count)
+    requeue(connection, dialect, row.id, row.attempts_count)
     return Held(row.id, row.queue, JobState.QUEUED)
 
 
-def _requeue(connection: Connection, dialect: Dialect, job_id: int, attempts: int) -> None:
+def requeue(connection: Connection, dialect: Dialect, job_id: int, attempts: int) -> None:
+    """Queue a job again whose time is over."""
     table = dialect.tables.message
     state = MessageState.RETRYABLE if attempts else MessageState.PENDING
     values = {"state": state.name, **_WITHOUT_LEASE}
     connection.execute(update(table).where(table.c.id == job_id).values(values))
 
 
-def requeue_all(connection: Connection, dialect: Dialect, queue: str) -> None:
-    """Queue all jobs again that are in flight: no client can end them any more. Those that an
-    operator has cancelled end.
-    """
+def end_cancelled(connection: Connection, dialect: Dialect, queue: str) -> None:
+    """End those jobs in flight that an operator has cancelled."""
     table = dialect.tables.message
     c = table.c
     for ids in chunks(sorted(each.message_id for each in requests(connection, _state(dialect)))):
         asked = select(c.id, c.lease_token).where(c.id.in_(ids), c.queue == queue, text(_LEASED))
         rows = connection.execute(asked.with_for_update()).all()
-        if ends := list(_cancelled(connection, dialect, rows).values()):
+        if ends := list(ends_of_cancelled(connection, dialect, rows).values()):
             dialect.settle(connection, ends)
+
+
+def requeue_all(connection: Connection, dialect: Dialect, queue: str) -> None:
+    """Queue all jobs again that are in flight: no client can end them any more."""
+    table = dialect.tables.message
     names = (MessageState.RETRYABLE.name, MessageState.PENDING.name)
     state = case((table.c.attempts_count > 0, names[0]), else_=names[1])
     leased = (table.c.queue == queue, text(_LEASED))
@@ -283,19 +269,6 @@ def start(
     return found[0] if found else None
 
 
-def has_expired(connection: Connection, dialect: Dialect, held: Held) -> bool:
-    """Whether the job's `expires_at` is over."""
-    table = dialect.tables.message
-    over = select(table.c.id).where(table.c.id == held.id, table.c.expires_at <= clock())
-    return connection.execute(over).first() is not None
-
-
-def is_paused(connection: Connection, dialect: Dialect, queue: str) -> bool:
-    """Whether an operator has paused the queue."""
-    found = connection.execute(statements.pause(dialect), {"queue": queue})
-    return found.first() is not None
-
-
 def delivered(held: Held) -> Settlement:
     """The end of a job that its consumer has done."""
     assert held.token is not None  # noqa: S101 - it is in flight
@@ -310,12 +283,12 @@ def killed(held: Held) -> Settlement:
     )
 
 
-def _killed(job_id: int, token: UUID) -> Settlement:
+def timed_out(job_id: int, token: UUID) -> Settlement:
     """The end of a job that ran out of time too often; no consumer has answered."""
     return Settlement(job_id, token, MessageState.FAILED, attempted=False, reason=MAX_DELIVERIES)
 
 
-def _cancelled(
+def ends_of_cancelled(
     connection: Connection, dialect: Dialect, rows: Sequence[Any]
 ) -> dict[int, Settlement]:
     """The ends of those leased `rows` that an operator has cancelled, by id."""
@@ -328,52 +301,132 @@ def _state(dialect: Dialect) -> Table:
     return dialect.tables.policy_state
 
 
-def settle(connection: Connection, dialect: Dialect, settlement: Settlement) -> bool:
-    """Write the end of a job; false if its lease is gone."""
-    return settlement.id in dialect.settle(connection, [settlement]).settled
+# Statements, each built once for all requests.
 
 
-# Leases that have run out.
+def holding(dialect: Operations, *, is_live: bool) -> Select[Any]:
+    """Locks the row of `job` in `queue`, live or archived."""
+
+    def build() -> Select[Any]:
+        table = _table(dialect, is_live=is_live)
+        c = table.c
+        columns: list[Any] = [c.id, c.queue, c.state, c.deliveries_count, c.attempts_count]
+        if is_live:
+            columns += [c.acquired_at, clock().label("now"), c.lease_token, *_times(table)]
+        return select(*columns).where(*_job_by_id(table)).with_for_update()
+
+    return dialect.built(f"hold_{_kind(is_live=is_live)}_job", build)
 
 
-def overdue(connection: Connection, dialect: Dialect, queues: Sequence[str]) -> list[str]:
-    """Those of `queues` that have leases that have ended."""
-    found: list[str] = []
-    for part in chunks(queues):
-        walk = _leased(dialect)
-        over = walk.select(dialect, [walk.table.c.queue]).where(walk.table.c.queue.in_(part))
-        found += connection.execute(over.order_by(None).distinct()).scalars()
-    return found
+def showing(dialect: Operations, *, is_live: bool) -> Select[Any]:
+    """Reads the `job` of `queue`, live or archived."""
+
+    def build() -> Select[Any]:
+        table = _table(dialect, is_live=is_live)
+        columns = shown_columns(table, (*_SHOWN, "state"), dialect.name)
+        if is_live:
+            columns += shown_columns(table, ("lease_expires_at",), dialect.name)
+            columns += _times(table)
+        return select(*columns).where(*_job_by_id(table))
+
+    return dialect.built(f"{_kind(is_live=is_live)}_job", build)
 
 
-def _leased(dialect: Dialect) -> Walk:
-    """Leases that have ended, of all queues."""
-    table = dialect.tables.message
-    leased = text("lease_expires_at IS NOT NULL" if dialect.name in MYSQL else _LEASED)
-    where = (leased, table.c.lease_expires_at <= clock())
-    return Walk("leased", table, "leased_index", where, (table.c.lease_expires_at, table.c.id))
-
-
-def sweep(
-    connection: Connection, dialect: Dialect, queue: str, max_retries: int
-) -> list[Settlement]:
-    """Queue up to `SWEPT` jobs again whose time is over, and end those that had it too often;
-    returns the ends.
+def due_jobs(dialect: Operations) -> Select[Any]:
+    """Positions and sizes of up to `limit` jobs of `walk_of_due_jobs` that live; if the bind `gone`
+    is 1, also of those that have expired long ago, and which are such.
     """
-    walk = _leased(dialect)
-    c = walk.table.c
-    columns = [c.id, c.lease_token, c.deliveries_count, c.attempts_count]
-    locking = walk.select(dialect, columns).where(c.queue == queue).limit(SWEPT)
-    locking = locking.with_for_update(skip_locked=True)
-    rows = connection.execute(locking).all()
-    ended = _cancelled(connection, dialect, rows)
-    for row in rows:
-        if row.deliveries_count > max_retries:
-            ended.setdefault(row.id, _killed(row.id, row.lease_token))
-    ends = list(ended.values())
-    if ends:
-        dialect.settle(connection, ends)
-    for row in rows:
-        if row.id not in ended:
-            _requeue(connection, dialect, row.id, row.attempts_count)
-    return ends
+
+    def build() -> Select[Any]:
+        walk = walk_of_due_jobs(dialect)
+        c = walk.table.c
+        names = ("priority", "next_attempt_at", "id")
+        size = func.length(c.payload).label("size")
+        gone = case((_lives(walk.table), 0), else_=1).label("gone")
+        columns = [*shown_columns(walk.table, names, dialect.name), size, gone]
+        with_gone = bindparam("gone", type_=Integer) == 1
+        listed = or_(_lives(walk.table), and_(with_gone, _is_gone(walk.table)))
+        jobs = walk.select(dialect, columns).where(listed)
+        return jobs.limit(bindparam("limit", type_=Integer))
+
+    return dialect.built("due_jobs", build)
+
+
+def walk_of_due_jobs(dialect: Operations) -> Walk:
+    """Jobs of `queue` and `priority` whose time has come."""
+
+    def build() -> Walk:
+        table = dialect.tables.message
+        c = table.c
+        claimable = text("claimable = 1" if dialect.name in MYSQL else _CLAIMABLE)
+        pair = (c.queue == bindparam("queue"), c.priority == bindparam("priority"))
+        where = (claimable, *pair, c.next_attempt_at <= clock())
+        return Walk("ready", table, "ready_index", where, (c.next_attempt_at, c.id))
+
+    return dialect.built("walk_of_due_jobs", build)
+
+
+def expired_jobs(dialect: Operations) -> Select[Any]:
+    """Locks those of the jobs `ids` in `queue` that wait, and have expired long ago."""
+
+    def build() -> Select[Any]:
+        table = dialect.tables.message
+        c = table.c
+        waiting = row_by_row([c.queue == bindparam("queue"), text(_CLAIMABLE), _is_gone(table)])
+        of_ids = c.id.in_(bindparam("ids", expanding=True))
+        return select(c.id).where(of_ids, *waiting).with_for_update(skip_locked=True)
+
+    return dialect.built("expired_jobs", build)
+
+
+def bodies_of_jobs(dialect: Operations) -> Select[Any]:
+    """Reads those of the jobs `ids` that are not in flight."""
+
+    def build() -> Select[Any]:
+        table = dialect.tables.message
+        of_ids = table.c.id.in_(bindparam("ids", expanding=True))
+        columns = shown_columns(table, _SHOWN, dialect.name)
+        return select(*columns).where(of_ids, *row_by_row([text(_CLAIMABLE)]))
+
+    return dialect.built("bodies_of_jobs", build)
+
+
+def pause_of_jobs(dialect: Operations) -> Select[Any]:
+    """The row that tells that `queue` is paused, if it is."""
+
+    def build() -> Select[Any]:
+        table = dialect.tables.policy_state
+        of_queue = pause_of(table, bindparam("queue"))
+        return select(table.c.key).where(of_queue, is_lasting(table))
+
+    return dialect.built("pause_of_jobs", build)
+
+
+def _table(dialect: Operations, *, is_live: bool) -> Table:
+    table = dialect.tables.message if is_live else dialect.tables.archive
+    assert table is not None  # noqa: S101 - without an archive there are no channels
+    return table
+
+
+def _kind(*, is_live: bool) -> str:
+    return "live" if is_live else "archived"
+
+
+def _job_by_id(table: Table) -> tuple[Any, Any]:
+    return table.c.id == bindparam("job"), table.c.queue == bindparam("queue")
+
+
+def _times(table: Table) -> list[Any]:
+    """Whether the lease is `over`, and whether a queued job `is_due`."""
+    over = case((table.c.lease_expires_at <= clock(), 1), else_=0)
+    is_due = case((and_(table.c.next_attempt_at <= clock(), _lives(table)), 1), else_=0)
+    return [over.label("over"), is_due.label("is_due")]
+
+
+def _lives(table: Table) -> Any:
+    return func.coalesce(table.c.expires_at > clock(), True)
+
+
+def _is_gone(table: Table) -> Any:
+    ago: Any = literal_column(str(-LONG_AGO * 1_000_000))
+    return table.c.expires_at <= later(ago)
