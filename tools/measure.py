@@ -252,7 +252,7 @@ MEASURES = {
     "shared_class_names": Measure(words.shared_class_names, PACKAGES, "", limit=46),
     "shared_file_names": Measure(words.shared_file_names, PACKAGES, "", limit=238),
     "extreme_constants": Measure(each(words.extreme_constants), PACKAGES, "", limit=147),
-    "templates": Measure(each(words.templates), PACKAGES, "", limit=2),
+    "templates": Measure(each(words.templates), DATABASE, "", limit=0),
     "transaction_wrappers": Measure(
         each(database_layers.transaction_wrappers), DATABASE, "", limit=13
     ),

@@ -7,6 +7,7 @@ INSERT … SELECT followed by DELETE duplicated a row that was released in betwe
 """
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
@@ -43,6 +44,7 @@ ROWS_PER_INSERT = (512, 64, 8, 1)
 INSERT_COLUMNS = (
     "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
 )
+_BIND = re.compile(r":\w+")
 
 
 class MultiStatementDialect(Dialect):
@@ -51,7 +53,7 @@ class MultiStatementDialect(Dialect):
     row_locks = True
     """Whether rows are locked one by one."""
     insert_row: str
-    """VALUES of one inserted row; `{n}` numbers its binds."""
+    """VALUES of one inserted row."""
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
         super().__init__(tables, sqlalchemy_dialect)
@@ -64,7 +66,8 @@ class MultiStatementDialect(Dialect):
         made = self._inserts.get((count, tail))
         if made is None:
             columns = INSERT_COLUMNS.format(key=self.names["key_column"])
-            values = ",\n".join(self.insert_row.replace("{n}", str(n)) for n in range(count))
+            rows = (_BIND.sub(rf"\g<0>_{n}", self.insert_row) for n in range(count))
+            values = ",\n".join(rows)
             # The dialect has quoted the names.
             head = f"INSERT INTO {self.names['message']} ({columns})"
             made = self._inserts[count, tail] = text(f"{head}\nVALUES {values}\n{tail}".strip())

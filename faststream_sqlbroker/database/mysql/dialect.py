@@ -59,9 +59,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         "acquired_at": "UTC_TIMESTAMP(6) AS claimed_at",
     }
     insert_row = (
-        "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
-        "UTC_TIMESTAMP(6), COALESCE(:at_{n}, UTC_TIMESTAMP(6) + INTERVAL :delay_{n} MICROSECOND), "
-        "UTC_TIMESTAMP(6) + INTERVAL :expires_{n} MICROSECOND)"
+        "(:queue, :payload, :headers, :priority, :key, :dedup_id, "
+        "UTC_TIMESTAMP(6), COALESCE(:at, UTC_TIMESTAMP(6) + INTERVAL :delay MICROSECOND), "
+        "UTC_TIMESTAMP(6) + INTERVAL :expires MICROSECOND)"
     )
     _server: str | None = None
     _may_return = True

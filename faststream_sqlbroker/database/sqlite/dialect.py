@@ -56,9 +56,8 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         "key": 'CAST("key" AS BLOB) AS "key"',
     }
     insert_row = (
-        "(:queue_{n}, :payload_{n}, :headers_{n}, :priority_{n}, :key_{n}, :dedup_id_{n}, "
-        f"{SQLITE_NOW}, COALESCE(:at_{{n}}, {SQLITE_NOW} + :delay_{{n}}), "
-        f"{SQLITE_NOW} + :expires_{{n}})"
+        "(:queue, :payload, :headers, :priority, :key, :dedup_id, "
+        f"{SQLITE_NOW}, COALESCE(:at, {SQLITE_NOW} + :delay), {SQLITE_NOW} + :expires)"
     )
 
     def __init__(self, tables: Tables, sqlalchemy_dialect: Any) -> None:
