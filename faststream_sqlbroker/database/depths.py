@@ -28,26 +28,24 @@ class Depths:
         self._errors = database.errors
         self._dialect = database.dialect
 
-    async def read(self, queue: str, most: int) -> int:
-        """The messages of `queue` that are due and not leased; `most` if there are more."""
-        return await self._database.run(
-            lambda c: due_messages(c, self._dialect, queue, most),
-            Activity.PUBLISH,
-            Activity.COUNT,
-            write=False,
-        )
-
-    async def read_in(
-        self, connection: AsyncConnection | AsyncSession, queue: str, most: int
+    async def read(
+        self, queue: str, most: int, connection: AsyncConnection | AsyncSession | None = None
     ) -> int:
-        """`read`, as the caller's transaction sees it.
+        """The messages of `queue` that are due and not leased; `most` if there are more.
 
-        Another connection could be waited for in vain: all of the pool may be transactions that
-        publish.
+        With `connection`, as the caller's transaction sees it. Another one could be waited for in
+        vain: all of the pool may be transactions that publish.
 
         Raises:
             PublishError: as `Store.insert_in`.
         """
+        if connection is None:
+            return await self._database.run(
+                lambda c: due_messages(c, self._dialect, queue, most),
+                Activity.PUBLISH,
+                Activity.COUNT,
+                write=False,
+            )
         try:
             if isinstance(connection, AsyncSession):
                 connection = await connection.connection()
@@ -56,7 +54,7 @@ class Depths:
             raise self._errors.of_caller(error) from error
 
     def read_sync(self, connection: "Connection | Session", queue: str, most: int) -> int:
-        """`read_in` for synchronous code.
+        """`read` of the caller's transaction, for synchronous code.
 
         Raises:
             PublishError: as `Store.insert_in`.

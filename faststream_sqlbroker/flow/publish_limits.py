@@ -200,12 +200,7 @@ class PublishLimits:
             if pause > 0:
                 await self._clock.sleep(pause)
             began = self._clock.monotonic()
-            depths = self._store.depths
-            most = gate.limit.messages
-            if connection is None:
-                found = await depths.read(queue, most)
-            else:
-                found = await depths.read_in(connection, queue, most)
+            found = await self._store.depths.read(queue, gate.limit.messages, connection)
             now = self._clock.monotonic()
             gate.depth.counted(found, now, now - began)
         return not gate.depth.is_full

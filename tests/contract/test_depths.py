@@ -31,10 +31,10 @@ async def test_a_transaction_sees_its_own_messages(bench: Bench) -> None:
     row = NewMessage("q", b"x")
     async with store.engine.connect() as connection, connection.begin() as transaction:
         await store.insert_in(connection, [row, row])
-        assert await store.depths.read_in(connection, "q", 10) == 3
+        assert await store.depths.read("q", 10, connection) == 3
         await transaction.rollback()
     async with AsyncSession(store.engine) as session:
         await store.insert_in(session, [row])
-        assert await store.depths.read_in(session, "q", 10) == 2
+        assert await store.depths.read("q", 10, session) == 2
         await session.rollback()
     assert await store.depths.read("q", 10) == 1
