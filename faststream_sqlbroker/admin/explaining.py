@@ -22,4 +22,4 @@ class Explaining(Operations):
             SetupError: `message_id` is not a whole number of 64 bits.
         """
         number = message_number(message_id)
-        return (await self._store.live_subscribers.explain(number)).at_place(self._pipelines)
+        return (await self._store.explanations.explain(number)).at_place(self._pipelines)

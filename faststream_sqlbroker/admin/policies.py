@@ -27,4 +27,4 @@ class Policies(Operations):
             ValueError: `limit` is less than 1.
         """
         check_limit(limit)
-        return await self._store.live_subscribers.policied_queues(queue, after, limit)
+        return await self._store.explanations.policied_queues(queue, after, limit)

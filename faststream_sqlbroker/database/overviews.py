@@ -35,7 +35,8 @@ from faststream_sqlbroker.database.parts.live_queues import (
 from faststream_sqlbroker.database.parts.live_subscribers import (
     MAX_SUBSCRIBERS,
     SUBSCRIBER,
-    paused,
+    read_pause,
+    select_pauses,
 )
 from faststream_sqlbroker.database.parts.message_walks import UNCOMPLETED_STATES, ended_as
 from faststream_sqlbroker.database.parts.sizes import chunks
@@ -150,7 +151,7 @@ class QueueOverviews:
         """
 
         def begin(connection: Connection) -> set[str]:
-            names = {pause.queue for pause in paused(connection, self._table)}
+            names = {row.key for row in connection.execute(select_pauses(self._table))}
             for after in sorted({"", like[: len(like) // 2]}):
                 names |= read_queue_names(connection, self._dialect, after)
             return names
@@ -185,7 +186,8 @@ class QueueOverviews:
     def _fleet(self, connection: Connection, *, walk: bool) -> _Fleet:
         # One look for all queues, so that their rates are those of the same minute.
         live = read_live_queues(connection, self._dialect, walk=walk)
-        pauses = {pause.queue: pause for pause in paused(connection, self._table)}
+        paused = connection.execute(select_pauses(self._table))
+        pauses = {row.key: read_pause(row) for row in paused}
         rates = read_rates(connection, self._dialect)
         consumers = channels.pulled(connection, self._table)
         pulled = frozenset(queue_of(*consumer) for consumer in consumers)

@@ -39,6 +39,7 @@ from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.errors import ErrorClasses
 from faststream_sqlbroker.database.event_loops import LoopSemaphore
+from faststream_sqlbroker.database.explain.explanations import Explanations
 from faststream_sqlbroker.database.listen import listening
 from faststream_sqlbroker.database.locks import LockStore
 from faststream_sqlbroker.database.messages.ack_first import AckFirstStarts
@@ -137,6 +138,7 @@ class Store:
         self.takes = DirectClaims(database, self.correlation_ids)
         self.live_subscribers = self.subscribers(database, self.correlation_ids)
         self.replies = ReplyStore(database)
+        self.explanations = Explanations(database)
         self.silent = DeadSessionWatch(database)
         self.schedules = Schedules(database)
         self.queue_states = QueueStates(database)

@@ -1,4 +1,4 @@
-"""State that all processes share: live subscribers and paused queues; and `explain`."""
+"""State that all processes share: live subscribers and paused queues."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,17 +11,13 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.policies.flags import KEPT
-from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
     HOLDER_BYTES,
-    Explanation,
     LiveSubscriber,
     PausedQueue,
 )
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.explain.message import explain
-from faststream_sqlbroker.database.explain.queue_policies import policied_queues
 from faststream_sqlbroker.database.parts import cancels, live_subscribers, replies
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.database_id import make_database_id
@@ -219,9 +215,12 @@ class LiveSubscribers:
 
     async def paused(self) -> list[PausedQueue]:
         """The queues that are paused now, sorted by name."""
-        return await self._database.run(
-            lambda c: live_subscribers.paused(c, self._table), Activity.OPERATE, write=False
-        )
+        statement = live_subscribers.select_pauses(self._table)
+
+        def read(connection: Connection) -> list[PausedQueue]:
+            return [live_subscribers.read_pause(row) for row in connection.execute(statement)]
+
+        return await self._database.run(read, Activity.OPERATE, write=False)
 
     async def subscribers(self) -> list[LiveSubscriber]:
         """The live subscribers, the latest heartbeat first; needs the rights of an operator."""
@@ -322,19 +321,3 @@ class LiveSubscribers:
         # wait for rows that another transaction has locked.
         row = update(table).where(table.c.id == bindparam("message_id")).values(values)
         connection.execute(row, [{"message_id": number} for number in sorted(message_ids)])
-
-    async def explain(self, message_id: int) -> Explanation:
-        """Why a message is not running, or how it ended."""
-        return await self._database.run(
-            lambda c: explain(c, self._dialect, message_id), Activity.OPERATE, write=False
-        )
-
-    async def policied_queues(
-        self, queue: str | None, after: str | None, limit: int
-    ) -> list[PoliciedQueue]:
-        """How many messages wait for the policies of each queue."""
-        return await self._database.run(
-            lambda c: policied_queues(c, self._dialect, queue, after, limit),
-            Activity.OPERATE,
-            write=False,
-        )

@@ -11,6 +11,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import Explanation, LiveSubscriber
 from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.explain.explanations import Explanations
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.database.subscribers import LiveSubscribers
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
@@ -70,18 +71,27 @@ class ToldSubscribers(LiveSubscribers):
         await self.sign()
         return await super().subscriber(name)
 
+
+class ToldExplanations(Explanations):
+    """Those of a test, after a sign of life as well."""
+
+    def __init__(self, database: Database, subscribers: ToldSubscribers) -> None:
+        """`subscribers` give the sign."""
+        super().__init__(database)
+        self._subscribers = subscribers
+
     @override
     async def explain(self, message_id: int) -> Explanation:
-        """As `LiveSubscribers.explain`."""
-        await self.sign()
+        """As `Explanations.explain`."""
+        await self._subscribers.sign()
         return await super().explain(message_id)
 
     @override
     async def policied_queues(
         self, queue: str | None, after: str | None, limit: int
     ) -> list[PoliciedQueue]:
-        """As `LiveSubscribers.policied_queues`."""
-        await self.sign()
+        """As `Explanations.policied_queues`."""
+        await self._subscribers.sign()
         return await super().policied_queues(queue, after, limit)
 
 
@@ -97,6 +107,7 @@ class TestStore(Store):
         """As `Store`; the correlation ids of messages without one are the same in each test."""
         super().__init__(*args, **options)
         self.correlation_ids.database_id = DATABASE_ID
+        self.explanations = ToldExplanations(self._database, self.live_subscribers)
 
     @property
     @override

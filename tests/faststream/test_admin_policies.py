@@ -24,7 +24,7 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.core import policy_waits
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.status import Reason
-from faststream_sqlbroker.database.explain import queue_policies
+from faststream_sqlbroker.database.explain import explanations
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -195,7 +195,7 @@ async def test_a_message_that_only_waits_for_a_worker_is_not_counted(scene: Scen
 async def test_more_than_a_thousand_are_said_to_be_at_least_so_many(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (policy_waits, queue_policies):
+    for module in (policy_waits, explanations):
         monkeypatch.setattr(module, "MOST_LOOKED_AT", 20)
     await scene.start(Delay("1h"))
     await scene.publish(30, priority=2)
@@ -213,7 +213,7 @@ async def test_more_than_a_thousand_are_said_to_be_at_least_so_many(
 async def test_what_stands_by_takes_no_place_among_those(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (policy_waits, queue_policies):
+    for module in (policy_waits, explanations):
         monkeypatch.setattr(module, "MOST_LOOKED_AT", 2)
     await scene.start(Debounce("1h"))
     for priority in (2, 1):
@@ -226,7 +226,7 @@ async def test_what_stands_by_takes_no_place_among_those(
 async def test_due_messages_are_counted_up_to_a_thousand(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (policy_waits, queue_policies):
+    for module in (policy_waits, explanations):
         monkeypatch.setattr(module, "MOST_LOOKED_AT", 20)
     await scene.start(Throttle(1, per="1h"))
     await scene.publish(21)

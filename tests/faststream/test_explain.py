@@ -25,8 +25,8 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.reasons import SUPERSEDED
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import WaitingMessage
-from faststream_sqlbroker.database.explain import live, policy_reasons
-from faststream_sqlbroker.database.explain.facts import PolicyFacts
+from faststream_sqlbroker.database.explain import live, policies
+from faststream_sqlbroker.database.explain.policies import PolicyFacts
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 from faststream_sqlbroker.subscriber.options import make_settings
@@ -559,10 +559,10 @@ async def test_policies_add_their_reasons(
         seen.append((facts, message))
         return [Reason("outside_window", "it opens later", until=until)]
 
-    monkeypatch.setattr(policy_reasons, "EXPLAINERS", [window])
+    monkeypatch.setattr(policies, "EXPLAINERS", [window])
     assert codes(await other.admin.explain(message_id)) == ["paused", "outside_window"]
     [(facts, message)] = seen
-    assert facts._dialect is other._store.dialect
+    assert facts.dialect is other._store.dialect
     assert (message.id, message.key, message.policy_marks) == (message_id, "k", 0)
     assert [s.worker for s in facts.subscribers] == [worker.worker]
 
@@ -581,13 +581,13 @@ async def test_explain_reads_one_snapshot_and_writes_nothing(
     def meddle(facts: PolicyFacts, _message: WaitingMessage) -> list[Reason]:
         for _ in range(2):
             counts.append(
-                facts._connection.execute(text("SELECT count(*) FROM message")).scalar_one()
+                facts.connection.execute(text("SELECT count(*) FROM message")).scalar_one()
             )
             with synchronous.begin() as writer:
                 writer.execute(text("DELETE FROM message"))
         return []
 
-    monkeypatch.setattr(policy_reasons, "EXPLAINERS", [meddle])
+    monkeypatch.setattr(policies, "EXPLAINERS", [meddle])
     seen: list[str] = []
 
     @event.listens_for(other.engine.sync_engine, "before_cursor_execute")

@@ -1,5 +1,6 @@
 """What `broker.admin.policies` reads of a crowded queue: no more messages than it counts."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -8,17 +9,21 @@ from sqlalchemy import Connection, Engine, event, text
 from faststream_sqlbroker.core.policies import Debounce, Throttle
 from faststream_sqlbroker.core.policy_waits import MOST_LOOKED_AT
 from faststream_sqlbroker.core.status import describe
-from faststream_sqlbroker.database.dialects import dialect_for
-from faststream_sqlbroker.database.explain.queue_policies import policied_queues
+from faststream_sqlbroker.database.explain.explanations import Explanations
 from faststream_sqlbroker.database.parts.live_subscribers import announce
 from tests.helpers import MYSQL
-from tests.plans.conftest import DUE, TABLES
+from tests.plans.conftest import DUE, TABLES, DatabaseOf
 from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import check, explain
 
 NOW = 1_893_456_000_000_000
 """Microseconds since 1970, in 2030: of the statements that are explained by themselves."""
 postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+def explanations_on(connection: Connection) -> Explanations:
+    database: Any = DatabaseOf(connection)
+    return Explanations(database)
 
 
 def register(connection: Connection, **options: Any) -> None:
@@ -56,21 +61,20 @@ def test_the_first_of_a_key_is_one_step(crowded: Engine) -> None:
 @pytest.mark.parametrize("database", MYSQL, indirect=True)
 @pytest.mark.parametrize("ordered", [False, True])
 def test_mysql_reads_as_little(crowded: Engine, ordered: bool) -> None:
-    dialect = dialect_for(crowded.dialect, TABLES)
     with crowded.begin() as connection:
         register(connection, ordered=ordered)
         connection.execute(text("UPDATE message SET `key` = 'k' WHERE queue = 'q' AND id % 7 = 0"))
     with crowded.connect() as connection:
-        policied_queues(connection, dialect, "q", None, 1)  # what is read once
+        explanations = explanations_on(connection)
+        asyncio.run(explanations.policied_queues("q", None, 1))  # what is read once
         connection.rollback()
         with reads(connection, at_most=3 * (DUE + MOST_LOOKED_AT) + 300):
-            [queue] = policied_queues(connection, dialect, "q", None, 1)
+            [queue] = asyncio.run(explanations.policied_queues("q", None, 1))
         assert queue.due == DUE
 
 
 @pytest.mark.parametrize("database", ["postgresql", *MYSQL], indirect=True)
 def test_a_queue_costs_few_statements(crowded: Engine) -> None:
-    dialect = dialect_for(crowded.dialect, TABLES)
     with crowded.begin() as connection:
         register(connection, ordered=True)
     seen: list[str] = []
@@ -80,6 +84,7 @@ def test_a_queue_costs_few_statements(crowded: Engine) -> None:
         seen.append(statement)
 
     with crowded.connect() as connection:
-        assert policied_queues(connection, dialect, None, None, 100)[0].due == DUE
+        [queue] = asyncio.run(explanations_on(connection).policied_queues(None, None, 100))
+        assert queue.due == DUE
     # Two for each of the three priorities; the time, the subscribers, the pairs, the policies.
     assert len(seen) <= 16, seen

@@ -65,7 +65,7 @@ TRANSACTIONS = {
     "database/engine.py": "the broker's own: the one place",
     "database/messages/handler.py": "a handler's, which outlasts a call",
     "database/sync_store.py": "without an event loop, on the caller's engine",
-    "database/explain/message.py": "one snapshot of several statements, which reads only",
+    "database/explain/explanations.py": "one snapshot of several statements, which reads only",
     "database/sql/mysql/start.sql": "where a driver in autocommit would commit each statement",
     "database/sqlite/dialect.py": "SQLite's write lock, within a transaction of the engine",
     "cli/partitions.py": "an operator's command, without a broker",

@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.policies.stored import policies_json
 from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import WaitingMessage, subscriber_of
-from faststream_sqlbroker.database.explain.facts import PolicyFacts
+from faststream_sqlbroker.database.explain.policies import PolicyFacts
 from faststream_sqlbroker.database.explain.policies import window as explain_window
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -1,17 +1,19 @@
 """Why a live message has not reached its handler."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Select, and_, func, literal_column, or_, select, text
+from sqlalchemy import Select, and_, func, literal_column, or_, select, text
 
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
     MIXED,
     ORDERED_WAY,
+    LiveSubscriber,
     Reason,
     WaitingMessage,
     by_way,
@@ -20,12 +22,14 @@ from faststream_sqlbroker.core.status import (
     names_text,
 )
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.explain.facts import PolicyFacts
-from faststream_sqlbroker.database.explain.policies import delay, standby
-from faststream_sqlbroker.database.explain.policy_reasons import policy_reasons
+from faststream_sqlbroker.database.explain.policies import (
+    PolicyFacts,
+    delay,
+    policy_reasons,
+    standby,
+)
 from faststream_sqlbroker.database.parts import cancels
-from faststream_sqlbroker.database.parts.live_subscribers import paused, read_subscribers
+from faststream_sqlbroker.database.parts.live_subscribers import read_pause, select_pauses
 from faststream_sqlbroker.database.parts.row_locks import locked_by_others
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -71,21 +75,19 @@ class _Earlier:
 class LiveMessage:
     """A message of the message table, and the reasons why it waits."""
 
-    def __init__(self, connection: Connection, dialect: Dialect, row: Any) -> None:
+    def __init__(self, facts: PolicyFacts, known: Sequence[LiveSubscriber], row: Any) -> None:
         """Explain `row`: `COLUMNS` of the message, and the database's time as `now`.
 
-        `connection` is used to read only.
+        `facts` are those of its queue; `known` are all subscribers, with crashed ones.
         """
-        self._connection = connection
-        self._dialect = dialect
+        self._facts = facts
+        self._connection = facts.connection
+        self._dialect = facts.dialect
         self._row = row
-        self._table = dialect.tables.message
-        self._known = read_subscribers(connection, dialect.tables.policy_state, ended=True)
-        self._alive = [
-            s for s in self._known if s.lease_expires_at > row.now and row.queue in s.queues
-        ]
+        self._table = facts.dialect.tables.message
+        self._known = known
+        self._alive = facts.subscribers
         self._claiming = [s for s in self._alive if s.claims]
-        self._facts = PolicyFacts(connection, dialect, row.queue, row.now, self._alive)
 
     def reasons(self) -> list[Reason]:
         """Why it waits; if nothing delays it, the messages that come first."""
@@ -198,7 +200,9 @@ class LiveMessage:
 
     def _paused(self) -> list[Reason]:
         found = []
-        for p in paused(self._connection, self._dialect.tables.policy_state, self._row.queue):
+        table = self._dialect.tables.policy_state
+        statement = select_pauses(table).where(table.c.key == self._row.queue)
+        for p in map(read_pause, self._connection.execute(statement)):
             end = "it is resumed" if p.until is None else self._at(p.until)
             why = "" if p.reason is None else f" ({p.reason})"
             words = f"{p.by} has paused the queue since {self._at(p.since)}, until {end}{why}"

@@ -94,14 +94,18 @@ def read_subscriber(row: Any) -> LiveSubscriber:
     )
 
 
-def paused(connection: Connection, table: Table, queue: str | None = None) -> list[PausedQueue]:
-    """The queues that are paused now, or this one if it is; by name."""
-    statement = select(table.c.key, table.c.created_at, table.c.expires_at, table.c.info)
-    statement = statement.where(table.c.scope == PAUSED, is_lasting(table))
-    if queue is not None:
-        statement = statement.where(table.c.key == queue)
-    rows = connection.execute(statement.order_by(table.c.key))
-    return [PausedQueue(r.key, r.created_at, r.expires_at, *_words(r.info or {})) for r in rows]
+def select_pauses(table: Table) -> Select[Any]:
+    """Select the pauses that last, by queue; `read_pause` reads them."""
+    c = table.c
+    statement = select(c.key, c.created_at, c.expires_at, c.info)
+    return statement.where(c.scope == PAUSED, is_lasting(table)).order_by(c.key)
+
+
+def read_pause(row: Any) -> PausedQueue:
+    """Read a row of `select_pauses`."""
+    info: Mapping[str, Any] = row.info or {}
+    by = str(info.get("by", "an operator"))
+    return PausedQueue(row.key, row.created_at, row.expires_at, by, info.get("reason"))
 
 
 def orders(connection: Connection, table: Table, ours: Sequence[str] = ()) -> Orders:
@@ -137,7 +141,3 @@ def pause_of(table: Table, queue: Any) -> Any:
 def is_lasting(table: Table) -> Any:
     """Whether a row is not over yet."""
     return or_(table.c.expires_at.is_(None), table.c.expires_at > clock())
-
-
-def _words(info: Mapping[str, Any]) -> tuple[str, str | None]:
-    return str(info.get("by", "an operator")), info.get("reason")

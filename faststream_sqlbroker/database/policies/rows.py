@@ -82,13 +82,13 @@ class PolicyRows:
 
     def __init__(self, dialect: Dialect, *, by_header: bool = False) -> None:
         """Those of `dialect`; `by_header`: keys are those that were read from a header."""
-        self._dialect = dialect
+        self.dialect = dialect
         self.by_header = by_header
         self.decided: Decided | None = None
         """Told of what is decided of messages without a lease, before it is written."""
 
     def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
-        statements = self._dialect.sql
+        statements = self.dialect.sql
         statement = statements.by_header(name) if self.by_header else statements[name]
         return connection.execute(statement, binds)
 
@@ -264,11 +264,11 @@ class PolicyRows:
             return
         self._tell(connection, queue, {i: f"ended, {end.reason}" for i, end in ends.items()})
         rows = _ends_json(ends, keys)
-        archived = keep and self._dialect.has_archive
-        if archived and self._dialect.sql.has("policy_discard"):
+        archived = keep and self.dialect.has_archive
+        if archived and self.dialect.sql.has("policy_discard"):
             self._run(connection, "policy_discard", rows=rows, queue=queue)
             return
-        if self._dialect.sql.has("policy_lock"):
+        if self.dialect.sql.has("policy_lock"):
             # Lock first, then copy and delete exactly the locked rows: a row that another
             # transaction takes in between must not be copied.
             held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
