@@ -21,27 +21,26 @@ if TYPE_CHECKING:
     from pyspark_sqlbroker.lake.status import ExportStatus, describe_export
     from pyspark_sqlbroker.lake.verify import VerifyResult, verify_export
     from pyspark_sqlbroker.load.decode import decode_payload
+    from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA, MESSAGE_SCHEMA
     from pyspark_sqlbroker.load.incremental import Load, new_rows
     from pyspark_sqlbroker.load.models import struct_of
-    from pyspark_sqlbroker.load.read import read_archive, read_messages
-    from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA, MESSAGE_SCHEMA
-    from pyspark_sqlbroker.load.snapshot import Snapshot, open_snapshot
+    from pyspark_sqlbroker.load.read import Snapshot, open_snapshot, read_archive, read_messages
     from pyspark_sqlbroker.replays.replay import ReplayResult, replay
     from pyspark_sqlbroker.report import write_report
     from pyspark_sqlbroker.session import build_session
     from pyspark_sqlbroker.source import DefaultSource
 
 _HOMES = {
-    "ARCHIVE_SCHEMA": "load.schemas",
+    "ARCHIVE_SCHEMA": "load.frames",
     "DefaultSource": "source",
     "Horizon": "horizon",
     "Load": "load.incremental",
-    "MESSAGE_SCHEMA": "load.schemas",
+    "MESSAGE_SCHEMA": "load.frames",
     "ReplayResult": "replays.replay",
     "ExportResult": "lake.export",
     "ExportStatus": "lake.status",
     "PruneResult": "lake.prune",
-    "Snapshot": "load.snapshot",
+    "Snapshot": "load.read",
     "build_session": "session",
     "compact_export": "lake.compact",
     "decode_payload": "load.decode",
@@ -51,7 +50,7 @@ _HOMES = {
     "find_horizon": "horizon",
     "measure_freshness": "lake.freshness",
     "new_rows": "load.incremental",
-    "open_snapshot": "load.snapshot",
+    "open_snapshot": "load.read",
     "prune_archive": "lake.prune",
     "read_archive": "load.read",
     "read_export": "lake.reading",

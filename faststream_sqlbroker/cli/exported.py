@@ -21,7 +21,7 @@ def read_path(
     """The selected rows of an export, whose files are counted, or of any other Parquet with these
     columns; with `last_only` no row of a message that was archived again later.
     """
-    from pyspark_sqlbroker.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
+    from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
     frame = (
         our.read_export(session, path) if _is_ours(session, path) else session.read.parquet(path)

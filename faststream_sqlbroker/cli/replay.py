@@ -154,7 +154,7 @@ def _of_error(
 
 
 def _rows(session: "SparkSession", url: str, chosen: Selection, ids: list[int]) -> "DataFrame":
-    from pyspark_sqlbroker.load.filters import filter_rows  # noqa: PLC0415 - pyspark is an extra
+    from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
     frame = our.read_archive(
         session,

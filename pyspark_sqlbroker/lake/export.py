@@ -26,8 +26,7 @@ from pyspark_sqlbroker.lake.records import Records, open_records
 from pyspark_sqlbroker.lake.run import ExportedWindow, Run, plan_again
 from pyspark_sqlbroker.lake.transfer import Job
 from pyspark_sqlbroker.lake.windows import LENGTHS, Span, floor, merge_spans, plan_spans
-from pyspark_sqlbroker.load.origin import describe_source
-from pyspark_sqlbroker.load.selection import ARCHIVE, find_oldest, select_rows
+from pyspark_sqlbroker.load.selection import ARCHIVE, describe_source, find_oldest, select_rows
 from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.session import need_driver
 

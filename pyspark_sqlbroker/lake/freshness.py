@@ -15,8 +15,14 @@ from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import Span, floor, without_spans
-from pyspark_sqlbroker.load.origin import describe_source, refuse_other_rows
-from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, find_oldest, select_rows
+from pyspark_sqlbroker.load.selection import (
+    ARCHIVE,
+    Selection,
+    describe_source,
+    find_oldest,
+    refuse_other_rows,
+    select_rows,
+)
 
 MOST_COUNTED = 1_000_000
 """Rows up to which `measure_freshness` counts, unless it is asked for more."""

@@ -28,8 +28,8 @@ from pyspark_sqlbroker.lake.row_checksums import (
 )
 from pyspark_sqlbroker.lake.s3 import open_folders
 from pyspark_sqlbroker.lake.windows import ExportWindow, parse_window
-from pyspark_sqlbroker.load.origin import refuse_other_rows
-from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA
+from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
+from pyspark_sqlbroker.load.selection import refuse_other_rows
 
 LEFT_AFTER = 24 * 3_600_000
 """Milliseconds after which what an attempt has staged counts as left by a dead process: an attempt

@@ -31,8 +31,13 @@ from pyspark_sqlbroker.lake.windows import (
     floor,
     without_spans,
 )
-from pyspark_sqlbroker.load.origin import describe_source, refuse_other_rows
-from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
+from pyspark_sqlbroker.load.selection import (
+    ARCHIVE,
+    Selection,
+    describe_source,
+    refuse_other_rows,
+    select_rows,
+)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from pyspark_sqlbroker.lake.transfer import Job, one_moment, only
 from pyspark_sqlbroker.lake.verify import Findings, examine
 from pyspark_sqlbroker.lake.ways import Way, rows_of_out, that_fit, ways_of
 from pyspark_sqlbroker.lake.windows import ExportWindow
-from pyspark_sqlbroker.load.read import scan
-from pyspark_sqlbroker.load.snapshot import Snapshot
+from pyspark_sqlbroker.load.read import Snapshot, scan
 
 _UNPROVEN = (
     "another program has written a file of it, and its export compared counts only "

@@ -20,9 +20,15 @@ from pyspark_sqlbroker.lake.row_checksums import (
     compute_windows,
 )
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
-from pyspark_sqlbroker.load.read import MOST_PARTITIONS, PARTITION_BYTES, SMALL, scan
+from pyspark_sqlbroker.load.read import (
+    MOST_PARTITIONS,
+    PARTITION_BYTES,
+    SMALL,
+    Snapshot,
+    open_snapshot,
+    scan,
+)
 from pyspark_sqlbroker.load.selection import Selection
-from pyspark_sqlbroker.load.snapshot import Snapshot, open_snapshot
 
 TYPICAL_ROW = 500
 """Bytes of a row while the database has no statistics."""

@@ -15,7 +15,7 @@ from pyspark_sqlbroker import analytics
 from pyspark_sqlbroker.analytics.failures import rate
 from pyspark_sqlbroker.analytics.results import MICROS, need, outcome_counts, width
 from pyspark_sqlbroker.load.decode import header
-from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA
+from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from pyspark_sqlbroker.moments import Moment, parse_moment
 from pyspark_sqlbroker.report import errors
 from pyspark_sqlbroker.report.rows import Row, collect_rows, moment_of

@@ -36,10 +36,10 @@ class DefaultSource(DataSource):
         Raises:
             SetupError: an option that is unknown or cannot be.
         """
+        from pyspark_sqlbroker.load.frames import to_struct  # noqa: PLC0415
         from pyspark_sqlbroker.source.options import parse_options  # noqa: PLC0415
-        from pyspark_sqlbroker.source.scan import full_schema  # noqa: PLC0415
 
-        return full_schema(parse_options(self.options))
+        return to_struct(parse_options(self.options).selection.fields)
 
     def reader(self, schema: StructType) -> "DataSourceReader":
         """A reader of the columns in `schema`.
@@ -48,8 +48,8 @@ class DefaultSource(DataSource):
             SetupError: an option of streams, or a column or type that the table has not.
             NotSupportedError: another database.
         """
-        from pyspark_sqlbroker.source.batch import BatchReader  # noqa: PLC0415
         from pyspark_sqlbroker.source.options import parse_options  # noqa: PLC0415
+        from pyspark_sqlbroker.source.scan import BatchReader  # noqa: PLC0415
 
         return BatchReader(parse_options(self.options, streaming=False), schema)
 

@@ -7,8 +7,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.source.options import Options
-from pyspark_sqlbroker.source.stream import StreamReader, from_offset, to_offset
-from pyspark_sqlbroker.source.window import Limits
+from pyspark_sqlbroker.source.stream import Limits, StreamReader, from_offset, to_offset
 
 if TYPE_CHECKING:
 

@@ -9,7 +9,8 @@ same rows.
 
 import logging
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
+from faststream_sqlbroker.core.times import TICK, from_microseconds
 from faststream_sqlbroker.exceptions import (
     NotSupportedError,
     SetupError,
@@ -26,9 +28,9 @@ from faststream_sqlbroker.exceptions import (
 )
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import find_horizon
+from pyspark_sqlbroker.load.selection import Selection
 from pyspark_sqlbroker.source.options import Options
 from pyspark_sqlbroker.source.scan import make_cuts, read_cut, wanted_fields
-from pyspark_sqlbroker.source.window import Limits, anything_before, count_rows, window_end
 
 BEFORE = "archivedBefore"
 """The one entry of an offset."""
@@ -46,6 +48,19 @@ ADMISSION = (4, 2)
 """The version of Spark that tells a source where a micro-batch starts and how much it may take."""
 
 log = logging.getLogger("faststream_sqlbroker.spark")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a window may hold.
+
+    Attributes:
+        rows: At most so many, but all of one moment; None is any number.
+        seconds: At most so long, from its first row on; None is any length.
+    """
+
+    rows: int | None = None
+    seconds: float | None = None
 
 
 class StreamReader(DataSourceStreamReader):
@@ -225,3 +240,65 @@ def make_stream_reader(options: Options, schema: StructType) -> DataSourceStream
 def release() -> tuple[int, ...]:
     """Spark's version, of which the first two numbers matter."""
     return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+
+
+def window_end(
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    since: datetime,
+    horizon: datetime,
+    limits: Limits,
+) -> datetime | None:
+    """The first moment after the window of selected rows that begins at `since`; None if there is
+    no row.
+
+    It ends at `horizon` at the latest. Rows of one moment are never parted, so a moment with more
+    rows than `limits.rows` makes a window of its own.
+    """
+    if since >= horizon:
+        return None
+    window = selection.between(since, horizon)
+    first = _moment(database, connection, window, 0)
+    if first is None:
+        return None
+    end = horizon
+    if limits.seconds is not None:
+        end = min(end, first + max(timedelta(seconds=limits.seconds), TICK))
+    if limits.rows is not None:
+        over = _moment(database, connection, window, limits.rows)
+        if over is not None:
+            end = min(end, max(over, first + TICK))
+    return end
+
+
+def _moment(
+    database: ArchiveDatabase, connection: Connection, window: Selection, skipped: int
+) -> datetime | None:
+    """When the row after `skipped` others was archived; an index serves it."""
+    time = database.quote(window.time_column)
+    found = database.scalar(
+        connection,
+        f"SELECT {database.microseconds(time)} FROM {window.name(database)} WHERE "
+        f"{window.where(database)} "
+        f"ORDER BY {time} LIMIT 1 OFFSET {skipped}",
+    )
+    return None if found is None else from_microseconds(int(found))
+
+
+def count_rows(
+    database: ArchiveDatabase, connection: Connection, window: Selection, most: int
+) -> int:
+    """How many rows the window holds; counting ends at `most`, and begins at 1."""
+    inner = f"SELECT 1 FROM {window.name(database)} WHERE {window.where(database)} LIMIT {most}"
+    return max(int(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q")), 1)
+
+
+def anything_before(
+    database: ArchiveDatabase, connection: Connection, selection: Selection, moment: datetime
+) -> bool:
+    """Whether a row of the selected queues, in any state, was archived before `moment`."""
+    # Queues may be pruned alone; a state cannot, but a dead letter that is retried goes.
+    earlier = replace(selection, since=None, until=moment, states=None)
+    inner = f"SELECT 1 FROM {earlier.name(database)} WHERE {earlier.where(database)} LIMIT 1"
+    return bool(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q"))

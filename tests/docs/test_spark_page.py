@@ -9,7 +9,7 @@ import pyspark_sqlbroker as spark
 from faststream_sqlbroker.core.replays import REPLAY_JOB_HEADER, REPLAY_OF_HEADER
 from pyspark_sqlbroker.drivers import DEBIAN_JARS, DRIVERS, JARS_VARIABLE
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
-from pyspark_sqlbroker.replays.frame import NEEDED
+from pyspark_sqlbroker.replays.replay import NEEDED
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGE = (DOCS / "howto" / "spark.md").read_text()

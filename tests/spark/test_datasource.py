@@ -17,11 +17,8 @@ from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from pyspark_sqlbroker import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, read_archive
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.source import rows as source_rows
-from pyspark_sqlbroker.source.batch import (
-    BatchReader,
-)
 from pyspark_sqlbroker.source.options import parse_options
-from pyspark_sqlbroker.source.scan import wanted_fields
+from pyspark_sqlbroker.source.scan import BatchReader, wanted_fields
 from tests.spark.conftest import START, Archive
 
 pytestmark = pytest.mark.capability('Spark: `spark.read.format("sqlbroker")`, without jars')

@@ -35,7 +35,7 @@ from pyspark_sqlbroker.lake.row_checksums import (
 )
 from pyspark_sqlbroker.lake.windows import parse_window
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS
-from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA
+from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 

@@ -15,7 +15,7 @@ from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.horizon import find_horizon, mysql
 from pyspark_sqlbroker.horizon.mysql import moment_of
-from pyspark_sqlbroker.load.schemas import ARCHIVE_SCHEMA
+from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from pyspark_sqlbroker.source.options import parse_options
 from pyspark_sqlbroker.source.stream import StreamReader, from_offset
 from tests.conftest import Servers

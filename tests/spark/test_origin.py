@@ -10,8 +10,12 @@ from pyspark.sql import SparkSession
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import export_archive, prune_archive, read_export
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.load.origin import describe_source, refuse_other_rows
-from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
+from pyspark_sqlbroker.load.selection import (
+    ARCHIVE,
+    describe_source,
+    refuse_other_rows,
+    select_rows,
+)
 from tests.spark.conftest import Archive
 from tests.spark.test_export import MARCH
 

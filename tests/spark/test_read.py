@@ -24,8 +24,8 @@ from pyspark_sqlbroker import (
 )
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.load.read import Snapshot
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
-from pyspark_sqlbroker.load.snapshot import Snapshot
 from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive

@@ -14,7 +14,7 @@ from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.partitions import Partitions
 from pyspark_sqlbroker.lake.removal import list_rows
-from pyspark_sqlbroker.load import snapshot
+from pyspark_sqlbroker.load import read
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
@@ -78,7 +78,7 @@ async def test_a_reader_does_not_wait_for_a_lock_that_waits_for_its_snapshot(
 ) -> None:
     """They would wait for each other until the server ends the snapshot, and then rows would be
     lost."""
-    monkeypatch.setattr(snapshot, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr(read, "LOCK_PATIENCE", 0.2)
     archive.add_many(3)
     waiting = (
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'message_archive'::regclass"
