@@ -148,7 +148,7 @@ def _of_error(
 ) -> "DataFrame":
     if failed_in is None:
         return frame
-    from pyspark_sqlbroker.analytics.failures import failed_with  # noqa: PLC0415 - pyspark is an extra
+    from pyspark_sqlbroker.analytics.outcomes import failed_with  # noqa: PLC0415 - pyspark is an extra
 
     return frame.where(failed_with(failed_in, reason, error_type))
 

@@ -9,18 +9,17 @@ time, and of nothing else. Lengths of time are seconds. Time buckets are counted
 `RESULTS` has the columns of each: name, Spark SQL type, meaning.
 """
 
-from pyspark_sqlbroker.analytics.failures import (
+from pyspark_sqlbroker.analytics.contents import hot_keys, payload_schema, sessions
+from pyspark_sqlbroker.analytics.outcomes import (
     dlq_age,
+    duplicate_deliveries,
     failure_rate,
+    policy_effects,
     retry_histogram,
     top_errors,
 )
-from pyspark_sqlbroker.analytics.keys import hot_keys, sessions
-from pyspark_sqlbroker.analytics.latency import latency, latency_trend
-from pyspark_sqlbroker.analytics.payloads import payload_schema
-from pyspark_sqlbroker.analytics.policies import duplicate_deliveries, policy_effects
 from pyspark_sqlbroker.analytics.results import RESULTS
-from pyspark_sqlbroker.analytics.throughput import throughput
+from pyspark_sqlbroker.analytics.speed import latency, latency_trend, throughput
 
 __all__ = (
     "RESULTS",

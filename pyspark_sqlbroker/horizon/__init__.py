@@ -1,16 +1,25 @@
-"""The horizon: the moment before which no archived row can appear any more."""
+"""The horizon: the moment before which no archived row can appear any more.
 
+PostgreSQL and MySQL are asked for what may still write; SQLite has one writer at a time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from sqlalchemy import URL, Connection
+from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import NotSupportedError
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.horizon import mysql, postgresql, sqlite, standby
+from pyspark_sqlbroker.horizon import mysql, postgresql
 from pyspark_sqlbroker.horizon.base import Horizon, Question
 
 __all__ = ("Horizon", "find_horizon")
+
+LONGEST_WAIT = 5.0
+"""Seconds to wait for the lock of another writer of SQLite."""
 
 
 def find_horizon(
@@ -61,13 +70,53 @@ def find_horizon(
         timedelta(seconds=seconds_or_zero("margin", margin)),
     )
     waiting = positive_seconds("patience", patience)
-    if database.kind == "postgresql" and database.scalar(connection, standby.RECOVERING):
-        return standby.find(question, primary, waiting)
-    if primary is not None and database.kind != "postgresql":
+    if database.kind == "postgresql":
+        return postgresql.find(question, primary, waiting)
+    if primary is not None:
         raise NotSupportedError(
             f"primary= is for PostgreSQL's standbys, this is {database.kind}: leave it out, and "
             "let safety_lag be longer than the replica is behind"
         )
     if database.kind == "sqlite":
-        return sqlite.find(question, waiting)
-    return postgresql.find(question) if database.kind == "postgresql" else mysql.find(question)
+        return _take_lock(question, waiting)
+    return mysql.find(question)
+
+
+def _take_lock(question: Question, patience: float) -> Horizon:
+    """Take SQLite's write lock for an instant: no writer is active then, and later ones write later
+    times.
+    """
+    connection = question.connection
+    database = question.database
+    with _waiting(connection, min(patience, LONGEST_WAIT)):
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except OperationalError as error:
+            return question.lagging(
+                database.now(connection), f"a writer has its lock ({error.orig})"
+            )
+    try:
+        # On a read-only file BEGIN IMMEDIATE succeeds without a lock, and only a write fails. This
+        # write changes nothing.
+        version = int(database.scalar(connection, "PRAGMA user_version"))
+        connection.exec_driver_sql(f"PRAGMA user_version = {version}")
+        clock = database.now(connection)
+    except OperationalError as error:
+        return question.lagging(
+            database.now(connection), f"the file cannot be locked ({error.orig})"
+        )
+    finally:
+        connection.exec_driver_sql("ROLLBACK")
+    return Horizon(
+        clock, "transactions", "no writer was under way: its lock was taken for an instant"
+    )
+
+
+@contextmanager
+def _waiting(connection: Connection, seconds: float) -> Iterator[None]:
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")

@@ -3,28 +3,35 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
+from functools import reduce
+from operator import or_
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from faststream_sqlbroker.core.times import Duration
+from faststream_sqlbroker.core.times import Duration, from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import analytics
-from pyspark_sqlbroker.analytics.failures import rate
+from pyspark_sqlbroker.analytics.outcomes import rate, single_failures
 from pyspark_sqlbroker.analytics.results import MICROS, need, outcome_counts, width
 from pyspark_sqlbroker.load.decode import header
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from pyspark_sqlbroker.moments import Moment, parse_moment
-from pyspark_sqlbroker.report import errors
-from pyspark_sqlbroker.report.rows import Row, collect_rows, moment_of
 
 MOST_QUEUES = 12
 """Queues shown by name; a plot has as many colours. The rest are shown together."""
 
 MOST_ROWS = 15
 """Rows of the rankings of errors and keys."""
+
+MOST_MESSAGES = 5
+"""Messages of an error that are shown."""
+
+LONGEST_ERROR = 500
+"""Characters of an error's first line."""
 
 MOST_ATTEMPTS = 20
 """Messages with more attempts are counted under this number."""
@@ -38,8 +45,16 @@ GOOD_BUCKETS = 150
 WIDTHS = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400)
 """Seconds: the widths of buckets to choose from."""
 
-LONGEST_ERROR = 500
-"""Characters of an error's first line."""
+Row = dict[str, Any]
+
+ErrorIdentity = tuple[str, str | None, str | None]
+"""Queue, reason and class of the exception."""
+
+_IDENTITY = ("queue", "reason", "error_type")
+
+_FIRST = datetime.min.replace(tzinfo=timezone.utc)
+
+_LAST = datetime.max.replace(tzinfo=timezone.utc)
 
 
 @dataclass
@@ -58,7 +73,7 @@ class Before:
     p99: dict[str, float]
     lost: int
     rates: dict[str, Row]
-    errors: dict[errors.Identity, int]
+    errors: dict[ErrorIdentity, int]
 
 
 @dataclass
@@ -109,8 +124,8 @@ def gather(
         figures.tables = {name: collect_rows(result) for name, result in found.items()}
         # Errors are named with the queue that they belong to, which a replay must be given.
         figures.tables["top_errors"] = collect_rows(analytics.top_errors(slim, MOST_ROWS))
-        identities = [errors.identity(row) for row in figures.tables["top_errors"]]
-        figures.failures = errors.latest(slim, identities)
+        identities = [error_of(row) for row in figures.tables["top_errors"]]
+        figures.failures = latest_failures(slim, identities)
     finally:
         slim.unpersist()
     if before is not None:
@@ -120,7 +135,7 @@ def gather(
 
 def _gather_before(
     frame: DataFrame,
-    identities: Sequence[errors.Identity],
+    identities: Sequence[ErrorIdentity],
     kept: Sequence[str] | None,
     others: str | None,
 ) -> Before:
@@ -133,7 +148,7 @@ def _gather_before(
             p99={row["phase"]: row["p99"] for row in speeds},
             lost=sum(row["lost_deliveries"] for row in again),
             rates={row["queue"]: row for row in collect_rows(_rates(slim, kept, others))},
-            errors=errors.counts(slim, identities),
+            errors=count_errors(slim, identities),
         )
     finally:
         slim.unpersist()
@@ -255,3 +270,66 @@ def _results(
         "policy_effects": analytics.policy_effects(slim),
         "duplicate_deliveries": analytics.duplicate_deliveries(slim),
     }
+
+
+def latest_failures(slim: DataFrame, shown: Sequence[ErrorIdentity]) -> list[Row]:
+    """The latest messages of each error, the newest first: what `single_failures` has, with the
+    message's own queue as `archived_from`, its key, attempts and time of publishing.
+    """
+    if not shown:
+        return []
+    own = slim.withColumn("archived_from", F.col("queue"))
+    each = single_failures(own, "archived_from", "key", "attempts_count", "created_at")
+    newest = Window.partitionBy(*_IDENTITY).orderBy(F.desc("archived_at"), F.desc("id"))
+    ranked = each.where(_one_of(shown)).withColumn("_rank", F.row_number().over(newest))
+    rows = collect_rows(ranked.where(F.col("_rank") <= MOST_MESSAGES))
+    order = {error: place for place, error in enumerate(shown)}
+    return sorted(rows, key=lambda row: (order[error_of(row)], row["_rank"]))
+
+
+def count_errors(slim: DataFrame, shown: Sequence[ErrorIdentity]) -> dict[ErrorIdentity, int]:
+    """How many messages had each error; those that none had are left out."""
+    if not shown:
+        return {}
+    each = single_failures(slim).where(_one_of(shown))
+    counted = each.groupBy(*_IDENTITY).agg(F.count("*").alias("messages"))
+    return {error_of(row): row["messages"] for row in collect_rows(counted)}
+
+
+def _one_of(shown: Sequence[ErrorIdentity]) -> Column:
+    same = (
+        F.col("queue").eqNullSafe(F.lit(queue))
+        & F.col("reason").eqNullSafe(F.lit(reason))
+        & F.col("error_type").eqNullSafe(F.lit(error_type))
+        for queue, reason, error_type in shown
+    )
+    return reduce(or_, same)
+
+
+def error_of(row: Row) -> ErrorIdentity:
+    """What tells the error of a row from others."""
+    return row["queue"], row["reason"], row["error_type"]
+
+
+def collect_rows(frame: DataFrame) -> list[Row]:
+    """The rows, with aware datetimes in UTC for any time zone of Python and of the session."""
+    times = [name for name, kind in frame.dtypes if kind == "timestamp"]
+    plain = frame.select(
+        *(
+            F.unix_micros(f"`{n}`").alias(n) if n in times else F.col(f"`{n}`")
+            for n in frame.columns
+        )
+    )
+    return [
+        row.asDict() | {name: moment_of(row[name]) for name in times} for row in plain.collect()
+    ]
+
+
+def moment_of(micros: int | None) -> datetime | None:
+    """The moment; the first or the last that Python has for one before or after these."""
+    if micros is None:
+        return None
+    try:
+        return from_microseconds(micros)
+    except OverflowError:
+        return _FIRST if micros < 0 else _LAST

@@ -1,26 +1,21 @@
-"""A report's page: one file without a script; texts of messages are shown as they are."""
+"""A report's page: one file without a script; texts of messages are shown as they are.
 
-from collections.abc import Callable, Sequence
+Each error has the command that publishes its messages again.
+"""
+
+import hashlib
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from importlib.resources import files
 from string import Template
 from typing import Any
 
+from faststream_sqlbroker.core.text import visible
 from pyspark_sqlbroker.report import plots
-from pyspark_sqlbroker.report.commands import replay_command
 from pyspark_sqlbroker.report.drawing import escaped
-from pyspark_sqlbroker.report.errors import identity
-from pyspark_sqlbroker.report.figures import Before, Figures
-from pyspark_sqlbroker.report.rows import Row
-from pyspark_sqlbroker.report.shown import (
-    Html,
-    change,
-    link,
-    show_bytes,
-    show_length,
-    show_moment,
-    table,
-)
+from pyspark_sqlbroker.report.figures import Before, Figures, Row, error_of
 
 _LATENCY = (
     "How long most messages took: 50, 90, 99 and 99.9 % took at most so long. Delays that were "
@@ -53,6 +48,14 @@ SECTIONS = (
 """Function of `plots`, heading, what it shows."""
 
 _NOTHING = '<p class="none">Nothing in this period.</p>'
+
+_LATEST = datetime(9999, 12, 31, tzinfo=timezone.utc)
+
+
+class Html(str):
+    """Text that is HTML already; all other text is escaped."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -191,14 +194,14 @@ def _section(figures: Figures, name: str, heading: str, meaning: str, links: Lin
 def _errors(figures: Figures, links: Links) -> str:
     newest: dict[Any, list[int]] = {}
     for row in figures.failures:
-        newest.setdefault(identity(row), []).append(row["id"])
+        newest.setdefault(error_of(row), []).append(row["id"])
     before = figures.before
     rows = []
     for row in figures.tables["top_errors"]:
         counts = [f"{row['messages']:,}"]
         if before is not None:
-            counts.append(_count(before.errors.get(identity(row))) + _new(row, before))
-        ids = newest.get(identity(row), [])
+            counts.append(_count(before.errors.get(error_of(row))) + _new(row, before))
+        ids = newest.get(error_of(row), [])
         rows.append(
             [
                 *(row["queue"], row["reason"] or "–", *counts, f"{row['share']:.1%}"),
@@ -213,13 +216,40 @@ def _errors(figures: Figures, links: Links) -> str:
 
 
 def _new(row: Row, before: Before) -> str:
-    return "" if identity(row) in before.errors else " (new)"
+    return "" if error_of(row) in before.errors else " (new)"
 
 
 def _replay(command: str | None) -> Html:
     if command is None:
         return Html("a name has hidden characters: call replay() in Python")
     return Html(f"<details><summary>command</summary><code>{escaped(command)}</code></details>")
+
+
+def replay_command(error: Row, totals: Row, options: Sequence[str]) -> str | None:
+    """The line for a POSIX shell: it shows what it would publish, then asks.
+
+    The name of its job comes from the error and the period, so that the same line publishes each
+    message once, however often it runs.
+
+    Args:
+        error: A row of `top_errors`.
+        totals: Of the period, with the first and last moment.
+        options: More words of the command: where the rows are.
+
+    Returns:
+        None where a name has characters that a page cannot show.
+    """
+    # The last row belongs to the period.
+    until = min(totals["last"], _LATEST) + timedelta(microseconds=1)
+    times = [totals["first"].isoformat(), until.isoformat()]
+    named = [error["queue"], error["reason"] or "", error["error_type"] or ""]
+    digest = hashlib.sha256("\0".join((*named, *times)).encode()).hexdigest()
+    words = ["sqlbroker", "archive", "replay", "--job", f"report-{digest[:12]}"]
+    for name, value in zip(("--failed-in", "--reason", "--error-type"), named, strict=True):
+        words.append(f"{name}={value}")
+    words += [f"--into={error['queue']}", "--since", times[0], "--until", times[1], *options]
+    line = shlex.join(words)
+    return line if visible(line) == line else None
 
 
 def _failures(figures: Figures, links: Links) -> str:
@@ -244,3 +274,50 @@ def _failures(figures: Figures, links: Links) -> str:
     return "<h3>Latest messages of these errors</h3>" + table(
         "failures", [*names, "published (UTC)", "archived (UTC)", "error"], rows
     )
+
+
+def table(kind: str, names: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose class is `kind`."""
+    head = "".join(f"<th>{name}</th>" for name in names)
+    body = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    return (
+        f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(value: str) -> str:
+    return f"<td>{value if isinstance(value, Html) else escaped(value)}</td>"
+
+
+def link(text: str, address: str) -> str:
+    """A link, as HTML."""
+    return f'<a href="{escaped(address)}">{escaped(text)}</a>'
+
+
+def change(now: float | None, before: float | None) -> str:
+    """How much more or less it is than before, as a share; nothing where that is no number."""
+    return f" ({now / before - 1:+.0%})" if now is not None and before else ""
+
+
+def show_moment(moment: datetime | None) -> str:
+    """In UTC, to the second."""
+    return "–" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def show_length(seconds: float | None) -> str:
+    """Three figures and a unit."""
+    if seconds is None:
+        return "–"
+    units = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+    size, unit = next(((size, unit) for size, unit in units if seconds >= size), (1e-6, "µs"))
+    return f"{seconds / size:.3g} {unit}"
+
+
+def show_bytes(number: float) -> str:
+    """Four figures and a unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:  # noqa: PLR2004 - of a unit in the next
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:,.4g} TiB"

@@ -2,24 +2,22 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from pyspark_sqlbroker.report.drawing import (
     TOP,
     WIDTH,
     Drawing,
     Labels,
-    room_for,
-    shorten,
-)
-from pyspark_sqlbroker.report.figures import GOOD_BUCKETS, MOST_ATTEMPTS, Figures
-from pyspark_sqlbroker.report.rows import Row
-from pyspark_sqlbroker.report.scales import (
     Linear,
     Log,
     Times,
     number_text,
+    room_for,
     seconds_of,
+    shorten,
 )
+from pyspark_sqlbroker.report.figures import GOOD_BUCKETS, MOST_ATTEMPTS, Figures, Row
 
 COLOURS = (
     "#3366cc",
@@ -239,11 +237,7 @@ def retry_histogram(figures: Figures) -> str | None:
 
 def dlq_age(figures: Figures) -> str | None:
     """Ages of dead letters by queue."""
-
-    def count(name: str) -> Callable[[Row], float]:
-        return lambda row: row[name]
-
-    parts = [(shown, colour, count(name)) for name, (shown, colour) in AGES.items()]
+    parts = [(shown, colour, itemgetter(name)) for name, (shown, colour) in AGES.items()]
     titles = ("queue in which they failed", "dead letters")
     return _stacked(_by_queue(figures.tables["dlq_age"]), parts, titles)
 
@@ -262,12 +256,8 @@ def policy_effects(figures: Figures) -> str | None:
     for row in rows:
         own = counts.setdefault(row["queue"], dict.fromkeys(effects, 0))
         own[row["effect"]] += row["messages"]
-
-    def count(name: str) -> Callable[[Row], float]:
-        return lambda row: row[name]
-
     parts = [
-        (effect.replace("_", " "), COLOURS[number % len(COLOURS)], count(effect))
+        (effect.replace("_", " "), _colour(number), itemgetter(effect))
         for number, effect in enumerate(effects)
     ]
     return _stacked(counts, parts, ("queue", "messages"))

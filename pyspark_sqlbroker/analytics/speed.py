@@ -1,4 +1,4 @@
-"""How long messages waited, worked and took in all."""
+"""How much was settled over time, and how long messages waited, worked and took in all."""
 
 from collections.abc import Sequence
 
@@ -17,6 +17,7 @@ from pyspark_sqlbroker.analytics.results import (
     grouped,
     micros_between,
     need,
+    outcome_counts,
     shaped,
     width,
 )
@@ -28,6 +29,39 @@ MOST_ACCURACY = 2**31 - 1
 """The largest value that percentile_approx takes, a Java int."""
 
 _TIMES = ("created_at", "next_attempt_at", "acquired_at", "last_attempt_at", "archived_at")
+
+
+def throughput(df: DataFrame, every: Duration = "1m") -> DataFrame:
+    """Messages that were settled, by queue and time (`archived_at`).
+
+    Args:
+        df: With archived_at, queue, state and payload (or its length as `payload_bytes`).
+        every: Width of a bucket: seconds, a timedelta or text like "1h", at least a millisecond.
+
+    Returns:
+        A row for each bucket and queue in which anything was settled: bucket TIMESTAMP (its first
+        moment), queue STRING, messages, completed, failed, discarded BIGINT, per_second DOUBLE
+        (messages a second over the whole bucket, also where the frame covers a part of it),
+        payload_bytes BIGINT.
+
+    Raises:
+        SetupError: `every` is no such length, or columns are missing.
+    """
+    micros = width(every)
+    size = "payload_bytes" if "payload_bytes" in df.columns else "payload"
+    need(df, "throughput", "archived_at", "queue", "state", size)
+    length = F.col(size) if size == "payload_bytes" else F.octet_length(size)
+    counted = (
+        df.where(bucket("archived_at", micros).isNotNull())
+        .groupBy(bucket("archived_at", micros).alias("bucket"), "queue")
+        .agg(
+            F.count("*").alias("messages"),
+            *outcome_counts(),
+            (F.count("*") / F.lit(micros / MICROS)).alias("per_second"),
+            F.coalesce(F.sum(length), F.lit(0)).alias("payload_bytes"),
+        )
+    )
+    return shaped(counted, RESULTS["throughput"])
 
 
 def latency(
