@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_sqlbroker.horizon import Horizon, find_horizon
-    from pyspark_sqlbroker.lake.catalog import register_export
     from pyspark_sqlbroker.lake.compact import compact_export
     from pyspark_sqlbroker.lake.erasure import EraseResult, erase_messages
     from pyspark_sqlbroker.lake.export import ExportResult, export_archive
-    from pyspark_sqlbroker.lake.freshness import Freshness, measure_freshness
     from pyspark_sqlbroker.lake.prune import PruneResult, prune_archive
-    from pyspark_sqlbroker.lake.reading import read_export
+    from pyspark_sqlbroker.lake.reading import read_export, register_export
     from pyspark_sqlbroker.lake.repair import RepairResult, repair_export
-    from pyspark_sqlbroker.lake.status import ExportStatus, describe_export
+    from pyspark_sqlbroker.lake.status import (
+        ExportStatus,
+        Freshness,
+        describe_export,
+        measure_freshness,
+    )
     from pyspark_sqlbroker.lake.verify import VerifyResult, verify_export
     from pyspark_sqlbroker.load.decode import decode_payload
     from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA, MESSAGE_SCHEMA
@@ -46,9 +49,9 @@ _HOMES = {
     "decode_payload": "load.decode",
     "describe_export": "lake.status",
     "export_archive": "lake.export",
-    "Freshness": "lake.freshness",
+    "Freshness": "lake.status",
     "find_horizon": "horizon",
-    "measure_freshness": "lake.freshness",
+    "measure_freshness": "lake.status",
     "new_rows": "load.incremental",
     "open_snapshot": "load.read",
     "prune_archive": "lake.prune",
@@ -59,7 +62,7 @@ _HOMES = {
     "RepairResult": "lake.repair",
     "VerifyResult": "lake.verify",
     "erase_messages": "lake.erasure",
-    "register_export": "lake.catalog",
+    "register_export": "lake.reading",
     "repair_export": "lake.repair",
     "replay": "replays.replay",
     "struct_of": "load.models",

@@ -7,13 +7,7 @@ from sqlalchemy import Connection, Insert, Table, func, select
 from sqlalchemy.dialects import postgresql
 
 from faststream_sqlbroker.core.times import from_microseconds
-from pyspark_sqlbroker.databases.base import (
-    LONGEST_WAIT,
-    ArchiveDatabase,
-    Size,
-    even_cuts,
-    ranges,
-)
+from pyspark_sqlbroker.databases.base import LONGEST_WAIT, ArchiveDatabase, Size, even_cuts, ranges
 from pyspark_sqlbroker.load.columns import Field
 
 BLOCK = "_block"

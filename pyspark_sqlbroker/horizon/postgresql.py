@@ -1,4 +1,4 @@
-"""The horizon of PostgreSQL: on a primary, and on a standby, which sees no transaction of it."""
+"""The horizon of PostgreSQL: on a primary, and on a standby, which sees none of its own."""
 
 import time
 from datetime import datetime

@@ -15,7 +15,6 @@ from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Note
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.row_checksums import compute_windows
-from pyspark_sqlbroker.lake.run import plan_again
 from pyspark_sqlbroker.lake.windows import ExportWindow, floor
 from pyspark_sqlbroker.moments import Moment, parse_moment
 
@@ -92,8 +91,8 @@ def compact_export(
             if on_file is not None:
                 on_file(done[-1])
 
-    plan_again(lake, merge_all)
-    plan_again(lake, lambda: _vacuum(lake, hours))
+    lake.plan_again(merge_all)
+    lake.plan_again(lambda: _vacuum(lake, hours))
     return done
 
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError, StoreError
-from pyspark_sqlbroker.lake.folders import Folders
+from pyspark_sqlbroker.lake.files import Folders
 
 DATA = "data"
 LOG = "_delta_log"

@@ -1,17 +1,23 @@
-"""Small JSON files next to the data, on any file system that Spark writes to.
+"""Files through Hadoop's FileSystem, on local disks, HDFS and object stores alike.
 
-`write_json` says how safe a write is on each.
+`Folders` are those of a lake. Small JSON files stand next to the data; `write_json` says how safe a
+write is on each file system.
 """
 
 import json
+import re
 import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.drivers import java_of
 
 RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
@@ -20,6 +26,165 @@ closed."""
 
 LEFT_AFTER = 3_600_000
 """Milliseconds after which the writer of a temporary file counts as dead."""
+
+_REFUSED = re.compile(r"[][{}*?#\\]|%[0-9A-Fa-f]{2}")
+"""Spark takes brackets, * and ? for patterns; deltalake reads # and ? as parts of a URL, a
+backslash as a slash, and %20 as a space."""
+
+_SCHEMES = {"s3a": "s3", "s3n": "s3"}
+"""What deltalake calls the schemes that Hadoop has names of its own for."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file on disk.
+
+    Attributes:
+        size: In bytes.
+        modified: Milliseconds since 1970, by the clock of the file system.
+    """
+
+    size: int
+    modified: int
+
+
+class Folders:
+    """Files and folders below one path."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        self._java = java_of(spark)
+        if self._java is None:
+            raise NotSupportedError(
+                "Spark Connect cannot list files, a classic session can: run exports where Spark's "
+                "driver runs"
+            )
+        self._configuration: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way to it
+        self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
+        given = self._path(root)
+        system: Any = given.getFileSystem(self._configuration)
+        self._root: Any = system.makeQualified(given)
+        scheme = str(system.getUri().getScheme())
+        local = scheme == "file"
+        self._flat = not local and scheme not in RENAMING
+        # Hadoop's .crc files would turn an altered file into an error of Java.
+        self._system: Any = system.getRawFileSystem() if local else system
+        self.root = str(self._root.toString())
+        refuse_path(self.root)
+
+    @property
+    def address(self) -> str:
+        """The root as deltalake takes it: a local path, or a URL of its own scheme."""
+        uri = self._root.toUri()
+        scheme = str(uri.getScheme())
+        if scheme == "file":
+            return str(uri.getPath())
+        return self.root.replace(scheme, _SCHEMES.get(scheme, scheme), 1)
+
+    def path(self, place: str) -> str:
+        """The full path of `place`."""
+        return f"{self.root}/{place}"
+
+    def names(self, place: str = "") -> list[str]:
+        """Names of what is in a folder, in order; none if there is no such folder."""
+        at = self._at(place)
+        if not self._system.exists(at):
+            return []
+        return sorted(str(one.getPath().getName()) for one in self._system.listStatus(at))
+
+    def files(self, place: str) -> dict[str, Found]:
+        """All files below a folder, by their place; none if there is no such folder."""
+        found = dict[str, Found]()
+        start = len(str(self._root.toUri().getPath()).rstrip("/")) + 1
+        waiting = [self._at(place)]
+        while waiting:
+            for one in self._listed(waiting.pop()):
+                if one.isDirectory():
+                    waiting.append(one.getPath())
+                    continue
+                name = str(one.getPath().toUri().getPath())[start:]
+                found[name] = Found(int(one.getLen()), int(one.getModificationTime()))
+        return found
+
+    def newest(self, place: str) -> int:
+        """When the last of a folder, its folders and files was written; 0 if it is gone.
+
+        A folder in which nothing was written yet has a time, too, except in an object store.
+        """
+        at = self._at(place)
+        if not self._system.exists(at):
+            return 0
+        moments = [int(self._system.getFileStatus(at).getModificationTime())]
+        waiting = [at]
+        while waiting:
+            for one in self._listed(waiting.pop()):
+                moments.append(int(one.getModificationTime()))
+                if one.isDirectory():
+                    waiting.append(one.getPath())
+        return max(moments)
+
+    def _listed(self, folder: Any) -> Iterator[Any]:
+        """What is in a folder; of an object store all files below it, which is one request."""
+        try:
+            if self._flat:
+                listed = self._system.listFiles(folder, True)
+                while listed.hasNext():
+                    yield listed.next()
+            else:
+                # listFiles fails if files go while it runs; other attempts remove theirs.
+                yield from self._system.listStatus(folder)
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() != "java.io.FileNotFoundException":
+                raise
+
+    def delete(self, place: str) -> None:
+        """Remove a file, or a folder with everything in it, if it is there."""
+        self._system.delete(self._at(place), True)
+
+    def sha256(self, place: str) -> str:
+        """The SHA-256 of a file's bytes, as hexadecimal digits; it is read as a stream."""
+        stream = self._system.open(self._at(place))
+        try:
+            digest = getattr(self._java, "org.apache.commons.codec.digest.DigestUtils")
+            return str(digest.sha256Hex(stream))
+        finally:
+            stream.close()
+
+    def now(self) -> int:
+        """Milliseconds since 1970 by the clock of the file system, read from a file made for it."""
+        probe = self._at(f"data/.{uuid.uuid4().hex}.tmp")
+        try:
+            self._system.create(probe, True).close()
+            return int(self._system.getFileStatus(probe).getModificationTime())
+        except Py4JJavaError as error:
+            msg = f"{self.root} cannot be written: {error.java_exception.getMessage()}"
+            raise StoreError(msg) from error
+        finally:
+            with suppress(Py4JJavaError):
+                self._system.delete(probe, False)
+
+    def write(self, frame: DataFrame, folder: str) -> set[str]:
+        """Write rows as Parquet to a folder; returns the places of the files."""
+        frame.write.option("compression", "zstd").parquet(self.path(folder))
+        return {one for one in self.files(folder) if one.endswith(".parquet")}
+
+    def read(
+        self, session: SparkSession, schema: StructType, places: Sequence[str], name: str = ""
+    ) -> DataFrame:
+        """The rows of files; with `name` a column of it has the name of the file."""
+        frame = session.read.schema(schema).parquet(*(self.path(one) for one in places))
+        return frame.select("*", F.col("_metadata.file_name").alias(name)) if name else frame
+
+    def _at(self, place: str) -> Any:
+        return self._path(self._root, place) if place else self._root
+
+
+def refuse_path(root: str) -> None:
+    """Raises SetupError if Spark or deltalake would take the path for another."""
+    if found := _REFUSED.search(root):
+        raise SetupError(
+            f"the path {root} has {found[0]!r}, which Spark or deltalake takes for something else: "
+            "give a path without [ ] { } * ? # \\ and %XX"
+        )
 
 
 def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:

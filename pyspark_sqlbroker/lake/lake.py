@@ -4,7 +4,7 @@ A plan is made from one loaded state, and committed only if no other commit of o
 What a process that dies has staged is no part of the table. `sweep` removes it when it is old.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from logging import getLogger
@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from pyspark_sqlbroker.lake.delta import DATA, LOG, DataFile, DeltaWriter, with_figures
 from pyspark_sqlbroker.lake.entries import Entry, Note, State, state_of
-from pyspark_sqlbroker.lake.folders import Found
+from pyspark_sqlbroker.lake.files import Found
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
@@ -52,6 +52,9 @@ _PARTS = {
     "day": [StructField("date", DateType())],
     "hour": [StructField("date", DateType()), StructField("hour", IntegerType())],
 }
+
+PLANS = 20
+"""How often a plan is made anew because another process has committed."""
 
 logger = getLogger("faststream_sqlbroker.spark")
 
@@ -91,6 +94,23 @@ class Lake:
         """Read the log again."""
         self.table.load()
         self._read()
+
+    def plan_again(self, work: Callable[[], None]) -> None:
+        """Do `work`, and do it again on the lake as it is then while others commit in between.
+
+        Raises:
+            ConcurrentLoadError: others have, each time.
+        """
+        for remaining in reversed(range(PLANS)):
+            try:
+                work()
+            except ConcurrentLoadError as error:
+                if not remaining:
+                    raise
+                logger.info("%s", error)
+                self.load()
+            else:
+                return
 
     def _read(self) -> None:
         self.source: dict[str, Any] | None = None

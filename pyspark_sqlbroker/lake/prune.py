@@ -15,8 +15,15 @@ from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.partitions import Partition, Partitions
-from pyspark_sqlbroker.lake.removal import CHUNK, Rows, delete_rows, list_oldest, list_rows
+from pyspark_sqlbroker.lake.removal import (
+    CHUNK,
+    Partition,
+    Partitions,
+    Rows,
+    delete_rows,
+    list_oldest,
+    list_rows,
+)
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
@@ -24,13 +31,7 @@ from pyspark_sqlbroker.lake.row_checksums import (
     ask_windows,
     compute_windows,
 )
-from pyspark_sqlbroker.lake.windows import (
-    ExportWindow,
-    Span,
-    cut_spans,
-    floor,
-    without_spans,
-)
+from pyspark_sqlbroker.lake.windows import ExportWindow, Span, cut_spans, floor, without_spans
 from pyspark_sqlbroker.load.selection import (
     ARCHIVE,
     Selection,

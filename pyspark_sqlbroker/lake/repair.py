@@ -14,7 +14,6 @@ from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, Note
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.late_rows import find_late
 from pyspark_sqlbroker.lake.prune import selection_of
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
@@ -23,10 +22,9 @@ from pyspark_sqlbroker.lake.row_checksums import (
     compute_windows,
     window_start,
 )
-from pyspark_sqlbroker.lake.run import plan_again
 from pyspark_sqlbroker.lake.transfer import Job, one_moment, only
 from pyspark_sqlbroker.lake.verify import Findings, examine
-from pyspark_sqlbroker.lake.ways import Way, rows_of_out, that_fit, ways_of
+from pyspark_sqlbroker.lake.ways import Way, find_late, rows_of_out, that_fit, ways_of
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.load.read import Snapshot, scan
 
@@ -120,7 +118,7 @@ def repair_export(
             result, more = _step(job, connection, result, accept_loss=accept_loss)
 
     while more:
-        plan_again(lake, step)
+        lake.plan_again(step)
     return result
 
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from faststream_sqlbroker.exceptions import StoreError
 from pyspark_sqlbroker.drivers import java_of
-from pyspark_sqlbroker.lake.folders import Folders, Found, refuse_path
+from pyspark_sqlbroker.lake.files import Folders, Found, refuse_path
 
 _SCHEMES = ("s3", "s3a", "s3n")
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"

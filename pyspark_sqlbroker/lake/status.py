@@ -1,13 +1,31 @@
-"""Describe what an export holds."""
+"""What an export holds, and how far it is behind its archive."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
+from sqlalchemy import URL, Connection
 
+from faststream_sqlbroker.core.checks import whole_number
+from faststream_sqlbroker.core.times import Duration
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.lake import Lake
+from pyspark_sqlbroker.lake.windows import Span, floor, without_spans
+from pyspark_sqlbroker.load.selection import (
+    ARCHIVE,
+    Selection,
+    describe_source,
+    find_oldest,
+    refuse_other_rows,
+    select_rows,
+)
+
+MOST_COUNTED = 1_000_000
+"""Rows up to which `measure_freshness` counts, unless it is asked for more."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,28 @@ class ExportStatus:
         return sum(one.rows for one in self.windows)
 
 
+@dataclass(frozen=True)
+class Freshness:
+    """How far a lake is behind its archive, at one moment.
+
+    Attributes:
+        horizon: Windows that end by it are closed; by the database's clock.
+        watermark: End of the windows that are in the lake without a gap; None if there are none.
+        watermark_age: Seconds from the watermark until now, by the database's clock; None without
+            a watermark. It grows until the next export, so with windows of a day and an export a
+            day it reaches 24 hours, and the time from midnight until the export.
+        rows_behind: Rows of closed windows that the lake does not cover: what an export now
+            brings.
+        capped: Whether there are more such rows than were counted; `rows_behind` is the cap then.
+    """
+
+    horizon: datetime
+    watermark: datetime | None
+    watermark_age: float | None
+    rows_behind: int
+    capped: bool
+
+
 def describe_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> ExportStatus:
@@ -74,3 +114,88 @@ def describe_export(
         size,
         lake.table.version,
     )
+
+
+def measure_freshness(
+    spark: SparkSession,
+    url: str | URL,
+    path: str,
+    *,
+    cap: int = MOST_COUNTED,
+    safety_lag: Duration = "5m",
+    primary: str | URL | None = None,
+    source: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Freshness:
+    """Measure how far a lake is behind; neither the lake nor the database is changed.
+
+    It counts the table and the queues that the lake is the export of. Rows of a window that is not
+    closed yet are not behind. Rows that came late into a window that the lake has are not counted;
+    `export_archive` finds them (`recheck=`).
+
+    Args:
+        spark: A session; it needs no JDBC driver. Not Spark Connect.
+        url: SQLAlchemy URL of the database, with any driver.
+        path: Of the lake.
+        cap: Rows up to which are counted, so that a lake far behind costs the database no count of
+            the whole archive.
+        safety_lag: As for `export_archive`.
+        primary: As for `export_archive`.
+        source: As for `export_archive`: the name that the lake has for the database.
+        storage_options: As for `export_archive`.
+
+    Raises:
+        SetupError: an option is invalid, nothing was exported to this path, the lake is of another
+            database, or the archive table is gone.
+        TransientStoreError: the standby did not replay far enough in time.
+        NotSupportedError: Spark Connect; `primary` on another database than PostgreSQL.
+    """
+    whole_number("cap", cap)
+    lake = Lake(spark, path, storage_options)
+    theirs = lake.need_source()
+    selection = select_rows(ARCHIVE, theirs["table"], theirs["schema"], queues=theirs["queues"])
+    database = database_of(parse_address(url))
+    ours = describe_source(database.address, selection, source)
+    refuse_other_rows(
+        f"{lake.folders.root} is the export", theirs, ours, "give the URL of its database"
+    )
+    with database.connect() as connection:
+        database.need_table(connection, selection.table, selection.schema)
+        horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary).moment
+        lacking = _lacking(lake, find_oldest(database, connection, selection), horizon)
+        rows = _count(database, connection, selection, lacking, cap)
+        now = database.now(connection)
+    mark = lake.watermark
+    age = None if mark is None else (now - mark).total_seconds()
+    return Freshness(horizon, mark, age, min(rows, cap), rows > cap)
+
+
+def _lacking(lake: Lake, oldest: datetime | None, horizon: datetime) -> list[Span]:
+    """The spans that an export without `since` brings: after the first that the lake has."""
+    covered = lake.state.covered
+    start = oldest if lake.watermark is None else lake.watermark
+    if start is None:
+        return []
+    return without_spans((start, floor(horizon, lake.size)), covered)
+
+
+def _count(
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    spans: Iterable[Span],
+    cap: int,
+) -> int:
+    """Rows of some spans; counts one more than the cap at most."""
+    rows = 0
+    for start, end in spans:
+        if rows > cap:
+            break
+        part = selection.between(start, end)
+        found: Any = database.scalar(
+            connection,
+            f"SELECT count(*) FROM (SELECT 1 AS one FROM {part.name(database)} "
+            f"WHERE {part.where(database)} LIMIT {cap + 1 - rows}) counted",
+        )
+        rows += int(found)
+    return rows

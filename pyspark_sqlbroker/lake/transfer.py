@@ -13,12 +13,7 @@ from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchE
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.entries import Entry, Note
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
-    RowChecksums,
-    ask_windows,
-    compute_windows,
-)
+from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, ask_windows, compute_windows
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
 from pyspark_sqlbroker.load.read import (
     MOST_PARTITIONS,

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import export_archive, register_export
-from pyspark_sqlbroker.lake import catalog
+from pyspark_sqlbroker.lake import reading
 from tests.spark.conftest import Archive
 
 OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -68,7 +68,7 @@ def answers(
 ) -> Iterator[SqlAnswers]:
     said = SqlAnswers(f"file://{tmp_path}/lake/")
     with monkeypatch.context() as patch:
-        patch.setattr(catalog, "has_delta", lambda _spark: True)
+        patch.setattr(reading, "has_delta", lambda _spark: True)
         patch.setattr(spark, "sql", said.sql)
         yield said
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_sqlbroker import export_archive, read_export
 from pyspark_sqlbroker.lake.delta import DeltaWriter
-from pyspark_sqlbroker.lake.folders import Folders
+from pyspark_sqlbroker.lake.files import Folders
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.records import Records
 from tests.spark.conftest import Archive

@@ -19,7 +19,7 @@ from pyspark_sqlbroker import (
     repair_export,
     verify_export,
 )
-from pyspark_sqlbroker.lake.folders import Folders
+from pyspark_sqlbroker.lake.files import Folders
 from pyspark_sqlbroker.lake.lake import Lake
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table

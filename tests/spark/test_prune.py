@@ -19,8 +19,7 @@ from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake import prune as module
 from pyspark_sqlbroker.lake import removal
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.partitions import Partition, Partitions
-from pyspark_sqlbroker.lake.removal import Rows, list_oldest, list_rows
+from pyspark_sqlbroker.lake.removal import Partition, Partitions, Rows, list_oldest, list_rows
 from pyspark_sqlbroker.lake.row_checksums import RowChecksums
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually

@@ -12,8 +12,7 @@ from sqlalchemy.exc import OperationalError
 from pyspark_sqlbroker import open_snapshot, read_archive
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.lake.partitions import Partitions
-from pyspark_sqlbroker.lake.removal import list_rows
+from pyspark_sqlbroker.lake.removal import Partitions, list_rows
 from pyspark_sqlbroker.load import read
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
