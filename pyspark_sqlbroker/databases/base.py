@@ -1,5 +1,6 @@
 """What readers need from a database: quoted names, literals, times, sizes, partitions."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,16 @@ LONGEST_WAIT = 86_400
 """Seconds that a connection may be idle while Spark works."""
 
 
+PARTITION_BYTES = 256 << 20
+"""Bytes of the table for each partition, by the database's statistics."""
+
+SMALL = 50_000
+"""Rows. Up to here one connection is faster than opening a second one."""
+
+MOST_PARTITIONS = 64
+"""Partitions that are chosen by size; each is a connection to the database."""
+
+
 @dataclass(frozen=True)
 class Size:
     """What the database's statistics say of a table, without reading it.
@@ -36,6 +47,38 @@ class Size:
     def row_bytes(self) -> float:
         """Bytes of an average row."""
         return self.bytes / self.rows if self.rows else 0.0
+
+    def partitions(self, least: int) -> int:
+        """In how many partitions to read the table; `least` are worth it if it is not small."""
+        if self.rows <= SMALL and self.bytes <= PARTITION_BYTES:
+            return 1
+        return min(max(math.ceil(self.bytes / PARTITION_BYTES), least), MOST_PARTITIONS)
+
+
+@dataclass(frozen=True)
+class TableRange:
+    """Rows of a table that are cut into ranges of one of its columns.
+
+    Attributes:
+        name: The table.
+        schema: Its schema.
+        column: "id" or "archived_at": what ranges are taken of; PostgreSQL takes blocks of the
+            table in place of ids.
+        where: A condition on `column` that all rows fulfil, "" for none.
+        moving: Whether rows may move from one block to another: an update makes a new version of
+            the row elsewhere, which stays in its range of ids.
+    """
+
+    name: str
+    schema: str | None
+    column: str
+    where: str = ""
+    moving: bool = False
+
+    @property
+    def condition(self) -> str:
+        """`where` as a clause."""
+        return f" WHERE {self.where}" if self.where else ""
 
 
 class ArchiveDatabase(ABC):
@@ -76,9 +119,9 @@ class ArchiveDatabase(ABC):
         it.
         """
 
-    @abstractmethod
     def quote(self, name: str) -> str:
-        """`name` as an identifier."""
+        """`name` as an identifier, in double quotes where the database knows the standard."""
+        return '"' + name.replace('"', '""') + '"'
 
     def table(self, name: str, schema: str | None) -> str:
         """The quoted name of a table."""
@@ -175,51 +218,29 @@ class ArchiveDatabase(ABC):
     def size(self, connection: Connection, name: str, schema: str | None) -> Size:
         """What the statistics say of a table."""
 
-    def predicates(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
-        """At most `number` conditions that together take every row once.
-
-        Args:
-            connection: To ask for statistics.
-            name: The table.
-            schema: Its schema.
-            column: "id" or "archived_at": what a range is taken of; PostgreSQL takes blocks of the
-                table in place of ids.
-            where: A condition on `column` that all rows fulfil, "" for none.
-            number: How many are wanted.
-        """
-        return self._cut(connection, name, schema, column, where, number) if number > 1 else ["1=1"]
+    def predicates(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
+        """At most `number` conditions that together take every row once."""
+        return self._cut(connection, rows, number) if number > 1 else ["1=1"]
 
     @abstractmethod
-    def _cut(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
+    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
         """As `predicates`, of two or more."""
 
-    def id_ranges(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
-        """As `predicates`, by ids themselves: a row that is updated stays in its range."""
-        return self.predicates(connection, name, schema, column, where, number)
+    def _ends(self, connection: Connection, rows: TableRange) -> tuple[int, int] | None:
+        """The least and the greatest value, times as microseconds; None if there are no rows."""
+        # min and max of the bare column are read from an index; those of a function are not.
+        ends = [f"{name}({self.quote(rows.column)})" for name in ("min", "max")]
+        values = ends if rows.column == "id" else [self.microseconds(end) for end in ends]
+        table = self.table(rows.name, rows.schema)
+        statement = f"SELECT {', '.join(values)} FROM {table}{rows.condition}"
+        low, high = connection.exec_driver_sql(statement).one()
+        return None if low is None else (int(low), int(high))
+
+    def _literal(self, column: str, bound: int) -> str:
+        """An id, or microseconds as a moment: JDBC's session need not read texts as this one
+        writes them.
+        """
+        return str(bound) if column == "id" else self.moment(from_microseconds(bound))
 
 
 def ranges(column: str, cuts: Sequence[str]) -> list[str]:

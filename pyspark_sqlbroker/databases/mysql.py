@@ -6,11 +6,11 @@ from datetime import datetime, timezone
 from sqlalchemy import Connection, Insert, Table, text
 from sqlalchemy.dialects import mysql
 
-from faststream_sqlbroker.core.times import from_microseconds
 from pyspark_sqlbroker.databases.base import (
     LONGEST_WAIT,
     ArchiveDatabase,
     Size,
+    TableRange,
     deep_cuts,
     halved,
     ranges,
@@ -119,36 +119,21 @@ class MySQL(ArchiveDatabase):
         ).first()
         return None if found is None else Size(int(found[0] or 0), int(found[1] or 0))
 
-    def _cut(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
+    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
         """Ranges of about equal depth, by the optimizer's estimates."""
-        raw = self.quote(column)
-        table = self.table(name, schema)
-        # MIN and MAX of the bare column are read from an index; those of a function are not.
-        ends = (f"MIN({raw})", f"MAX({raw})")
-        first, last = ends if column == "id" else map(self.microseconds, ends)
-        condition = f" WHERE {where}" if where else ""
-        low, high = connection.exec_driver_sql(
-            f"SELECT {first}, {last} FROM {table}{condition}"
-        ).one()
-        if low is None:
+        ends = self._ends(connection, rows)
+        if ends is None:
             return ["1=1"]
+        low, high = ends
+        table = self.table(rows.name, rows.schema)
+        column = rows.column
 
-        def literal(bound: int) -> str:
-            return str(bound) if column == "id" else self.moment(from_microseconds(bound))
+        def count(start: int, end: int) -> float:
+            limits = self._literal(column, start), self._literal(column, end)
+            return self._estimate(connection, table, self.quote(column), *limits)
 
-        def rows(start: int, end: int) -> float:
-            return self._estimate(connection, table, raw, literal(start), literal(end))
-
-        bounds, weights = halved(int(low), int(high) + 1, number * SLICES, rows)
-        cuts = [literal(bound) for bound in deep_cuts(bounds, weights, number)]
+        bounds, weights = halved(low, high + 1, number * SLICES, count)
+        cuts = [self._literal(column, bound) for bound in deep_cuts(bounds, weights, number)]
         return ranges(self.quote("id" if column == "id" else MOMENT), cuts)
 
     def _estimate(

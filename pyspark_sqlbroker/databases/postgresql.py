@@ -6,8 +6,14 @@ from datetime import datetime, timezone
 from sqlalchemy import Connection, Insert, Table, func, select
 from sqlalchemy.dialects import postgresql
 
-from faststream_sqlbroker.core.times import from_microseconds
-from pyspark_sqlbroker.databases.base import LONGEST_WAIT, ArchiveDatabase, Size, even_cuts, ranges
+from pyspark_sqlbroker.databases.base import (
+    LONGEST_WAIT,
+    ArchiveDatabase,
+    Size,
+    TableRange,
+    even_cuts,
+    ranges,
+)
 from pyspark_sqlbroker.load.columns import Field
 
 BLOCK = "_block"
@@ -32,10 +38,6 @@ class PostgreSQL(ArchiveDatabase):
     def begin(self, connection: Connection) -> None:
         """Whatever the server's default level is."""
         connection.exec_driver_sql("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-
-    def quote(self, name: str) -> str:
-        """Double quotes."""
-        return '"' + name.replace('"', '""') + '"'
 
     def text(self, value: str) -> str:
         """An escape string: it reads the same whatever standard_conforming_strings says."""
@@ -98,108 +100,44 @@ class PostgreSQL(ArchiveDatabase):
         ).one()
         return Size(rows, bytes_)
 
-    def _cut(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
+    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
         """Ranges of blocks for "id"; of values, by the histogram, if partitioned or for a time."""
-        table = self._regclass(name, schema)
-        kind, blocks = connection.exec_driver_sql(
-            "SELECT relkind::text, pg_relation_size(oid) / current_setting('block_size')::bigint "
-            f"FROM pg_class WHERE oid = {table}"
-        ).one()
-        if column == "id" and kind == "r":
-            places = [f"'({cut},0)'::tid" for cut in even_cuts(0, int(blocks), number)]
-            return ranges(self.quote(BLOCK), places)
-        return self._by_value(connection, name, schema, column, where, number)
+        if rows.column == "id" and not rows.moving:
+            kind, blocks = connection.exec_driver_sql(
+                "SELECT relkind::text, "
+                "pg_relation_size(oid) / current_setting('block_size')::bigint "
+                f"FROM pg_class WHERE oid = {self._regclass(rows.name, rows.schema)}"
+            ).one()
+            if kind == "r":
+                places = [f"'({cut},0)'::tid" for cut in even_cuts(0, int(blocks), number)]
+                return ranges(self.quote(BLOCK), places)
+        cuts = self._histogram(connection, rows, number) or self._even(connection, rows, number)
+        return ranges(self.quote(rows.column), [self._literal(rows.column, cut) for cut in cuts])
 
-    def id_ranges(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
-        """By the histogram: blocks are those of a row's version, and an update makes a new one
-        elsewhere.
-        """
-        return (
-            self._by_value(connection, name, schema, column, where, number)
-            if number > 1
-            else ["1=1"]
-        )
-
-    def _by_value(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
-        table = self._regclass(name, schema)
-        cuts = self._histogram(connection, table, column, where, number) or self._even(
-            connection, name, schema, column, where, number
-        )
-        return ranges(self.quote(column), cuts)
-
-    def _histogram(
-        self, connection: Connection, table: str, column: str, where: str, number: int
-    ) -> list[str]:
+    def _histogram(self, connection: Connection, rows: TableRange, number: int) -> list[int]:
         """Cuts of about equal depth from ANALYZE's histogram, those inside of `where` only; may be
         none.
         """
-        cast = "bigint" if column == "id" else "timestamptz"
-        name = self.quote(column)
-        value = name if column == "id" else self.microseconds(name)
+        cast = "bigint" if rows.column == "id" else "timestamptz"
+        name = self.quote(rows.column)
+        value = name if rows.column == "id" else self.microseconds(name)
         found = connection.exec_driver_sql(
             f"SELECT {value} FROM (SELECT unnest(histogram_bounds::text::{cast}[]) AS {name} "
-            f"FROM pg_stats s JOIN pg_class c ON c.oid = {table} "
+            "FROM pg_stats s "
+            f"JOIN pg_class c ON c.oid = {self._regclass(rows.name, rows.schema)} "
             "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = s.schemaname "
-            f"WHERE s.tablename = c.relname AND s.attname = {self.text(column)} "
-            f"AND s.inherited = (c.relkind = 'p')) b {f'WHERE {where}' if where else ''} "
-            f"ORDER BY b.{name}"
+            f"WHERE s.tablename = c.relname AND s.attname = {self.text(rows.column)} "
+            f"AND s.inherited = (c.relkind = 'p')) b{rows.condition} ORDER BY b.{name}"
         ).scalars()
         bounds = [int(bound) for bound in found]
-        chosen = (
-            dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number))
-            if bounds
-            else ()
-        )
-        return self._literals(column, chosen)
+        if not bounds:
+            return []
+        return list(dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number)))
 
-    def _even(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
+    def _even(self, connection: Connection, rows: TableRange, number: int) -> list[int]:
         """Cuts of the same length, for a table without statistics (ANALYZE)."""
-        # min and max of the bare column are read from an index; those of a function are not.
-        ends = (f"min({self.quote(column)})", f"max({self.quote(column)})")
-        first, last = ends if column == "id" else map(self.microseconds, ends)
-        low, high = connection.exec_driver_sql(
-            f"SELECT {first}, {last} FROM {self.table(name, schema)}"
-            f"{f' WHERE {where}' if where else ''}"
-        ).one()
-        return [] if low is None else self._literals(column, even_cuts(low, high, number))
-
-    def _literals(self, column: str, cuts: Iterable[int]) -> list[str]:
-        """Ids, or microseconds as moments: JDBC's session need not read texts as this one writes
-        them.
-        """
-        return [str(cut) if column == "id" else self.moment(from_microseconds(cut)) for cut in cuts]
+        ends = self._ends(connection, rows)
+        return [] if ends is None else even_cuts(*ends, number)
 
     def _regclass(self, name: str, schema: str | None) -> str:
         return f"to_regclass({self.text(self.table(name, schema))})"

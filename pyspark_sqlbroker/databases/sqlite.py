@@ -10,7 +10,7 @@ from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
-from pyspark_sqlbroker.databases.base import ArchiveDatabase, Size, even_cuts, ranges
+from pyspark_sqlbroker.databases.base import ArchiveDatabase, Size, TableRange, even_cuts, ranges
 from pyspark_sqlbroker.load.columns import Field
 
 
@@ -45,10 +45,6 @@ class SQLite(ArchiveDatabase):
     def begin(self, connection: Connection) -> None:
         """Take the write lock at once: upgrading a read lock fails if another writer is active."""
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    def quote(self, name: str) -> str:
-        """Double quotes."""
-        return '"' + name.replace('"', '""') + '"'
 
     def text(self, value: str) -> str:
         """Only the quote is special."""
@@ -106,20 +102,8 @@ class SQLite(ArchiveDatabase):
         statement = f"SELECT coalesce(max(id) - min(id) + 1, 0) FROM {self.table(name, schema)}"
         return Size(int(self.scalar(connection, statement)), bytes_)
 
-    def _cut(
-        self,
-        connection: Connection,
-        name: str,
-        schema: str | None,
-        column: str,
-        where: str,
-        number: int,
-    ) -> list[str]:
+    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
         """Ranges of the same length: SQLite keeps no statistics of values."""
-        condition = f" WHERE {where}" if where else ""
-        name_ = self.quote(column)
-        statement = f"SELECT min({name_}), max({name_}) FROM {self.table(name, schema)}{condition}"
-        low, high = connection.exec_driver_sql(statement).one()
-        if low is None:
-            return ["1=1"]
-        return ranges(name_, [str(cut) for cut in even_cuts(int(low), int(high), number)])
+        ends = self._ends(connection, rows)
+        cuts = [] if ends is None else even_cuts(*ends, number)
+        return ranges(self.quote(rows.column), [str(cut) for cut in cuts])

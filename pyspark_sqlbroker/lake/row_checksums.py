@@ -113,12 +113,8 @@ def ask_figures(
             serves.
     """
     database.prepare(connection)
-    asked = _asked(database, checksums=checksums)
-    where = selection.where(database)
-    condition = f" WHERE {where}" if where else ""
-    row = connection.exec_driver_sql(
-        f"SELECT {', '.join(asked)} FROM {selection.name(database)}{condition}"
-    ).one()
+    asked = ", ".join(_asked(database, checksums=checksums))
+    row = connection.exec_driver_sql(f"SELECT {asked} {selection.from_clause(database)}").one()
     return RowChecksums(*(int(value) for value in row))
 
 
@@ -135,11 +131,9 @@ def ask_windows(
     length = LENGTHS[size] // TICK
     moment = f"({database.microseconds(database.quote('archived_at'))})"
     start = f"{moment} - (({moment}) % {length} + {length}) % {length}"
-    where = selection.where(database)
-    condition = f" WHERE {where}" if where else ""
     asked = ", ".join([start, *_asked(database, checksums=checksums)])
     rows = connection.exec_driver_sql(
-        f"SELECT {asked} FROM {selection.name(database)}{condition} GROUP BY 1"
+        f"SELECT {asked} {selection.from_clause(database)} GROUP BY 1"
     )
     return {
         ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))

@@ -194,8 +194,8 @@ def _count(
         part = selection.between(start, end)
         found: Any = database.scalar(
             connection,
-            f"SELECT count(*) FROM (SELECT 1 AS one FROM {part.name(database)} "
-            f"WHERE {part.where(database)} LIMIT {cap + 1 - rows}) counted",
+            f"SELECT count(*) FROM (SELECT 1 AS one {part.from_clause(database)} "
+            f"LIMIT {cap + 1 - rows}) counted",
         )
         rows += int(found)
     return rows

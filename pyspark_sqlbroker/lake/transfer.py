@@ -11,18 +11,12 @@ from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError
 from pyspark_sqlbroker.databases import ArchiveDatabase
+from pyspark_sqlbroker.databases.base import MOST_PARTITIONS, PARTITION_BYTES, SMALL
 from pyspark_sqlbroker.lake.entries import Entry, Note
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, ask_windows, compute_windows
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
-from pyspark_sqlbroker.load.read import (
-    MOST_PARTITIONS,
-    PARTITION_BYTES,
-    SMALL,
-    Snapshot,
-    open_snapshot,
-    scan,
-)
+from pyspark_sqlbroker.load.read import Snapshot, open_snapshot, scan
 from pyspark_sqlbroker.load.selection import Selection
 
 TYPICAL_ROW = 500

@@ -1,6 +1,5 @@
 """The tables as DataFrames by JDBC, and one moment for every connection that reads (PostgreSQL)."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import TICK, Duration, positive_seconds
+from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
@@ -127,20 +126,11 @@ def _end(connection: Connection) -> bool:
     return True
 
 
-PARTITION_BYTES = 256 << 20
-"""Bytes of the table for each partition, by the database's statistics."""
-
 FETCH_BYTES = 8 << 20
 """Bytes that a connection fetches at once, for rows of average size."""
 
 MOST_FETCHED_ROWS = 10_000
 """Rows that a connection fetches at once: tiny rows would make FETCH_BYTES too many of them."""
-
-SMALL = 50_000
-"""Rows. Up to here one connection is faster than opening a second one."""
-
-MOST_PARTITIONS = 64
-"""Partitions chosen by "auto"; each is a connection to the database."""
 
 
 def read_archive(
@@ -249,9 +239,7 @@ def _read(
     database = database_of(parse_address(url))
     with database.connect() as connection:
         if snapshot is True:
-            end = database.now(connection) + TICK
-            until = end if selection.until is None else min(end, selection.until)
-            selection = selection.between(selection.since, until)
+            selection = selection.closed(database, connection)
         held = snapshot if isinstance(snapshot, Snapshot) else None
         frame = scan(spark, database, connection, selection, num_partitions, held, options)
     return frame if decode is None else decode_payload(frame, decode)
@@ -285,11 +273,10 @@ def scan(
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
     column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"
-    where = selection.where(database)
     # Without a snapshot rows move from one block to another: those of the live table at each
     # update, those of the archive if the table is rewritten.
     moving = snapshot is None and (exact or selection.time_column != "archived_at")
-    predicates = _predicates(database, connection, selection, column, number, moving=moving)
+    rows = selection.cut_by(database, column, moving=moving)
     properties = dict(database.address.properties) | {
         "driver": database.jdbc_driver,
         "fetchsize": str(_fetch_rows(size)),
@@ -299,41 +286,19 @@ def scan(
         properties["sessionInitStatement"] = snapshot.statement
     raw = spark.read.jdbc(
         database.address.jdbc_url,
-        _subquery(database, selection, column, where),
-        predicates=predicates,
+        selection.subquery(database, [field.name for field in selection.fields], column),
+        predicates=database.predicates(connection, rows, number),
         properties=properties | dict(options or {}),
     )
     return raw.select(*_columns(spark, database, selection))
 
 
-def _predicates(
-    database: ArchiveDatabase,
-    connection: Connection,
-    selection: Selection,
-    column: str,
-    number: int,
-    *,
-    moving: bool,
-) -> list[str]:
-    """One condition for each partition, on `column`."""
-    table = selection.table
-    schema = selection.schema
-    if column == "archived_at":
-        times = selection.times(database)
-        return database.predicates(connection, table, schema, column, times, number)
-    # Blocks are quicker than ids, but could read a row that moves twice, or not at all.
-    cut = database.id_ranges if moving else database.predicates
-    return cut(connection, table, schema, column, "", number)
-
-
 def _number(spark: SparkSession, wanted: int | Literal["auto"], size: Size) -> int:
     if wanted != "auto":
         return whole_number("num_partitions", wanted, other=' or "auto"')
-    if size.rows <= SMALL and size.bytes <= PARTITION_BYTES:
-        return 1
     context = getattr(spark, "_sc", None)
     cores = 2 if context is None else int(context.defaultParallelism)
-    return min(max(math.ceil(size.bytes / PARTITION_BYTES), cores), MOST_PARTITIONS)
+    return size.partitions(cores)
 
 
 def _fetch_rows(size: Size) -> int:
@@ -342,15 +307,6 @@ def _fetch_rows(size: Size) -> int:
     """
     row = size.row_bytes or FETCH_BYTES / 1000
     return int(min(max(FETCH_BYTES / row, 1), MOST_FETCHED_ROWS))
-
-
-def _subquery(database: ArchiveDatabase, selection: Selection, column: str, where: str) -> str:
-    listed = [database.column(field) for field in selection.fields]
-    listed += [
-        f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
-    ]
-    condition = f" WHERE {where}" if where else ""
-    return f"(SELECT {', '.join(listed)} FROM {selection.name(database)}{condition}) q"
 
 
 def _raw_schema(database: ArchiveDatabase, selection: Selection) -> str:

@@ -3,7 +3,7 @@
 A state on disk belongs to such rows of one database: one of other rows is refused.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, LIVE_STATES, MessageState
-from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.core.times import TICK, from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import check_name
 from pyspark_sqlbroker.address import Address
 from pyspark_sqlbroker.databases import ArchiveDatabase
+from pyspark_sqlbroker.databases.base import TableRange
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from pyspark_sqlbroker.moments import Moment, parse_moment
 
@@ -69,6 +70,29 @@ class Selection:
             if values is not None:
                 conditions.append(database.among(name, values) if values else "1=0")
         return " AND ".join(conditions)
+
+    def from_clause(self, database: ArchiveDatabase) -> str:
+        """FROM, and WHERE if there is a condition."""
+        condition = self.where(database)
+        return f"FROM {self.name(database)}{f' WHERE {condition}' if condition else ''}"
+
+    def subquery(self, database: ArchiveDatabase, names: Collection[str], column: str) -> str:
+        """The rows with the columns of these names, and with what conditions on `column` need."""
+        listed = [database.column(field) for field in self.fields if field.name in names]
+        listed += [
+            f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
+        ]
+        return f"(SELECT {', '.join(listed)} {self.from_clause(database)}) q"
+
+    def cut_by(self, database: ArchiveDatabase, column: str, *, moving: bool = False) -> TableRange:
+        """The rows, to be cut into ranges of "id" or "archived_at"."""
+        where = self.times(database) if column == "archived_at" else ""
+        return TableRange(self.table, self.schema, column, where, moving)
+
+    def closed(self, database: ArchiveDatabase, connection: Connection) -> "Selection":
+        """The rows that are older than now, by the database's clock."""
+        end = database.now(connection) + TICK
+        return self.between(self.since, end if self.until is None else min(end, self.until))
 
 
 @dataclass(frozen=True)
@@ -127,11 +151,7 @@ def find_oldest(
     """The time of the oldest selected row; None if there is none."""
     # An index knows the least time; it would not know the least result of a function.
     oldest = database.microseconds(f"min({database.quote(selection.time_column)})")
-    where = selection.where(database)
-    found = database.scalar(
-        connection,
-        f"SELECT {oldest} FROM {selection.name(database)}{f' WHERE {where}' if where else ''}",
-    )
+    found = database.scalar(connection, f"SELECT {oldest} {selection.from_clause(database)}")
     return None if found is None else from_microseconds(int(found))
 
 

@@ -3,7 +3,6 @@
 A stream reads its windows by the same statements.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.times import TICK
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.load.columns import Field
@@ -20,15 +18,9 @@ from pyspark_sqlbroker.load.selection import Selection
 from pyspark_sqlbroker.source.options import Options
 from pyspark_sqlbroker.source.rows import read_batches
 
-PARTITION_BYTES = 256 << 20
-"""As by JDBC: each task starts a Python worker and a connection, and more tasks than cores are
-slower."""
-
-SMALL_ROWS = 50_000
-"""Rows. Up to here one connection is faster than opening a second one."""
-
-MOST_PARTITIONS = 64
-"""Partitions that are chosen without numPartitions; each is a connection."""
+MIN_PARTITIONS = 2
+"""Of a table that is not small. As by JDBC each task starts a connection, and a Python worker too:
+more tasks than cores are slower."""
 
 
 class Cut(InputPartition):
@@ -54,11 +46,8 @@ class BatchReader(DataSourceReader):
 
     def _cuts(self) -> list[InputPartition]:
         database = database_of(self._options.address)
-        selection = self._options.selection
         with database.connect() as connection:
-            end = database.now(connection) + TICK
-            until = end if selection.until is None else min(end, selection.until)
-            selection = selection.between(selection.since, until)
+            selection = self._options.selection.closed(database, connection)
             return whole_table(database, connection, self._options, selection, self._fields)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -112,14 +101,15 @@ def whole_table(
         SetupError: the database has no such table.
     """
     database.need_table(connection, selection.table, selection.schema)
-    number = options.num_partitions or _number(database, connection, selection)
-    column = _column(options, selection)
-    times = selection.times(database) if column == "archived_at" else ""
+    number = options.num_partitions or database.size(
+        connection, selection.table, selection.schema
+    ).partitions(MIN_PARTITIONS)
+    archived = options.kind == "archive"
+    column = "archived_at" if archived and selection.since is not None else "id"
     # Ranges of blocks are faster than ranges of ids, but an update moves a row of the live table to
     # another block: it could be read twice, or not at all.
-    by_blocks = options.kind == "archive"
-    ask = database.predicates if column != "id" or by_blocks else database.id_ranges
-    cuts = ask(connection, selection.table, selection.schema, column, times, number)
+    rows = selection.cut_by(database, column, moving=not archived)
+    cuts = database.predicates(connection, rows, number)
     return make_cuts(database, selection, fields, column, cuts)
 
 
@@ -134,25 +124,6 @@ def make_cuts(
     makes them).
     """
     names = {field.name for field in fields} | {column}
-    listed = [database.column(field) for field in selection.fields if field.name in names]
-    listed += [
-        f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
-    ]
-    condition = selection.where(database)
-    where = f" WHERE {condition}" if condition else ""
-    inner = f"SELECT {', '.join(listed)} FROM {selection.name(database)}{where}"
+    inner = selection.subquery(database, names, column)
     outer = ", ".join(database.quote(field.name) for field in fields)
-    return [Cut(f"SELECT {outer} FROM ({inner}) q WHERE {cut}") for cut in cuts]
-
-
-def _column(options: Options, selection: Selection) -> str:
-    """What the table is cut by."""
-    recent = options.kind == "archive" and selection.since is not None
-    return "archived_at" if recent else "id"
-
-
-def _number(database: ArchiveDatabase, connection: Connection, selection: Selection) -> int:
-    size = database.size(connection, selection.table, selection.schema)
-    if size.rows <= SMALL_ROWS and size.bytes <= PARTITION_BYTES:
-        return 1
-    return min(max(math.ceil(size.bytes / PARTITION_BYTES), 2), MOST_PARTITIONS)
+    return [Cut(f"SELECT {outer} FROM {inner} WHERE {cut}") for cut in cuts]

@@ -114,14 +114,8 @@ class StreamReader(DataSourceStreamReader):
                 number = (
                     1 + (count_rows(database, connection, selection, most) - 1) // ROWS_A_PARTITION
                 )
-            cuts = database.predicates(
-                connection,
-                selection.table,
-                selection.schema,
-                "archived_at",
-                selection.times(database),
-                number,
-            )
+            rows = selection.cut_by(database, "archived_at")
+            cuts = database.predicates(connection, rows, number)
         return make_cuts(database, selection, self._fields, "archived_at", cuts)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -279,8 +273,7 @@ def _moment(
     time = database.quote(window.time_column)
     found = database.scalar(
         connection,
-        f"SELECT {database.microseconds(time)} FROM {window.name(database)} WHERE "
-        f"{window.where(database)} "
+        f"SELECT {database.microseconds(time)} {window.from_clause(database)} "
         f"ORDER BY {time} LIMIT 1 OFFSET {skipped}",
     )
     return None if found is None else from_microseconds(int(found))
@@ -290,7 +283,7 @@ def count_rows(
     database: ArchiveDatabase, connection: Connection, window: Selection, most: int
 ) -> int:
     """How many rows the window holds; counting ends at `most`, and begins at 1."""
-    inner = f"SELECT 1 FROM {window.name(database)} WHERE {window.where(database)} LIMIT {most}"
+    inner = f"SELECT 1 {window.from_clause(database)} LIMIT {most}"
     return max(int(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q")), 1)
 
 
@@ -300,5 +293,5 @@ def anything_before(
     """Whether a row of the selected queues, in any state, was archived before `moment`."""
     # Queues may be pruned alone; a state cannot, but a dead letter that is retried goes.
     earlier = replace(selection, since=None, until=moment, states=None)
-    inner = f"SELECT 1 FROM {earlier.name(database)} WHERE {earlier.where(database)} LIMIT 1"
+    inner = f"SELECT 1 {earlier.from_clause(database)} LIMIT 1"
     return bool(database.scalar(connection, f"SELECT COUNT(*) FROM ({inner}) q"))

@@ -8,7 +8,7 @@ from sqlalchemy import create_engine, make_url
 
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.databases.base import LONGEST_WAIT
+from pyspark_sqlbroker.databases.base import LONGEST_WAIT, TableRange
 from tests.spark.conftest import START, Archive
 
 pytestmark = pytest.mark.capability("Spark: the archive and the live table by JDBC")
@@ -34,9 +34,8 @@ def test_cuts_mean_the_same_in_every_session(new_database: Any, number: int, poo
     with database.connect() as connection:
         if pooled:  # the next statement goes to another session, which has the defaults
             connection.exec_driver_sql("RESET DateStyle")
-        cuts = database.predicates(
-            connection, "message_archive", None, "archived_at", since, number
-        )
+        rows = TableRange("message_archive", None, "archived_at", since)
+        cuts = database.predicates(connection, rows, number)
     jdbc = create_engine(archive.engine.url, connect_args={"options": "-c DateStyle=ISO"})
     with jdbc.connect() as connection:
         sizes = [

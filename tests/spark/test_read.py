@@ -24,6 +24,7 @@ from pyspark_sqlbroker import (
 )
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.databases.base import TableRange
 from pyspark_sqlbroker.load.read import Snapshot
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.conftest import Servers
@@ -330,7 +331,8 @@ def test_the_ends_of_the_times_come_from_the_index(
         event.listen(
             connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2])
         )
-        database.predicates(connection, "message_archive", None, "archived_at", times, 2)
+        rows = TableRange("message_archive", None, "archived_at", times)
+        database.predicates(connection, rows, 2)
         [statement] = [one for one in asked if "max(" in one.lower()]
         plan = str(connection.exec_driver_sql(f"EXPLAIN {statement}").all())
     assert ("Index Only Scan" if kind == "postgresql" else "Select tables optimized away") in plan
@@ -342,10 +344,10 @@ def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
     archive.add_many(100)
     archive.analyze()
     assert read_archive(spark, archive.url).rdd.getNumPartitions() == 1
-    monkeypatch.setattr("pyspark_sqlbroker.load.read.SMALL", 10)
+    monkeypatch.setattr("pyspark_sqlbroker.databases.base.SMALL", 10)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() == 2
-    monkeypatch.setattr("pyspark_sqlbroker.load.read.PARTITION_BYTES", 4096)
-    monkeypatch.setattr("pyspark_sqlbroker.load.read.MOST_PARTITIONS", 6)
+    monkeypatch.setattr("pyspark_sqlbroker.databases.base.PARTITION_BYTES", 4096)
+    monkeypatch.setattr("pyspark_sqlbroker.databases.base.MOST_PARTITIONS", 6)
     assert read_archive(spark, archive.url).rdd.getNumPartitions() in (3, 4, 5, 6)
 
 
