@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
-from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError
+from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Note
 from pyspark_sqlbroker.lake.lake import Lake
@@ -143,12 +143,7 @@ def _merge(lake: Lake, files: Sequence[DataFile]) -> CompactedFiles:
             raise ExportMismatchError(
                 window.name, str(before.get(window)), str(found.get(window)), "Try again"
             )
-    try:
-        lake.commit(Note("compact"), staged, files, same_rows=True)
-    except ConcurrentLoadError:
-        lake.load()
-        lake.discard(staged)
-        raise
+    lake.commit(Note("compact"), staged, files, same_rows=True)
     return CompactedFiles(
         _span(lake, files),
         sum(one.rows for one in before.values()),

@@ -1,4 +1,4 @@
-"""The one place that knows the table's format: stage, commit, files, delete.
+"""The one place that knows the table's format: stage, commit, files, vacuum.
 
 Spark's executors write Parquet to a folder of the attempt, `data/<uuid>/`. The driver commits the
 files to the log of the Delta table by deltalake. No other module of the lake imports deltalake, so
@@ -9,12 +9,12 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame
@@ -145,12 +145,9 @@ class DeltaWriter:
         known = set(self.schema().names)
         new = [one for one in Schema.from_json(schema.json()).fields if one.name not in known]
         if new:
-            self._add_columns(new)
-
-    def _add_columns(self, fields: list[Field]) -> None:
-        with self._errors():
-            self._need().alter.add_columns(fields, commit_properties=self._next({}))
-        self.load()
+            with self._errors():
+                self._need().alter.add_columns(new, commit_properties=self._next({}))
+            self.load()
 
     def stage(self, frame: DataFrame) -> list[DataFile]:
         """Write rows to a folder of this attempt; the files are no part of the table yet."""
@@ -219,10 +216,6 @@ class DeltaWriter:
             )
         # Files without times come first: the order is that of the times, not of their text.
         return sorted(found, key=lambda one: (one.times is not None, one.times or (), one.path))
-
-    def delete(self, place: str) -> None:
-        """Remove a staged folder or file that no version of the table names."""
-        self.folders.delete(place)
 
     def notes(self) -> list[dict[str, Any]]:
         """What our commits have said, from the oldest to the newest."""
@@ -330,10 +323,3 @@ def _stats(file: DataFile) -> str:
         stats["maxValues"] = {"id": file.ids[1], "archived_at": high}
         stats["nullCount"] = {"id": 0, "archived_at": 0}
     return json.dumps(stats)
-
-
-def with_figures(
-    file: DataFile, rows: int, ids: tuple[int, int], times: tuple[datetime, datetime]
-) -> DataFile:
-    """The file with what is known of its rows."""
-    return replace(file, rows=rows, ids=ids, times=times)

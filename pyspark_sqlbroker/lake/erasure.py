@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
-from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError, SetupError
+from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from pyspark_sqlbroker.address import parse_address
@@ -294,17 +294,13 @@ def erase_rows(
         staged, found = lake.stage(left.coalesce(len(files)), checksums=True)
     try:
         _compare(whole, gone, found)
-        entries = _entries(lake, gone, archived)
-        # Taken before the commit: a file that is staged later may be part of the next one.
-        moment = lake.folders.now()
-        lake.commit(Note("erase", entries), staged, files)
     except ExportMismatchError:
         lake.discard(staged)
         raise
-    except ConcurrentLoadError:
-        lake.load()
-        lake.discard(staged)
-        raise
+    entries = _entries(lake, gone, archived)
+    # Taken before the commit: a file that is staged later may be part of the next one.
+    moment = lake.folders.now()
+    lake.commit(Note("erase", entries), staged, files)
     return ErasedFiles(sum(one.rows for one in gone.values()), moment)
 
 

@@ -225,7 +225,9 @@ def export_archive(
             run = Run(job, connection, records, rows_per_commit, changes, on_window)
             lake.plan_again(lambda: run.bring(_spans(run, window, horizon.moment, back)))
     done = tuple(run.done[name] for name in sorted(run.done))
-    return ExportResult(lake.folders.root, done, horizon.moment, lake.watermark, changes.files)
+    return ExportResult(
+        lake.folders.root, done, horizon.moment, lake.state.watermark, changes.files
+    )
 
 
 def _records(

@@ -133,7 +133,7 @@ class Folders:
                 # listFiles fails if files go while it runs; other attempts remove theirs.
                 yield from self._system.listStatus(folder)
         except Py4JJavaError as error:
-            if error.java_exception.getClass().getName() != "java.io.FileNotFoundException":
+            if not _is_missing(error):
                 raise
 
     def delete(self, place: str) -> None:
@@ -194,33 +194,11 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
         SetupError: it holds something else, or is there and cannot be read.
         NotSupportedError: Spark Connect, whose Java cannot be asked.
     """
-    text = read_text(spark, path)
-    if text is None:
-        return None
-    try:
-        content = json.loads(text)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise SetupError(
-            f"{path} holds no JSON object: restore it from a copy, or give another path if it is "
-            "none of ours"
-        )
-    return content
-
-
-def read_text(spark: SparkSession, path: str) -> str | None:
-    """The text of the file at `path`; None if there is no file.
-
-    Raises:
-        SetupError: it is there and cannot be read.
-        NotSupportedError: Spark Connect, whose Java cannot be asked.
-    """
     java, place, system = _open(spark, path)
     try:
         stream = system.open(place)
     except Py4JJavaError as error:
-        if error.java_exception.getClass().getName() != "java.io.FileNotFoundException":
+        if not _is_missing(error):
             raise
         # Java raises the same error for a file of another user and for a folder.
         if system.exists(place):
@@ -231,9 +209,19 @@ def read_text(spark: SparkSession, path: str) -> str | None:
             raise SetupError(msg) from error
         return None
     try:
-        return str(getattr(java, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
+        text = str(getattr(java, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
     finally:
         stream.close()
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise SetupError(
+            f"{path} holds no JSON object: restore it from a copy, or give another path if it is "
+            "none of ours"
+        )
+    return content
 
 
 def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
@@ -321,3 +309,7 @@ def _open(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
         place,
         system.getRawFileSystem() if str(system.getUri().getScheme()) == "file" else system,
     )
+
+
+def _is_missing(error: Py4JJavaError) -> bool:
+    return bool(error.java_exception.getClass().getName() == "java.io.FileNotFoundException")

@@ -16,16 +16,10 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
-from pyspark_sqlbroker.lake.delta import DATA, LOG, DataFile, DeltaWriter, with_figures
+from pyspark_sqlbroker.lake.delta import DATA, LOG, DataFile, DeltaWriter
 from pyspark_sqlbroker.lake.entries import Entry, Note, State, state_of
 from pyspark_sqlbroker.lake.files import Found
-from pyspark_sqlbroker.lake.row_checksums import (
-    NOTHING,
-    RowChecksums,
-    compute_windows,
-    figure_columns,
-    window_start,
-)
+from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, figure_columns, window_start
 from pyspark_sqlbroker.lake.s3 import open_folders
 from pyspark_sqlbroker.lake.windows import ExportWindow, parse_window
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
@@ -73,6 +67,7 @@ class Lake:
         table: The Delta table.
         source: What it is the export of; None before the first export.
         state: What its commits say.
+        files: Those of the table, in the order of their times.
     """
 
     def __init__(
@@ -115,7 +110,7 @@ class Lake:
     def _read(self) -> None:
         self.source: dict[str, Any] | None = None
         self.state = State()
-        self._files: list[DataFile] = []
+        self.files: list[DataFile] = []
         if not self.table.exists:
             return
         self.source = self.table.source()
@@ -124,7 +119,7 @@ class Lake:
                 f"{self.folders.root} is a Delta table that no export has made: give another path"
             )
         self.state = state_of(self.table.notes(), self.size, self.folders.root)
-        self._files = self.table.files()
+        self.files = self.table.files()
 
     @property
     def size(self) -> str:
@@ -135,16 +130,6 @@ class Lake:
     def id(self) -> str:
         """Random, drawn once: tells this lake from others."""
         return str(self.need_source()["id"])
-
-    @property
-    def files(self) -> list[DataFile]:
-        """Those of the table, in the order of their times."""
-        return self._files
-
-    @property
-    def watermark(self) -> datetime | None:
-        """The end of the first span without a gap; None if nothing was exported."""
-        return self.state.watermark
 
     def need_source(self) -> dict[str, Any]:
         """What it is the export of.
@@ -204,7 +189,7 @@ class Lake:
     def read(self, start: datetime, end: datetime) -> DataFrame:
         """The rows that the lake has of a span of time."""
         low, high = (F.timestamp_micros(F.lit(to_microseconds(one))) for one in (start, end))
-        frame = self.read_files([one for one in self._files if one.may_hold(start, end)])
+        frame = self.read_files([one for one in self.files if one.may_hold(start, end)])
         return frame.where((F.col("archived_at") >= low) & (F.col("archived_at") < high))
 
     def read_files(self, files: Iterable[DataFile]) -> DataFrame:
@@ -238,7 +223,7 @@ class Lake:
         known, figures = self._measure(files, checksums=checksums)
         for one in files:
             if one.path not in known:
-                self.table.delete(one.path)
+                self.folders.delete(one.path)
         return [known[one.path] for one in files if one.path in known], figures
 
     def _measure(
@@ -265,12 +250,8 @@ class Lake:
                 ids = (min(low, known_.ids[0]), max(high, known_.ids[1]))
                 times = (min(times[0], known_.times[0]), max(times[1], known_.times[1]))
                 found = replace(found, rows=found.rows + known_.rows)
-            known[file.path] = with_figures(file, found.rows, ids, times)
+            known[file.path] = replace(file, rows=found.rows, ids=ids, times=times)
         return known, figures
-
-    def figures(self, start: datetime, end: datetime) -> dict[ExportWindow, RowChecksums]:
-        """The figures of each window of a span, computed from the files by one pass."""
-        return compute_windows(self.read(start, end), self.size, checksums=True)
 
     def commit(
         self,
@@ -285,13 +266,20 @@ class Lake:
         See `DeltaWriter.commit`.
 
         Raises:
-            ConcurrentLoadError: another process has committed since `load`.
+            ConcurrentLoadError: another process has committed since `load`. The staged files are
+                gone, and the lake is loaded again.
         """
-        self.table.check_staged(add)
-        digests = {one.path: self.folders.sha256(one.path) for one in add}
-        self.table.commit(
-            replace(note, digests=digests).to_json(), add, remove, same_rows=same_rows
-        )
+        try:
+            self.table.check_staged(add)
+            digests = {one.path: self.folders.sha256(one.path) for one in add}
+            self.table.commit(
+                replace(note, digests=digests).to_json(), add, remove, same_rows=same_rows
+            )
+        except ConcurrentLoadError:
+            # The store may have taken our commit and told so too late: look before files go.
+            self.load()
+            self.discard(add)
+            raise
         self._read()
 
     def record(self, paths: Iterable[str]) -> None:
@@ -304,11 +292,11 @@ class Lake:
         """Remove staged files, except what the loaded table names."""
         used = self._used()
         for folder in {one.path.split("/")[1] for one in files} - used:
-            self.table.delete(f"{DATA}/{folder}")
+            self.folders.delete(f"{DATA}/{folder}")
 
     def _used(self) -> set[str]:
         """Folders that a commit has ever named."""
-        paths = [*self.state.digests, *(one.path for one in self._files)]
+        paths = [*self.state.digests, *(one.path for one in self.files)]
         return {one.split("/")[1] for one in paths if one.startswith(f"{DATA}/")}
 
     def sweep(self) -> list[str]:
@@ -325,7 +313,7 @@ class Lake:
         now = self.folders.now()
         for name in names:
             if 0 < self.folders.newest(f"{DATA}/{name}") < now - LEFT_AFTER:
-                self.table.delete(f"{DATA}/{name}")
+                self.folders.delete(f"{DATA}/{name}")
                 left.append(name)
         return left
 
@@ -339,12 +327,12 @@ class Lake:
         """
         gone = self.table.vacuum(hours)
         self._read()
-        live = {one.path for one in self._files}
+        live = {one.path for one in self.files}
         limit = moment - hours * 3_600_000
         for name, found in self.folders.files(DATA).items():
             kept = name in live or (hours > 0 and name in self.state.digests)
             if not kept and found.modified < limit:
-                self.table.delete(name)
+                self.folders.delete(name)
                 gone.append(name)
         return gone
 
@@ -355,9 +343,9 @@ class Lake:
             checked_bytes: Files of so many bytes in all, the latest first, are read and compared
                 with their SHA-256; of the others only the size is compared.
         """
-        there = self._there(self._files)
+        there = self._there(self.files)
         found = dict[str, str]()
-        for one in reversed(self._files):
+        for one in reversed(self.files):
             checked = one.size <= checked_bytes
             problem = self._problem(one, there, checked=checked)
             if problem is not None:
@@ -412,7 +400,7 @@ class Lake:
     def windows_of(self, paths: Iterable[str]) -> list[ExportWindow]:
         """The recorded windows that may have rows in these files."""
         wanted = set(paths)
-        files = [one for one in self._files if one.path in wanted]
+        files = [one for one in self.files if one.path in wanted]
         return [
             window
             for window in self.windows()

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.times import to_microseconds
-from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError
+from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import DataFile
@@ -309,9 +309,4 @@ def _commit(lake: Lake, way: Way, plan: _Plan, full: Mapping[ExportWindow, RowCh
     }
     agree = all(plan.unions[one].matches(lake.figures_of(one)) for one in plan.windows)
     same = agree and not (way.lossy or way.out)
-    try:
-        lake.commit(Note("repair", entries), staged, plan.gone, same_rows=same)
-    except ConcurrentLoadError:
-        lake.load()
-        lake.discard(staged)
-        raise
+    lake.commit(Note("repair", entries), staged, plan.gone, same_rows=same)

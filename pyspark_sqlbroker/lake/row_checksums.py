@@ -1,7 +1,8 @@
 """Checksums over rows that a database and Spark compute alike: equal checksums mean equal rows."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, astuple, dataclass
+from operator import add, sub
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -39,25 +40,17 @@ class RowChecksums:
 
     def __add__(self, other: "RowChecksums") -> "RowChecksums":
         """Of both sets of rows; a sum that one of them lacks is None."""
-        return RowChecksums(
-            self.rows + other.rows,
-            self.ids + other.ids,
-            self.times + other.times,
-            _add(self.payload_bytes, other.payload_bytes),
-            _add(self.payloads, other.payloads),
-            _add(self.columns, other.columns),
-        )
+        return self._combine(other, add)
 
     def __sub__(self, other: "RowChecksums") -> "RowChecksums":
         """Without `other`, a part of it; a sum that one of them lacks is None."""
-        return RowChecksums(
-            self.rows - other.rows,
-            self.ids - other.ids,
-            self.times - other.times,
-            _subtract(self.payload_bytes, other.payload_bytes),
-            _subtract(self.payloads, other.payloads),
-            _subtract(self.columns, other.columns),
-        )
+        return self._combine(other, sub)
+
+    def _combine(
+        self, other: "RowChecksums", calculate: Callable[[int, int], int]
+    ) -> "RowChecksums":
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return RowChecksums(*(None if None in pair else calculate(*pair) for pair in pairs))
 
     @property
     def counts(self) -> "RowChecksums":
@@ -66,7 +59,7 @@ class RowChecksums:
 
     def matches(self, other: "RowChecksums") -> bool:
         """Whether all figures that both have are equal."""
-        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        pairs = zip(astuple(self), astuple(other), strict=True)
         return all(one == two for one, two in pairs if one is not None and two is not None)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,14 +74,6 @@ class RowChecksums:
         return ", ".join(
             f"{name}={value}" for name, value in asdict(self).items() if value is not None
         )
-
-
-def _add(one: int | None, two: int | None) -> int | None:
-    return None if one is None or two is None else one + two
-
-
-def _subtract(one: int | None, two: int | None) -> int | None:
-    return None if one is None or two is None else one - two
 
 
 NOTHING = RowChecksums(0, 0, 0, 0, 0, 0)
@@ -156,16 +141,13 @@ def _asked(database: ArchiveDatabase, *, checksums: bool) -> list[str]:
     return asked
 
 
-def compute_figures(frame: DataFrame, *, checksums: bool) -> RowChecksums:
-    """The same of a DataFrame of `ARCHIVE_SCHEMA`, by one action."""
-    row = frame.agg(*figure_columns(checksums=checksums)).collect()[0]
-    return RowChecksums(*(int(value) for value in row))
-
-
 def compute_windows(
     frame: DataFrame, size: str, *, checksums: bool
 ) -> dict[ExportWindow, RowChecksums]:
-    """The same for each window that has rows, by one action; rows without a time are in none."""
+    """The same of a DataFrame of `ARCHIVE_SCHEMA`, for each window that has rows, by one action.
+
+    Rows without a time are in no window.
+    """
     timed = frame.where(F.col("archived_at").isNotNull())  # other programs may write others
     grouped = timed.groupBy(window_start(size).alias("w"))
     rows = grouped.agg(*figure_columns(checksums=checksums)).collect()

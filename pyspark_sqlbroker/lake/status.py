@@ -109,7 +109,7 @@ def describe_export(
         lake.folders.root,
         source,
         windows,
-        lake.watermark,
+        lake.state.watermark,
         len(lake.files),
         size,
         lake.table.version,
@@ -165,7 +165,7 @@ def measure_freshness(
         lacking = _lacking(lake, find_oldest(database, connection, selection), horizon)
         rows = _count(database, connection, selection, lacking, cap)
         now = database.now(connection)
-    mark = lake.watermark
+    mark = lake.state.watermark
     age = None if mark is None else (now - mark).total_seconds()
     return Freshness(horizon, mark, age, min(rows, cap), rows > cap)
 
@@ -173,7 +173,7 @@ def measure_freshness(
 def _lacking(lake: Lake, oldest: datetime | None, horizon: datetime) -> list[Span]:
     """The spans that an export without `since` brings: after the first that the lake has."""
     covered = lake.state.covered
-    start = oldest if lake.watermark is None else lake.watermark
+    start = oldest if lake.state.watermark is None else lake.state.watermark
     if start is None:
         return []
     return without_spans((start, floor(horizon, lake.size)), covered)

@@ -9,7 +9,7 @@ from logging import getLogger
 from pyspark.sql import DataFrame
 from sqlalchemy import URL, Connection
 
-from faststream_sqlbroker.exceptions import ConcurrentLoadError, ExportMismatchError
+from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.databases.base import MOST_PARTITIONS, PARTITION_BYTES, SMALL
 from pyspark_sqlbroker.lake.entries import Entry, Note
@@ -120,16 +120,11 @@ def _attempt(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindo
             kept = compute_windows(ours, size, checksums=job.checksums)
     try:
         entries = _compare(job, batch, found, full, kept)
-        noted = {one.name: entry for one, entry in entries.items()}
-        job.lake.commit(Note("export", noted, batch.covered), files)
     except ExportMismatchError:
         job.lake.discard(files)
         raise
-    except ConcurrentLoadError:
-        # The store may have taken our commit and told so too late: look before files go.
-        job.lake.load()
-        job.lake.discard(files)
-        raise
+    noted = {one.name: entry for one, entry in entries.items()}
+    job.lake.commit(Note("export", noted, batch.covered), files)
     return entries
 
 
