@@ -33,43 +33,29 @@ if TYPE_CHECKING:
     from pyspark_sqlbroker.session import build_session
     from pyspark_sqlbroker.source import DefaultSource
 
-_HOMES = {
-    "ARCHIVE_SCHEMA": "load.frames",
-    "DefaultSource": "source",
-    "Horizon": "horizon",
-    "Load": "load.incremental",
-    "MESSAGE_SCHEMA": "load.frames",
-    "ReplayResult": "replays.replay",
-    "ExportResult": "lake.export",
-    "ExportStatus": "lake.status",
-    "PruneResult": "lake.prune",
-    "Snapshot": "load.read",
-    "build_session": "session",
-    "compact_export": "lake.compact",
-    "decode_payload": "load.decode",
-    "describe_export": "lake.status",
-    "export_archive": "lake.export",
-    "Freshness": "lake.status",
-    "find_horizon": "horizon",
-    "measure_freshness": "lake.status",
-    "new_rows": "load.incremental",
-    "open_snapshot": "load.read",
-    "prune_archive": "lake.prune",
-    "read_archive": "load.read",
-    "read_export": "lake.reading",
-    "read_messages": "load.read",
-    "EraseResult": "lake.erasure",
-    "RepairResult": "lake.repair",
-    "VerifyResult": "lake.verify",
-    "erase_messages": "lake.erasure",
-    "register_export": "lake.reading",
-    "repair_export": "lake.repair",
-    "replay": "replays.replay",
-    "struct_of": "load.models",
-    "verify_export": "lake.verify",
-    "write_report": "report",
+_NAMES = {
+    "horizon": ("Horizon", "find_horizon"),
+    "lake.compact": ("compact_export",),
+    "lake.erasure": ("EraseResult", "erase_messages"),
+    "lake.export": ("ExportResult", "export_archive"),
+    "lake.prune": ("PruneResult", "prune_archive"),
+    "lake.reading": ("read_export", "register_export"),
+    "lake.repair": ("RepairResult", "repair_export"),
+    "lake.status": ("ExportStatus", "Freshness", "describe_export", "measure_freshness"),
+    "lake.verify": ("VerifyResult", "verify_export"),
+    "load.decode": ("decode_payload",),
+    "load.frames": ("ARCHIVE_SCHEMA", "MESSAGE_SCHEMA"),
+    "load.incremental": ("Load", "new_rows"),
+    "load.models": ("struct_of",),
+    "load.read": ("Snapshot", "open_snapshot", "read_archive", "read_messages"),
+    "replays.replay": ("ReplayResult", "replay"),
+    "report": ("write_report",),
+    "session": ("build_session",),
+    "source": ("DefaultSource",),
 }
-"""Where each public name lives: Spark is imported when one of them is asked for."""
+"""The public names of each module: Spark is imported when one of them is asked for."""
+
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = (
     "ARCHIVE_SCHEMA",

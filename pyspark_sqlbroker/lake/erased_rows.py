@@ -1,7 +1,7 @@
 """Remove the rows of some messages from the live table and the archive, and leave an audit."""
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -205,8 +205,3 @@ def _without_values() -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise StoreError(f"the database answered: {error.orig}") from None
-
-
-def wanted_of(ids: Collection[int], keys: Collection[str]) -> Wanted:
-    """What was given, each once."""
-    return Wanted(frozenset(ids), frozenset(keys))

@@ -18,7 +18,7 @@ from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from pyspark_sqlbroker.address import parse_address
-from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, Note
 from pyspark_sqlbroker.lake.erased_rows import (
@@ -28,10 +28,8 @@ from pyspark_sqlbroker.lake.erased_rows import (
     find_rows,
     lower_records,
     remove_rows,
-    wanted_of,
 )
 from pyspark_sqlbroker.lake.lake import FILE_NAME, Lake
-from pyspark_sqlbroker.lake.prune import selection_of
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, compute_windows
 from pyspark_sqlbroker.lake.windows import ExportWindow
 
@@ -145,7 +143,7 @@ def erase_messages(
         for one in tables.ours:
             database.need_table(connection, one.name, one.schema)
         if lake is not None:
-            selection_of(lake, database, table, schema, source)
+            lake.select(database, source, table, schema)
             need_whole(lake)
         wanted, found = _complete(connection, tables, lake, given)
         there = 0 if lake is None else count_rows(lake, wanted.ids)
@@ -155,11 +153,11 @@ def erase_messages(
         # Before the first row goes: an erasure that dies is in the audit as one that runs.
         audit = Audit(database, connection, tables.policy_state, by)
         audit.begin(len(found.waiting) + len(found.archived) + there, path)
-        return _Erasure(database, connection, tables, lake, hours).run(wanted, audit)
+        return _erase(connection, tables, lake, hours, wanted, audit)
 
 
 def _given(ids: Iterable[int], keys: Iterable[str]) -> Wanted:
-    given = wanted_of([whole_number("ids", one) for one in ids], list(keys))
+    given = Wanted(frozenset(whole_number("ids", number) for number in ids), frozenset(keys))
     if not given.ids and not given.keys:
         raise SetupError("give ids= or keys= of the messages to erase")
     if any(not isinstance(one, str) or not one for one in given.keys):
@@ -189,47 +187,43 @@ def _complete(
     return wanted, find_rows(connection, tables, wanted)
 
 
-@dataclass
-class _Erasure:
-    database: ArchiveDatabase
-    connection: Connection
-    tables: Tables
-    lake: Lake | None
-    hours: int
+def _erase(
+    connection: Connection,
+    tables: Tables,
+    lake: Lake | None,
+    hours: int,
+    wanted: Wanted,
+    audit: Audit,
+) -> EraseResult:
+    # The database first: an export that plans after the lake's commit finds no row to bring.
+    live, found = remove_rows(connection, tables, wanted)
+    rows = 0
+    files = set[str]()
+    if lake is not None:
+        removed = found.by_window(lake.size)
+        erased = _erase_from(lake, Wanted(wanted.ids | found.ids, wanted.keys), removed)
+        rows = erased.rows
+        # Retention that compares before this finds a window that differs, and leaves it.
+        lower_records(connection, tables.policy_state, lake.id, removed)
+        lake.plan_again(lambda: files.update(lake.purge(erased.moment, hours)))
+    counts = {"live": live, "archived": len(found.archived), "in_lake": rows}
+    audit.end(counts, len(found.leased))
+    leased = tuple(sorted(found.leased))
+    return EraseResult(False, live, len(found.archived), rows, leased, len(files), audit.id)
 
-    def run(self, wanted: Wanted, audit: Audit) -> EraseResult:
-        # The database first: an export that plans after the lake's commit finds no row to bring.
-        live, found = remove_rows(self.connection, self.tables, wanted)
-        rows = 0
-        files = 0
-        if self.lake is not None:
-            ids = wanted.ids | found.ids
-            erased = self._from_lake(self.lake, Wanted(ids, wanted.keys), found)
-            rows = erased.rows
-            removed = found.by_window(self.lake.size)
-            # Retention that compares before this finds a window that differs, and leaves it.
-            lower_records(self.connection, self.tables.policy_state, self.lake.id, removed)
-            files = self._purge(self.lake, erased)
-        counts = {"live": live, "archived": len(found.archived), "in_lake": rows}
-        audit.end(counts, len(found.leased))
-        leased = tuple(sorted(found.leased))
-        return EraseResult(False, live, len(found.archived), rows, leased, files, audit.id)
 
-    def _from_lake(self, lake: Lake, wanted: Wanted, found: Found) -> ErasedFiles:
-        done = list[ErasedFiles]()
+def _erase_from(
+    lake: Lake, wanted: Wanted, archived: Mapping[ExportWindow, RowChecksums]
+) -> ErasedFiles:
+    done = list[ErasedFiles]()
 
-        def erase() -> None:
-            # Looked for anew in each plan: an export may have brought rows since the last one.
-            ids = wanted.ids | ids_of_keys(lake, wanted.keys)
-            done.append(erase_rows(lake, ids, found.by_window(lake.size)))
+    def erase() -> None:
+        # Looked for anew in each plan: an export may have brought rows since the last one.
+        ids = wanted.ids | ids_of_keys(lake, wanted.keys)
+        done.append(erase_rows(lake, ids, archived))
 
-        lake.plan_again(erase)
-        return done[-1]
-
-    def _purge(self, lake: Lake, erased: ErasedFiles) -> int:
-        gone = set[str]()
-        lake.plan_again(lambda: gone.update(lake.purge(erased.moment, self.hours)))
-        return len(gone)
+    lake.plan_again(erase)
+    return done[-1]
 
 
 def need_whole(lake: Lake) -> None:

@@ -23,7 +23,7 @@ from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.entries import Entry, Note
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.records import Records, open_records
-from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, ask_windows
+from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, count_windows
 from pyspark_sqlbroker.lake.transfer import Batch, Job, lacking, transfer
 from pyspark_sqlbroker.lake.verify import Changes, find_changes
 from pyspark_sqlbroker.lake.windows import (
@@ -281,7 +281,8 @@ class Run:
         Raises:
             ConcurrentLoadError: another process has committed since the lake was loaded.
         """
-        counts = self._count(spans)
+        job = self.job
+        counts = count_windows(job.database, self.connection, job.selection, spans, job.lake.size)
         recorded = [one for one in self.job.lake.windows() if _inside(one, spans)]
         windows = sorted({*counts, *recorded})
         self._total = len({*self.done, *(one.name for one in windows)})
@@ -322,19 +323,6 @@ class Run:
             if known:
                 self._look_again(window, counts.get(window, NOTHING))
         self._bring(waiting, rows, cut_spans([span], reached, None))
-
-    def _count(self, spans: Sequence[Span]) -> dict[ExportWindow, RowChecksums]:
-        counts = dict[ExportWindow, RowChecksums]()
-        for start, end in spans:
-            selection = self.job.selection.between(start, end)
-            counts |= ask_windows(
-                self.job.database,
-                self.connection,
-                selection,
-                self.job.lake.size,
-                checksums=False,
-            )
-        return counts
 
     def _bring(self, windows: list[ExportWindow], rows: int, covered: Sequence[Span]) -> None:
         """Bring windows of which the lake has no row; the commit covers these spans."""

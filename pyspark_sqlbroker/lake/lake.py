@@ -16,6 +16,7 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
+from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.delta import DATA, LOG, DataFile, DeltaWriter
 from pyspark_sqlbroker.lake.entries import Entry, Note, State, state_of
 from pyspark_sqlbroker.lake.files import Found
@@ -23,7 +24,13 @@ from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, figure_c
 from pyspark_sqlbroker.lake.s3 import open_folders
 from pyspark_sqlbroker.lake.windows import ExportWindow, parse_window
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
-from pyspark_sqlbroker.load.selection import refuse_other_rows
+from pyspark_sqlbroker.load.selection import (
+    ARCHIVE,
+    Selection,
+    describe_source,
+    refuse_other_rows,
+    select_rows,
+)
 
 LEFT_AFTER = 24 * 3_600_000
 """Milliseconds after which what an attempt has staged counts as left by a dead process: an attempt
@@ -140,6 +147,28 @@ class Lake:
         if self.source is None:
             raise SetupError(f"{self.folders.root} has no table: give the path of an export")
         return self.source
+
+    def select(
+        self,
+        database: ArchiveDatabase,
+        name: str | None,
+        table: str | None = None,
+        schema: str | None = None,
+        *,
+        advice: str = "nothing was removed: give the export of this archive",
+    ) -> Selection:
+        """The rows that the lake is the export of; `name` is the one it has for the database.
+
+        Raises:
+            SetupError: it is not of this database or table.
+        """
+        source = self.need_source()
+        selection = select_rows(
+            ARCHIVE, table or source["table"], schema or source["schema"], queues=source["queues"]
+        )
+        ours = describe_source(database.address, selection, name)
+        refuse_other_rows(f"{self.folders.root} is the export", source, ours, advice)
+        return selection
 
     def begin(self, source: Mapping[str, Any], lake_id: str) -> None:
         """Make the table if there is none, and add the columns that it lacks.

@@ -13,7 +13,6 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
-from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import (
     CHUNK,
@@ -28,17 +27,11 @@ from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
     ask_figures,
-    ask_windows,
     compute_windows,
+    count_windows,
 )
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span, cut_spans, floor, without_spans
-from pyspark_sqlbroker.load.selection import (
-    ARCHIVE,
-    Selection,
-    describe_source,
-    refuse_other_rows,
-    select_rows,
-)
+from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
 
 
 @dataclass(frozen=True)
@@ -156,7 +149,7 @@ def prune_archive(
             rows = _expire(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported, storage_options)
-        selection = selection_of(lake, database, table, schema, source)
+        selection = lake.select(database, source, table, schema)
         work = _Work(lake, database, connection, selection)
         tell = on_window or (lambda _: None)
         dropped = _prune(work, cutoff, dry_run=dry_run, tell=tell)
@@ -189,27 +182,6 @@ def _expire(
     return gone
 
 
-def selection_of(
-    lake: Lake, database: ArchiveDatabase, table: str | None, schema: str | None, name: str | None
-) -> Selection:
-    """The rows that the lake is the export of.
-
-    Raises:
-        SetupError: it is not of this database or table.
-    """
-    source = lake.need_source()
-    selection = select_rows(
-        ARCHIVE, table or source["table"], schema or source["schema"], queues=source["queues"]
-    )
-    refuse_other_rows(
-        f"{lake.folders.root} is the export",
-        source,
-        describe_source(database.address, selection, name),
-        "nothing was removed: give the export of this archive",
-    )
-    return selection
-
-
 def _prune(
     work: _Work,
     cutoff: datetime | None,
@@ -224,7 +196,8 @@ def _prune(
     partitions = Partitions(work.database, work.connection, work.selection)
     if not dry_run:
         partitions.resume()
-    windows = _with_rows(work, spans)
+    with_rows = count_windows(work.database, work.connection, work.selection, spans, work.lake.size)
+    windows = sorted(with_rows)
     work.damaged = _damaged(work.lake, windows)
     parts = partitions.find()
     if not parts or dry_run:
@@ -235,17 +208,6 @@ def _prune(
     for window in windows:
         _finish(work, window, tell, dry_run=False)
     return tuple(part.name for part in work.dropped)
-
-
-def _with_rows(work: _Work, spans: Sequence[Span]) -> list[ExportWindow]:
-    """The windows that have rows in the database, in order."""
-    found = set[ExportWindow]()
-    for start, end in spans:
-        selection = work.selection.between(start, end)
-        found |= ask_windows(
-            work.database, work.connection, selection, work.lake.size, checksums=False
-        ).keys()
-    return sorted(found)
 
 
 def _without(spans: Sequence[Span], refused: Sequence[ExportWindow]) -> list[Span]:
@@ -331,7 +293,9 @@ def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
     Their files must have the bytes that were committed, so a file without a recorded SHA-256 does
     not count; and the rows in them must be as many as the commit says, with the same sums.
     """
-    files = [one for one in lake.files if _holds_any(one, windows)]
+    files = [
+        file for file in lake.files if any(file.may_hold(one.start, one.end) for one in windows)
+    ]
     bad = lake.altered_of(files).keys() | lake.unrecorded_of(files).keys()
     suspect = [one for one in files if one.path in bad]
     damaged = {one.name for one in windows if any(f.may_hold(one.start, one.end) for f in suspect)}
@@ -341,10 +305,6 @@ def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
         one for one in windows if not found.get(one, NOTHING).matches(lake.figures_of(one))
     ]
     return damaged | {one.name for one in differing}
-
-
-def _holds_any(file: DataFile, windows: Sequence[ExportWindow]) -> bool:
-    return any(file.may_hold(one.start, one.end) for one in windows)
 
 
 def _covered(part: Partition, spans: Sequence[Span]) -> bool:

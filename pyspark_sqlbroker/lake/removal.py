@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.lake.row_checksums import RowChecksums
+from pyspark_sqlbroker.lake.row_checksums import RowChecksums, asked_figures
 from pyspark_sqlbroker.load.selection import Selection
 
 CHUNK = 5_000
@@ -292,9 +292,8 @@ class Partitions:
         return self._connection.exec_driver_sql(f"SELECT to_regclass({name})::oid").scalar()
 
     def _figures(self, name: str) -> RowChecksums:
-        time = self._database.microseconds("archived_at")
-        sums = ", ".join(self._database.exact_sum(one) for one in ("id", time))
-        row = self._connection.exec_driver_sql(f"SELECT count(*), {sums} FROM {name}").one()
+        asked = ", ".join(asked_figures(self._database, checksums=False))
+        row = self._connection.exec_driver_sql(f"SELECT {asked} FROM {name}").one()
         return RowChecksums(*(int(value) for value in row))
 
     def _rows(self) -> Sequence[Any]:

@@ -14,7 +14,6 @@ from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, Note
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.prune import selection_of
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
@@ -107,7 +106,7 @@ def repair_export(
     """
     lake = Lake(spark, path, storage_options)
     database = database_of(parse_address(url))
-    selection = selection_of(lake, database, None, None, source)
+    selection = lake.select(database, source)
     job = Job(lake, database, url, selection, checksums=True, options=options)
     result = RepairResult(lake.folders.root)
     more = True

@@ -1,6 +1,6 @@
 """Checksums over rows that a database and Spark compute alike: equal checksums mean equal rows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from operator import add, sub
 from typing import Any
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.times import TICK, from_microseconds
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.lake.windows import LENGTHS, ExportWindow
+from pyspark_sqlbroker.lake.windows import LENGTHS, ExportWindow, Span
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, Field
 from pyspark_sqlbroker.load.selection import Selection
 
@@ -98,7 +98,7 @@ def ask_figures(
             serves.
     """
     database.prepare(connection)
-    asked = ", ".join(_asked(database, checksums=checksums))
+    asked = ", ".join(asked_figures(database, checksums=checksums))
     row = connection.exec_driver_sql(f"SELECT {asked} {selection.from_clause(database)}").one()
     return RowChecksums(*(int(value) for value in row))
 
@@ -116,7 +116,7 @@ def ask_windows(
     length = LENGTHS[size] // TICK
     moment = f"({database.microseconds(database.quote('archived_at'))})"
     start = f"{moment} - (({moment}) % {length} + {length}) % {length}"
-    asked = ", ".join([start, *_asked(database, checksums=checksums)])
+    asked = ", ".join([start, *asked_figures(database, checksums=checksums)])
     rows = connection.exec_driver_sql(
         f"SELECT {asked} {selection.from_clause(database)} GROUP BY 1"
     )
@@ -126,7 +126,23 @@ def ask_windows(
     }
 
 
-def _asked(database: ArchiveDatabase, *, checksums: bool) -> list[str]:
+def count_windows(
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    spans: Iterable[Span],
+    size: str,
+) -> dict[ExportWindow, RowChecksums]:
+    """The counts of each window of these spans that has rows, by one statement for each span."""
+    counts = dict[ExportWindow, RowChecksums]()
+    for span in spans:
+        rows = selection.between(*span)
+        counts |= ask_windows(database, connection, rows, size, checksums=False)
+    return counts
+
+
+def asked_figures(database: ArchiveDatabase, *, checksums: bool) -> list[str]:
+    """What SQL aggregates, in the order of `RowChecksums`."""
     name = database.quote
     sums = [name("id"), database.microseconds(name("archived_at"))]
     asked = ["count(*)", *(database.exact_sum(one) for one in sums)]

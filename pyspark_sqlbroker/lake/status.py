@@ -15,14 +15,7 @@ from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import Span, floor, without_spans
-from pyspark_sqlbroker.load.selection import (
-    ARCHIVE,
-    Selection,
-    describe_source,
-    find_oldest,
-    refuse_other_rows,
-    select_rows,
-)
+from pyspark_sqlbroker.load.selection import Selection, find_oldest
 
 MOST_COUNTED = 1_000_000
 """Rows up to which `measure_freshness` counts, unless it is asked for more."""
@@ -152,13 +145,9 @@ def measure_freshness(
     """
     whole_number("cap", cap)
     lake = Lake(spark, path, storage_options)
-    theirs = lake.need_source()
-    selection = select_rows(ARCHIVE, theirs["table"], theirs["schema"], queues=theirs["queues"])
+    lake.need_source()
     database = database_of(parse_address(url))
-    ours = describe_source(database.address, selection, source)
-    refuse_other_rows(
-        f"{lake.folders.root} is the export", theirs, ours, "give the URL of its database"
-    )
+    selection = lake.select(database, source, advice="give the URL of its database")
     with database.connect() as connection:
         database.need_table(connection, selection.table, selection.schema)
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary).moment

@@ -227,13 +227,13 @@ class Watermark:
         return self if self.begun is None else replace(self, until=self.begun.moment, begun=None)
 
 
+@dataclass(frozen=True)
 class WatermarkFile:
     """The file of one series of loads."""
 
-    def __init__(self, spark: SparkSession, path: str, source: Mapping[str, Any]) -> None:
-        self._spark = spark
-        self._path = path
-        self._source = dict(source)
+    spark: SparkSession
+    path: str
+    source: dict[str, Any]
 
     def read(self) -> Watermark:
         """What it holds; a new one where there is no file.
@@ -241,24 +241,24 @@ class WatermarkFile:
         Raises:
             SetupError: it is not such a file, of a newer version, of other rows, or cannot be read.
         """
-        content = read_json(self._spark, self._path)
+        content = read_json(self.spark, self.path)
         if content is None:
-            return Watermark(self._source)
+            return Watermark(self.source)
         if content.get("format") != FORMAT or not isinstance(content.get("source"), dict):
             raise SetupError(
-                f"{self._path} is no watermark that this version can read: give another path in "
+                f"{self.path} is no watermark that this version can read: give another path in "
                 "state="
             )
         refuse_other_rows(
-            f"{self._path} is the state",
+            f"{self.path} is the state",
             content["source"],
-            self._source,
+            self.source,
             "give each series of loads its own path",
         )
         try:
-            return _parse(content, self._source)
+            return _parse(content, self.source)
         except (KeyError, TypeError) as error:
-            msg = f"{self._path} is a damaged watermark ({error}): restore it from a copy"
+            msg = f"{self.path} is a damaged watermark ({error}): restore it from a copy"
             raise SetupError(msg) from error
 
     def write(self, old: Watermark, new: Watermark) -> None:
@@ -272,13 +272,13 @@ class WatermarkFile:
         found = self.read()
         if found != old:
             raise ConcurrentLoadError(
-                f"another load changed {self._path} while this one ran, and that one's rows count: "
+                f"another load changed {self.path} while this one ran, and that one's rows count: "
                 "drop what this one wrote, but no folder that both wrote to, as those of one name "
                 "are; if this one wrote to it last, write the window that the other has logged to "
                 "it again (read_archive with its since= and until=); run one load of a state at a "
                 "time"
             )
-        write_json(self._spark, self._path, _render(new))
+        write_json(self.spark, self.path, _render(new))
 
 
 def _parse(content: Mapping[str, Any], source: Mapping[str, Any]) -> Watermark:

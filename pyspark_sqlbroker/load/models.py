@@ -3,6 +3,7 @@
 import collections.abc
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -163,13 +164,13 @@ def _constraints(annotations: tuple[Any, ...]) -> Iterator[Any]:
             yield each
 
 
+@dataclass(frozen=True)
 class _Converter:
     """Turns the annotation of one field into a type."""
 
-    def __init__(self, place: str, by_alias: bool, above: tuple[type, ...]) -> None:
-        self._place = place
-        self._by_alias = by_alias
-        self._above = above
+    place: str
+    by_alias: bool
+    above: tuple[type, ...]
 
     def __call__(self, annotation: Any, metadata: tuple[Any, ...] = ()) -> DataType:
         if annotation is Decimal:
@@ -194,7 +195,7 @@ class _Converter:
         if issubclass(annotation, RootModel):
             return self._root(annotation)
         if issubclass(annotation, BaseModel):
-            return _struct(annotation, self._place, self._by_alias, self._above)
+            return _struct(annotation, self.place, self.by_alias, self.above)
         if issubclass(annotation, Enum):
             return self._same([type(member.value) for member in annotation], annotation)
         if issubclass(annotation, str):
@@ -203,9 +204,9 @@ class _Converter:
 
     def _root(self, model: type[RootModel[Any]]) -> DataType:
         """In JSON it is its bare root."""
-        _refuse_cycle(model, self._place, self._above)
+        _refuse_cycle(model, self.place, self.above)
         info = model.model_fields["root"]
-        convert = _Converter(self._place, self._by_alias, (*self._above, model))
+        convert = _Converter(self.place, self.by_alias, (*self.above, model))
         return convert(info.annotation, tuple(info.metadata))
 
     def _generic(self, origin: Any, arguments: tuple[Any, ...], annotation: Any) -> DataType:
@@ -236,7 +237,7 @@ class _Converter:
         precision = digits if digits is not None and scales else MOST_DIGITS
         if (digits or 0) > MOST_DIGITS or scale > precision:
             raise SetupError(
-                f"{self._place} has decimals of {digits} digits, {scale} after the point: Spark "
+                f"{self.place} has decimals of {digits} digits, {scale} after the point: Spark "
                 f"has at most {MOST_DIGITS} digits, and no more after the point than in all"
             )
         return DecimalType(precision, scale)
@@ -244,5 +245,5 @@ class _Converter:
     def _unknown(self, annotation: Any) -> SetupError:
         shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
         return SetupError(
-            f"{self._place} is annotated {shown}, which has no counterpart in Spark: {_ADVICE}"
+            f"{self.place} is annotated {shown}, which has no counterpart in Spark: {_ADVICE}"
         )

@@ -4,7 +4,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -225,8 +225,7 @@ def _started(writer: Writer, *, spread: bool) -> Writer:
 
 
 def _need_tables(writer: Writer, connection: Connection) -> None:
-    archive = writer.archive()
-    for table in (*writer.tables(), *(() if archive is None else (archive,))):
+    for table in writer.tables().ours:
         try:
             connection.execute(select(*table.c).where(false()))
         except DBAPIError as error:
@@ -328,18 +327,11 @@ def _run(rows: DataFrame, writer: Writer) -> list[Any]:
 
 
 def _as_arrow(counts: Mapping[str, Count]) -> Any:
-    found = [
-        {
-            "queue": queue,
-            "rows": count.rows,
-            "fresh": count.fresh,
-            "bytes": count.bytes,
-            "redriven": count.redriven,
-            "sample": json.dumps(count.sample),
-        }
+    rows = [
+        asdict(count) | {"queue": queue, "sample": json.dumps(count.sample)}
         for queue, count in counts.items()
     ]
-    return pa.RecordBatch.from_pylist(found, schema=_ARROW_RESULT)
+    return pa.RecordBatch.from_pylist(rows, schema=_ARROW_RESULT)
 
 
 def _translated(error: PySparkException) -> BaseException:

@@ -83,16 +83,8 @@ class Writer:
     dry_run: bool
     current_only: bool = False
 
-    def tables(self) -> tuple[Table, Table]:
-        """The message table and that of the marks."""
-        tables = self._built()
-        return tables.message, tables.policy_state
-
-    def archive(self) -> Table | None:
-        """The table of messages that ended, if it is looked at."""
-        return self._built().archive if self.config.message_archive_table_name else None
-
-    def _built(self) -> Tables:
+    def tables(self) -> Tables:
+        """The database's tables: the archive only if it is looked at."""
         return build_tables(self.config, dialect_name=self.database.kind)
 
     @property
@@ -136,7 +128,10 @@ class Task:
     def __init__(self, writer: Writer, partition: int) -> None:
         self._writer = writer
         self._database = writer.database
-        self._message, self._state = writer.tables()
+        tables = writer.tables()
+        self._message = tables.message
+        self._archive = tables.archive
+        self._state = tables.policy_state
         self._start = None if writer.start is None else writer.start + writer.shift * partition
         self._slots = self._shown = 0
         self._engine = self._database.address.engine()
@@ -165,8 +160,9 @@ class Task:
         return self.counts
 
     def _last_known(self, ids: Sequence[int]) -> dict[int, int | None]:
-        archive = self._writer.archive()
-        return self._repeat(lambda found: last_known(found, self._message, archive, ids))
+        return self._repeat(
+            lambda connection: last_known(connection, self._message, self._archive, ids)
+        )
 
     def _leave_out(self, row: dict[str, Any]) -> None:
         count = self.counts.setdefault(row["queue"], Count())

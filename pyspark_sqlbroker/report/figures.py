@@ -158,7 +158,9 @@ def _shown_queues(slim: DataFrame, totals: Row) -> tuple[list[str] | None, str |
     """The queues that are shown by themselves, None for all, and the name of the others."""
     if totals["queues"] <= MOST_QUEUES:
         return None, None
-    kept = [row["queue"] for row in collect_rows(_largest(slim))]
+    counted = slim.groupBy("queue").agg(F.count("*").alias("messages"))
+    largest = counted.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES - 1)
+    kept = [row["queue"] for row in collect_rows(largest)]
     return kept, f"{totals['queues'] - len(kept):,} other queues"
 
 
@@ -169,10 +171,16 @@ def _with_names(slim: DataFrame, kept: Sequence[str] | None, others: str | None)
 
 
 def _rates(slim: DataFrame, kept: Sequence[str] | None, others: str | None) -> DataFrame:
+    """Failure rates, with those of the small queues as one."""
     rates = analytics.failure_rate(slim)
     if kept is None or others is None:
         return rates
-    return _together(rates, ~F.col("queue").isin(*kept), others)
+    # Rates are computed for each queue first, then added up: a dead letter counts for the queue
+    # that it came from, which only its header tells.
+    small = ~F.col("queue").isin(*kept) & _archived()
+    sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
+    known = rates.withColumn("queue", _renamed(small, others)).groupBy("queue").agg(*sums)
+    return known.withColumn("rate", rate())
 
 
 def _slim(frame: DataFrame) -> DataFrame:
@@ -200,25 +208,8 @@ def _totals(slim: DataFrame) -> Row:
     return totals | {name: moment_of(totals[name]) for name in ("first", "last")}
 
 
-def _largest(slim: DataFrame) -> DataFrame:
-    """The queues that are shown by themselves when there are too many."""
-    counted = slim.groupBy("queue").agg(F.count("*").alias("messages"))
-    return counted.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES - 1)
-
-
 def _renamed(small: Column, others: str) -> Column:
     return F.when(small, others).otherwise(F.col("queue"))
-
-
-def _together(rates: DataFrame, small: Column, others: str) -> DataFrame:
-    """Failure rates with those of the small queues as one.
-
-    Rates are computed for each queue first, then added up: a dead letter counts for the queue that
-    it came from, which only its header tells.
-    """
-    known = rates.withColumn("queue", _renamed(small & _archived(), others))
-    sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
-    return known.groupBy("queue").agg(*sums).withColumn("rate", rate())
 
 
 def _archived() -> Column:
