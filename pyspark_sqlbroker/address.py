@@ -231,5 +231,4 @@ def _mysql_name(name: str) -> str:
 
 def _python(url: URL, options: dict[str, str]) -> URL:
     kind = KINDS[url.get_backend_name()]
-    name = "postgresql" if kind == "postgresql" else "mysql"
-    return url.set(drivername=f"{name}+{PYTHON_DRIVERS[kind]}", query=options)
+    return url.set(drivername=f"{kind}+{PYTHON_DRIVERS[kind]}", query=options)

@@ -51,6 +51,11 @@ class Question:
         return Horizon(clock - self.lag, "safety lag", detail)
 
 
+def earlier(one: Horizon, other: Horizon) -> Horizon:
+    """The horizon of the earlier moment."""
+    return min(one, other, key=lambda horizon: horizon.moment)
+
+
 def seconds(length: timedelta) -> str:
     """`length` for people."""
     return f"{length.total_seconds():g} s"

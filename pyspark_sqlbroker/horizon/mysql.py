@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.times import from_microseconds
-from pyspark_sqlbroker.horizon.base import Horizon, Question, seconds
+from pyspark_sqlbroker.horizon.base import Horizon, Question, earlier, seconds
 
 ACCESS_DENIED = 1227
 """The server's error number for a missing privilege (ER_SPECIFIC_ACCESS_DENIED_ERROR)."""
@@ -113,9 +113,7 @@ def _seen(question: Question, clock: datetime) -> Horizon:
         "an XA transaction whose client has gone is not ended; it is taken to have begun at most "
         f"{seconds(question.lag)} before {detached.isoformat()}"
     )
-    return min(
-        horizon, Horizon(detached - question.lag, "safety lag", why), key=lambda found: found.moment
-    )
+    return earlier(horizon, Horizon(detached - question.lag, "safety lag", why))
 
 
 def _prepared(connection: Connection) -> bool:

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.horizon.base import Horizon, Question, seconds
+from pyspark_sqlbroker.horizon.base import Horizon, Question, earlier, seconds
 
 SESSIONS = """
 SELECT
@@ -84,12 +84,12 @@ def _on_primary(question: Question) -> Horizon:
             f"the role may not see {hidden} of the database's sessions (GRANT pg_read_all_stats TO "
             "it, and leave track_activities on)"
         )
-        horizon = _earlier(horizon, question.lagging(clock, why))
+        horizon = earlier(horizon, question.lagging(clock, why))
     if subscribed:
         why = "the database subscribes to another, whose rows come with the times of their origin"
-        horizon = _earlier(horizon, question.lagging(clock, why))
+        horizon = earlier(horizon, question.lagging(clock, why))
     if prepared is not None:
-        horizon = _earlier(horizon, _before_prepared(question, from_microseconds(prepared)))
+        horizon = earlier(horizon, _before_prepared(question, from_microseconds(prepared)))
     return horizon
 
 
@@ -104,10 +104,6 @@ def _before_prepared(question: Question, prepared: datetime) -> Horizon:
         f"ended; it is taken to have begun at most {seconds(question.lag)} before"
     )
     return Horizon(prepared - question.lag, "safety lag", detail)
-
-
-def _earlier(one: Horizon, other: Horizon) -> Horizon:
-    return min(one, other, key=lambda horizon: horizon.moment)
 
 
 def _on_standby(question: Question, primary: str | URL | None, patience: float) -> Horizon:

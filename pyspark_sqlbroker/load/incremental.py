@@ -20,7 +20,7 @@ from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
-from pyspark_sqlbroker.horizon.base import Source
+from pyspark_sqlbroker.horizon.base import Source, earlier
 from pyspark_sqlbroker.lake.files import read_json, write_json
 from pyspark_sqlbroker.load.decode import decode_payload
 from pyspark_sqlbroker.load.read import open_snapshot, scan
@@ -163,7 +163,7 @@ def new_rows(
             if found.begun is not None:
                 # This server may be another one, which is behind the server of the first try: only
                 # the part of the window that is complete here is read.
-                end = min(found.begun, end, key=lambda horizon: horizon.moment)
+                end = earlier(found.begun, end)
             end = _shorten(database, connection, selection, first, end, longest)
             until = end.moment if first is None else max(first, end.moment)
             nothing_new = until == first and found.begun is None
