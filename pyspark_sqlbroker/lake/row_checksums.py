@@ -50,7 +50,8 @@ class RowChecksums:
         self, other: "RowChecksums", calculate: Callable[[int, int], int]
     ) -> "RowChecksums":
         pairs = zip(astuple(self), astuple(other), strict=True)
-        return RowChecksums(*(None if None in pair else calculate(*pair) for pair in pairs))
+        sums: list[Any] = [None if None in pair else calculate(*pair) for pair in pairs]
+        return RowChecksums(*sums)
 
     @property
     def counts(self) -> "RowChecksums":
