@@ -16,7 +16,7 @@ from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.mysql.errors import DENIED, NO_COLUMN, NO_TABLE
 from faststream_sqlbroker.database.rights import Right, rights
-from faststream_sqlbroker.database.sqlite.errors import READ_ONLY, result_code
+from faststream_sqlbroker.database.sqlite.dialect import READ_ONLY, result_code
 from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 
 _UNSEEN = " (or the table does not exist: MariaDB does not tell a user without a right on it)"

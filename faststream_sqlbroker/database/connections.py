@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from sqlalchemy import Engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.errors import ErrorClasses
 from faststream_sqlbroker.database.event_loops import LoopPools
 from faststream_sqlbroker.database.operations import UNRESTORED
@@ -45,12 +44,12 @@ class Checkouts:
     or returned here. The application's own checkouts are not affected.
     """
 
-    def __init__(self, engine: AsyncEngine, dialect: Dialect, errors: ErrorClasses) -> None:
-        """Watch `engine`; nothing is checked out yet."""
+    def __init__(self, engine: AsyncEngine, errors: ErrorClasses) -> None:
+        """Watch `engine`, whose errors `errors` converts; nothing is checked out yet."""
         self.engine = engine
         self.errors = errors
+        self.dialect = errors.dialect
         self.pools = LoopPools()
-        self._dialect = dialect
         self._evicted_before = float("-inf")
         self._file = DatabaseFile()
         self.watch(engine)
@@ -60,7 +59,7 @@ class Checkouts:
         """Record when connections of `engine` are opened; they may be checked out here, too."""
         event.listen(engine.sync_engine, "connect", _opened)
         self.pools.watch(engine.sync_engine)
-        if self._dialect.name == "sqlite":
+        if self.dialect.name == "sqlite":
             event.listen(engine.sync_engine, "invalidate", _roll_back)
             self._file.watch(engine.sync_engine)
 
@@ -133,11 +132,11 @@ class Checkouts:
     async def _restored(self, connection: AsyncConnection) -> bool:
         """Put the session's settings back as the application had them; false if that fails."""
         sync: Any = connection.sync_connection
-        if not self._dialect.needs_restore(sync):
+        if not self.dialect.needs_restore(sync):
             return True
         try:
             await connection.rollback()
-            await connection.run_sync(self._dialect.restore)
+            await connection.run_sync(self.dialect.restore)
         except Exception:  # noqa: BLE001 - the caller closes the connection then
             return False
         return True

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from faststream_sqlbroker.database.dialects import Dialect
+from faststream_sqlbroker.database.errors import ErrorClasses
 from faststream_sqlbroker.database.guarded_connection import refuse_outside
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
@@ -48,10 +48,10 @@ class BusyError(Exception):
 class DriverShortcut:
     """Sends `Query`s on asyncpg's connection where that is as good."""
 
-    def __init__(self, engine: AsyncEngine, dialect: Dialect, *, allowed: bool = True) -> None:
+    def __init__(self, engine: AsyncEngine, errors: ErrorClasses, *, allowed: bool = True) -> None:
         """Notice how `engine` connects from now on; no connection is made."""
         self._sync_engine = engine.sync_engine
-        self._dialect = dialect
+        self._errors = errors
         self._texts: dict[TextClause, tuple[str, list[str]]] = {}
         self.possible = False
         """Whether connections are made in a way that allows it."""
@@ -152,7 +152,9 @@ class DriverShortcut:
         except Exception as error:
             # With a sqlstate the server has answered: it refused the statement. asyncpg refuses
             # values by a DataError. Any other error leaves open whether it was carried out.
-            answered = getattr(error, "sqlstate", None) and not self._dialect.ends_session(error)
+            answered = getattr(error, "sqlstate", None) and not self._errors.dialect.ends_session(
+                error
+            )
             if answered or type(error).__name__ == "DataError":
                 raise DBAPIError(None, None, error) from error
             raise

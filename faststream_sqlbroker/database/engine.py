@@ -1,7 +1,7 @@
 """The broker's own transactions: bounded in time, repeated if the database rolled them back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.database.connections import Checkouts, cancelled_once
-from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.errors import Doing
 from faststream_sqlbroker.database.query import Query
@@ -36,7 +35,6 @@ class Database:
     def __init__(
         self,
         checkouts: Checkouts,
-        dialect: Dialect,
         timeout: float,
         shortcut: DriverShortcut,
         places: asyncio.Semaphore,
@@ -46,16 +44,15 @@ class Database:
         """Bound each `run`, with its wait for a connection and its repeats, by `timeout` seconds.
 
         Args:
-            checkouts: Give the connections.
-            dialect: Begins the transactions.
+            checkouts: Give the connections; their dialect begins the transactions.
             timeout: Seconds.
             shortcut: Sends a `Query` on the driver's own connection.
             places: As many transactions as there are may run at a time.
             clock: For the pauses between repeats.
         """
         self.checkouts = checkouts
-        self.dialect = dialect
-        self.tables = dialect.tables
+        self.dialect = checkouts.dialect
+        self.tables = self.dialect.tables
         self.timeout = timeout
         self.clock = clock or Clock()
         self.idle_limit = min(timeout, IDLE_LIMIT)
@@ -102,14 +99,18 @@ class Database:
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self.timeout
         begin = partial(self._begin, locks=locks, planned_anew=planned_anew) if write else None
-        attempt = partial(
-            self._attempt,
+        once = partial(
+            self._once,
             work,
             places or self.places,
             deadline,
             frozenset(activities) if doing is None else doing,
             begin,
         )
+
+        def attempt() -> Coroutine[Any, Any, T]:
+            return cancelled_once(once()) if self.dialect.cancel_once else once()
+
         for _ in range(QUICK_REPEATS):
             try:
                 return await attempt()
@@ -132,17 +133,6 @@ class Database:
         if not self.errors.was_rolled_back(error):
             return True
         return not patient and self.errors.waited_for_lock(error)
-
-    async def _attempt(
-        self,
-        work: Callable[[Connection], T],
-        places: asyncio.Semaphore,
-        deadline: float,
-        doing: Doing,
-        begin: Callable[[Connection], None] | None,
-    ) -> T:
-        once = self._once(work, places, deadline, doing, begin)
-        return await (cancelled_once(once) if self.dialect.cancel_once else once)
 
     async def _once(
         self,

@@ -9,7 +9,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.database.dialects import Dialect
-from faststream_sqlbroker.database.sqlite.errors import is_locked
+from faststream_sqlbroker.database.sqlite.dialect import is_locked
 from faststream_sqlbroker.exceptions import (
     AccessError,
     PublishError,
@@ -41,7 +41,7 @@ class ErrorClasses:
 
     def __init__(self, dialect: Dialect, statement_timeout: float) -> None:
         """`statement_timeout`, in seconds, is named in the text of a timeout."""
-        self._dialect = dialect
+        self.dialect = dialect
         self._statement_timeout = statement_timeout
         self._on_denied: Callable[[Activities], None] = lambda _activities: None
         self._find_lacks: Callable[[Activities], Awaitable[Access]] = _nothing_found
@@ -113,7 +113,7 @@ class ErrorClasses:
         try:
             yield
         except Exception as error:
-            if type(error) is InvalidRequestError and self._dialect.name == "mariadb":
+            if type(error) is InvalidRequestError and self.dialect.name == "mariadb":
                 advice = "The URL begins with mariadb+: use mysql+, which works for both databases"
                 raise SetupError(f"{error} {advice}") from error
             ours = self.of(error)
@@ -141,7 +141,7 @@ class ErrorClasses:
         if isinstance(error, InvalidRequestError):
             msg = f"the given transaction cannot be used any more; publish before it ends ({error})"
             return PublishError(msg)
-        if self._dialect.name == "sqlite" and any(is_locked(each) for each in _causes(error)):
+        if self.dialect.name == "sqlite" and any(is_locked(each) for each in _causes(error)):
             msg = (
                 "SQLite cannot turn your read transaction into a writing one, because another "
                 "connection has written since it began; begin such transactions with BEGIN "
@@ -154,22 +154,22 @@ class ErrorClasses:
         return self.of(error) or error
 
     def _denied(self, error: BaseException) -> bool:
-        return any(self._dialect.is_denied(each) for each in _causes(error))
+        return any(self.dialect.is_denied(each) for each in _causes(error))
 
     def spoils(self, error: BaseException) -> bool:
         """Whether the connection that gave `error` must not be used again, though it may answer."""
-        return any(self._dialect.spoils(each) for each in _causes(error))
+        return any(self.dialect.spoils(each) for each in _causes(error))
 
     def was_never_sent(self, error: BaseException) -> bool:
         """Whether the driver refused the statement before it sent anything."""
-        return any(self._dialect.was_never_sent(each) for each in _causes(error))
+        return any(self.dialect.was_never_sent(each) for each in _causes(error))
 
     def was_rolled_back(self, error: BaseException) -> bool:
         """Whether the database rolled the transaction back and works, so it can be repeated now."""
         cause = error.__cause__
         if not isinstance(cause, DBAPIError) or isinstance(error, NotConnectedError):
             return False
-        ended = any(self._dialect.ends_session(each) for each in _causes(cause))
+        ended = any(self.dialect.ends_session(each) for each in _causes(cause))
         return not (cause.connection_invalidated or ended)
 
     def wrote_nothing(self, error: BaseException) -> bool:
@@ -178,7 +178,7 @@ class ErrorClasses:
 
     def waited_for_lock(self, error: BaseException) -> bool:
         """Whether the statement waited for another transaction's lock up to the session's limit."""
-        return any(self._dialect.lock_wait_ended(each) for each in _causes(error))
+        return any(self.dialect.lock_wait_ended(each) for each in _causes(error))
 
     def needs_another(self, error: BaseException) -> bool:
         """Whether the statement may succeed on another connection: this one is broken or stale."""
@@ -190,8 +190,8 @@ class ErrorClasses:
     def _is_transient(self, error: BaseException) -> bool:
         return any(
             isinstance(each, OSError)
-            or self._dialect.is_transient(each)
-            or self._dialect.was_never_sent(each)
+            or self.dialect.is_transient(each)
+            or self.dialect.was_never_sent(each)
             for each in _causes(error)
         )
 

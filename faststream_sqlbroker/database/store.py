@@ -118,11 +118,10 @@ class Store:
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
         self._errors = ErrorClasses(self.dialect, statement_timeout)
-        self._checkouts = Checkouts(self._engine, self.dialect, self._errors)
-        self._shortcut = DriverShortcut(engine, self.dialect, allowed=not pgbouncer)
+        self._checkouts = Checkouts(self._engine, self._errors)
+        self._shortcut = DriverShortcut(engine, self._errors, allowed=not pgbouncer)
         self._database = database = self.database_class(
             self._checkouts,
-            self.dialect,
             statement_timeout,
             self._shortcut,
             LoopSemaphore(self.max_connections),

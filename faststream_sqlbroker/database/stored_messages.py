@@ -148,8 +148,8 @@ class StoredMessages:
             at = position if walk.name == name else None
             # With no room left, one more row still tells whether there is another page.
             room = limit - len(rows)
-            part = Part(connection, self._dialect, walk, at, filters)
-            matches, end = part.read(columns, room, budget)
+            part = Part(self._dialect, walk, at, filters)
+            matches, end = part.read(connection, columns, room, budget)
             rows += matches[:room]
             if matches[:room]:
                 after = _dump(walk, [getattr(matches[:room][-1], str(c.key)) for c in walk.order])
@@ -157,9 +157,9 @@ class StoredMessages:
                 return rows, after, None
             if end is not None:
                 # Not the last match: what lies between it and the end has been looked at.
-                return rows, _dump(walk, end), part.time_of(end)
+                return rows, _dump(walk, end), part.time_of(connection, end)
             if walk is not walks[-1]:
-                budget -= part.looked_at()
+                budget -= part.looked_at(connection)
         return rows, None, None
 
     async def one(self, message_id: int, *, hidden: bool) -> StoredMessage | None:
@@ -198,9 +198,9 @@ class StoredMessages:
         def count_groups(connection: Connection) -> DeadLetters:
             groups: dict[Likeness, _Group] = {}
             walk = archive_walk(self._dialect, filters)
-            part = Part(connection, self._dialect, walk, None, filters)
+            part = Part(self._dialect, walk, None, filters)
             end = None
-            for rows, at in part.steps(SCANNED):
+            for rows, at in part.steps(connection, SCANNED):
                 end = at
                 for row in self._count_alike(connection, rows):
                     fingerprint = row.error_fingerprint
@@ -224,7 +224,7 @@ class StoredMessages:
                     )
                     for (fingerprint, _), group in largest
                 ),
-                None if end is None else part.time_of(end),
+                None if end is None else part.time_of(connection, end),
             )
 
         return await self._read(count_groups, hidden=bool(filters.headers))

@@ -8,12 +8,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.caller import check_same_database
 from faststream_sqlbroker.database.dialects import Dialect, dialect_for
 from faststream_sqlbroker.database.django import connected, is_django
 from faststream_sqlbroker.database.errors import ErrorClasses, NotConnectedError
 from faststream_sqlbroker.database.parts.depths import due_messages
 from faststream_sqlbroker.database.parts.mirror import insert_for_caller
+from faststream_sqlbroker.database.pool import check_same_database
 from faststream_sqlbroker.schema.tables import Tables
 
 if TYPE_CHECKING:

@@ -226,9 +226,9 @@ def _stretch(
     at: Position | None,
     wrong: Mapping[str, ColumnElement[bool]],
 ) -> Stretch:
-    part = Part(connection, dialect, walk, at, Filters(), [or_(*wrong.values())])
+    part = Part(dialect, walk, at, Filters(), [or_(*wrong.values())])
     # The first stretch only: the next one is of another transaction.
-    rows, end = next(part.steps(STEP))
+    rows, end = next(part.steps(connection, STEP))
     c = walk.table.c
     flags = [case((condition, 1), else_=0).label(kind) for kind, condition in wrong.items()]
     found = connection.execute(rows(c.id, c.queue, c.state, *flags)).all()
@@ -239,7 +239,7 @@ def _stretch(
         if getattr(row, kind)
     ]
     after = None if end is None else [_plain(value) for value in end]
-    return Stretch(damages, STEP if end is not None else part.looked_at(), after)
+    return Stretch(damages, STEP if end is not None else part.looked_at(connection), after)
 
 
 def _plain(value: Any) -> Any:

@@ -74,6 +74,8 @@ class Locks:
         return await self._database.run(lambda c: count(c, sorted(keys)), LOCK)
 """
     assert lines(database_layers.transaction_wrappers, text) == [3, 7]
+    of_schema = "from faststream_sqlbroker.schema.locks import extend" + text
+    assert lines(database_layers.transaction_wrappers, of_schema) == [7]
 
 
 def test_a_constructor_with_a_connection_and_its_dialect_is_split() -> None:

@@ -48,9 +48,9 @@ def last_row(connection: Connection, dialect: Operations, action: str) -> Positi
 
 def count(connection: Connection, dialect: Operations, job: Job, after: Position | None) -> Count:
     """Count the messages behind `after` that `job` would visit; it looks at 20 000 at most."""
-    part = _part(connection, dialect, job, after)
+    part = _part(dialect, job, after)
     found = Count()
-    for rows, end in part.steps(SCANNED):
+    for rows, end in part.steps(connection, SCANNED):
         queues = rows(part.table.c.queue).subquery().c.queue
         for queue, number in connection.execute(select(queues, func.count()).group_by(queues)):
             found.queues[queue] = found.queues.get(queue, 0) + number
@@ -64,8 +64,8 @@ def visit(
     """The ids of up to `size` messages that are next, and the position of the last one; None: there
     are no more.
     """
-    part = _part(connection, dialect, job, job.cursor)
-    rows, end = part.read(part.order, size, SCANNED)  # the order ends with the id
+    part = _part(dialect, job, job.cursor)
+    rows, end = part.read(connection, part.order, size, SCANNED)  # the order ends with the id
     # One row more was read, which tells whether the walk goes on.
     if len(rows) > size:
         rows = rows[:size]
@@ -106,13 +106,13 @@ def _conditions(dialect: Operations, job: Job) -> list[Any]:
     return found if job.action in OF_ARCHIVE else [*found, *CLAIMABLE]
 
 
-def _part(connection: Connection, dialect: Operations, job: Job, after: Position | None) -> Part:
+def _part(dialect: Operations, job: Job, after: Position | None) -> Part:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     walk = _walk(dialect, job, job.filters)
     extra: list[Any] = [] if job.action in OF_ARCHIVE else [*CLAIMABLE]
     if job.action == REPLAY:
         extra.append(_not_replayed(dialect, walk, job))
-    return Part(connection, dialect, walk, after, job.filters, extra)
+    return Part(dialect, walk, after, job.filters, extra)
 
 
 def _walk(dialect: Operations, job: Job, filters: Filters) -> Walk:

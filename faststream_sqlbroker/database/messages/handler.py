@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import needed_to_write
-from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.event_loops import LoopSemaphore
@@ -63,15 +62,13 @@ class HandlerTransaction:
     Every statement of the broker is bounded by the store's `statement_timeout`.
     """
 
-    def __init__(
-        self, connection: AsyncConnection, dialect: Dialect, checkouts: Checkouts, timeout: float
-    ) -> None:
-        """Use `connection`; each statement of the broker may take `timeout` seconds."""
+    def __init__(self, connection: AsyncConnection, database: Database) -> None:
+        """Use `connection`; each statement of the broker may take the time limit of `database`."""
         self.connection = connection
-        self._dialect = dialect
-        self._checkouts = checkouts
-        self._timeout = timeout
-        self._errors = checkouts.errors
+        self._dialect = database.dialect
+        self._checkouts = database.checkouts
+        self._timeout = database.timeout
+        self._errors = database.errors
         self._session: AsyncSession | None = None
         self._activity = LastUse()
         self._idle_limit = float("inf")
@@ -257,9 +254,7 @@ class HandlerTransactions:
         async with self._places, AsyncExitStack() as stack:
             async with ours.errors.classed(), asyncio.timeout(ours.timeout):
                 connection = await stack.enter_async_context(ours.checkouts(None, self._engine))
-                transaction = HandlerTransaction(
-                    connection, ours.dialect, ours.checkouts, ours.timeout
-                )
+                transaction = HandlerTransaction(connection, ours)
                 await transaction.begin()
             try:
                 yield transaction

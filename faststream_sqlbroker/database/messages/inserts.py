@@ -11,12 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.caller import check_same_database
 from faststream_sqlbroker.database.driver import BusyError
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.messages.publish_coalescer import PublishCoalescer
 from faststream_sqlbroker.database.parts.mirror import insert_for_caller, insert_mirrored
 from faststream_sqlbroker.database.parts.sizes import BYTES_TOGETHER, bytes_of
+from faststream_sqlbroker.database.pool import check_same_database
 from faststream_sqlbroker.database.query import Query
 
 if TYPE_CHECKING:

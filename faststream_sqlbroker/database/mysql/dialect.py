@@ -227,7 +227,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         def lock_pair(pair: ReadyPair, most: int) -> Claimed:
             return self._lock_pair(connection, pair, most, token, suspicion)
 
-        found = PairsClaim(self, connection, limit, token, suspicion, lock_pair).run(pairs)
+        found = PairsClaim(self, limit, token, suspicion, lock_pair).run(connection, pairs)
         starting = found if prefetch is None else note_prefetched(found, prefetch)
         self.take(connection, starting, lease, token)
         if prefetch is not None:

@@ -32,7 +32,6 @@ class PairsClaim:
     def __init__(
         self,
         dialect: MultiStatementDialect,
-        connection: Connection,
         limit: int,
         token: UUID,
         suspicion: Suspicion | None,
@@ -43,13 +42,12 @@ class PairsClaim:
         """
         self._dialect = dialect
         self._lock_first = lock_pair
-        self._connection = connection
         self._limit = limit
         self._token = token
         self._suspicion = suspicion
         self._found = Claimed()
 
-    def run(self, pairs: Sequence[ReadyPair]) -> Claimed:
+    def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> Claimed:
         """The rows, by pair, due time, id."""
         # Always the first pair: if it fills the room, the statement for the others is not needed.
         alone = len(pairs) if len(pairs) <= FEW_PAIRS else 1
@@ -57,8 +55,8 @@ class PairsClaim:
             self._lock_pair(pair)
         rest = pairs[alone:]
         while rest and (room := self._room) > 0:
-            listed = self._first_rows(rest, room)
-            self._lock_in_order(rest, listed)
+            listed = self._first_rows(connection, rest, room)
+            self._lock_in_order(connection, rest, listed)
             rest = rest[listed[-1][0] + 1 :] if len(listed) == room else []
         return self._found
 
@@ -66,7 +64,9 @@ class PairsClaim:
     def _room(self) -> int:
         return self._limit - len(self._found) - len(self._found.suspects)
 
-    def _first_rows(self, pairs: Sequence[ReadyPair], most: int) -> list[tuple[int, list[int]]]:
+    def _first_rows(
+        self, connection: Connection, pairs: Sequence[ReadyPair], most: int
+    ) -> list[tuple[int, list[int]]]:
         """The first `most` pairs that have due rows: each pair's place, and the ids of its first
         rows. Locks nothing.
         """
@@ -77,11 +77,14 @@ class PairsClaim:
         name = "first_ids"
         if self._suspicion is not None and not self._suspicion.told:
             name, binds = "first_ids_others", binds | self._suspicion.binds
-        rows = self._connection.execute(self._dialect.sql[name], binds)
+        rows = connection.execute(self._dialect.sql[name], binds)
         return [(place - 1, [each for each in ids if each is not None]) for place, *ids in rows]
 
     def _lock_in_order(
-        self, pairs: Sequence[ReadyPair], listed: list[tuple[int, list[int]]]
+        self,
+        connection: Connection,
+        pairs: Sequence[ReadyPair],
+        listed: list[tuple[int, list[int]]],
     ) -> None:
         few: list[int] = []
         queues: dict[str, None] = {}
@@ -92,11 +95,11 @@ class PairsClaim:
                 continue
             # This pair may have more rows than were looked for. They come before those of the next
             # pair, so what was found until here is locked first, then this pair by itself.
-            self._lock_rows(few, queues)
+            self._lock_rows(connection, few, queues)
             self._lock_pair(pairs[place])
             few = []
             queues = {}
-        self._lock_rows(few, queues)
+        self._lock_rows(connection, few, queues)
 
     def _lock_pair(self, pair: ReadyPair) -> None:
         if self._room > 0:
@@ -107,7 +110,9 @@ class PairsClaim:
         self._found += in_order
         self._found.suspects |= found.suspects
 
-    def _lock_rows(self, ids: Sequence[int], queues: dict[str, None]) -> None:
+    def _lock_rows(
+        self, connection: Connection, ids: Sequence[int], queues: dict[str, None]
+    ) -> None:
         """Lock as many of `ids` as there is room for.
 
         Another session may have locked some since they were found: later ids take their places.
@@ -116,7 +121,5 @@ class PairsClaim:
         while ids and (room := self._room) > 0:
             part, ids = ids[:room], ids[room:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
-            rows = self._dialect.find(
-                self._connection, "claim_ids", binds, self._token, self._suspicion
-            )
+            rows = self._dialect.find(connection, "claim_ids", binds, self._token, self._suspicion)
             self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

@@ -136,7 +136,6 @@ class Part:
 
     def __init__(
         self,
-        connection: Connection,
         dialect: Operations,
         walk: Walk,
         at: Position | None,
@@ -144,7 +143,6 @@ class Part:
         extra: Sequence[Any] = (),
     ) -> None:
         """Read on behind the position `at`; None: from the begin. `extra` are more conditions."""
-        self._connection = connection
         self._dialect = dialect
         self._walk = walk
         self._beyond = [] if at is None else [walk.beyond(at, dialect)]
@@ -160,32 +158,34 @@ class Part:
         return self._walk.select(self._dialect, columns).where(*self._beyond)
 
     def read(
-        self, names: Sequence[str], room: int, budget: int
+        self, connection: Connection, names: Sequence[str], room: int, budget: int
     ) -> tuple[Sequence[Any], Position | None]:
         """Up to `room` + 1 rows; and the position of the last row that may be looked at, if there
         are rows behind it.
         """
         columns = shown_columns(self._walk.table, names, self._dialect.name)
         if not self._extra:
-            return self._connection.execute(self._rows(*columns).limit(room + 1)).all(), None
+            return connection.execute(self._rows(*columns).limit(room + 1)).all(), None
         found: list[Any] = []
         end = None
-        for rows, at in self.steps(budget):
+        for rows, at in self.steps(connection, budget):
             end = at
             statement = rows(*columns).limit(room + 1 - len(found))
-            found += self._connection.execute(statement).all()
+            found += connection.execute(statement).all()
             if len(found) > room:
                 break
         return found, end
 
-    def steps(self, budget: int) -> Iterator[tuple[Callable[..., Select[Any]], Position | None]]:
+    def steps(
+        self, connection: Connection, budget: int
+    ) -> Iterator[tuple[Callable[..., Select[Any]], Position | None]]:
         """Stretches of the walk, `budget` rows in all: a select of the matching rows in it, and the
         position of its last row; None: the walk ends there.
         """
         left = max(budget, 1)
         while True:
             step = min(STEP, left)
-            end = self._end(step)
+            end = self._end(connection, step)
             conditions = (
                 self._extra if end is None else [*self._extra, self._walk.up_to(end, self._dialect)]
             )
@@ -198,25 +198,25 @@ class Part:
                 return
             self._beyond = [self._walk.beyond(end, self._dialect)]
 
-    def _end(self, step: int) -> Position | None:
+    def _end(self, connection: Connection, step: int) -> Position | None:
         """The position `step` rows ahead; None: the walk ends before."""
         columns = shown_columns(self.table, self.order, self._dialect.name)
-        row = self._connection.execute(self._rows(*columns).limit(1).offset(step - 1)).first()
+        row = connection.execute(self._rows(*columns).limit(1).offset(step - 1)).first()
         return None if row is None else tuple(row)
 
-    def looked_at(self) -> int:
+    def looked_at(self, connection: Connection) -> int:
         """How many rows were looked at, once the walk has ended."""
         if not self._extra:
             return 0
         # The last step ended before its limit: it is counted, in the index.
         counted = self._rows(literal_column("1").label("one")).limit(STEP).subquery()
         counting = select(func.count()).select_from(counted)
-        return self._looked_at + int(self._connection.execute(counting).scalar_one())
+        return self._looked_at + int(connection.execute(counting).scalar_one())
 
-    def time_of(self, position: Position) -> datetime | None:
+    def time_of(self, connection: Connection, position: Position) -> datetime | None:
         """When the message there was created or archived; None: it has just gone."""
         statement = select(self._moment).where(self._walk.table.c.id == position[-1])
-        moment: datetime | None = self._connection.execute(statement).scalar()
+        moment: datetime | None = connection.execute(statement).scalar()
         return moment
 
 

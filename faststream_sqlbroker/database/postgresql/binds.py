@@ -123,9 +123,8 @@ def settling_on_ack(
         (s.id, message) for s in settlements if s.unit is not None for message in s.unit.on_ack
     ]
     messages = [message for _, message in published]
-    acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
-    several = archived or updated or (acked and deleted)
-    if several or not _are_simple(settlements, messages):
+    removing = _removing_all(settlements, archive=archive)
+    if removing is None or not _are_simple(settlements, messages):
         return None
     owners = [owner for owner, _ in published]
 
@@ -140,10 +139,20 @@ def settling_on_ack(
             raise StoreError(msg)
         return settled_of(settlements, set(counts))
 
-    name, removed = ("archive_acked", _acked_binds(acked)) if acked else ("delete", _held(deleted))
+    name, removed = removing
     binds = {**removed, "owners": owners, **insert_binds(messages)}
     del binds["dedup_ids"]
     return Query(sql[name + "_on_ack"], binds, read)
+
+
+def _removing_all(
+    settlements: Sequence[Settlement], *, archive: bool
+) -> tuple[str, dict[str, Any]] | None:
+    """The statement that acks or deletes all rows, and its binds; None: it takes several."""
+    acked, archived, deleted, updated = _by_statement(settlements, archive=archive)
+    if archived or updated or (acked and deleted):
+        return None
+    return ("archive_acked", _acked_binds(acked)) if acked else ("delete", _held(deleted))
 
 
 def _are_simple(settlements: Sequence[Settlement], messages: Sequence[NewMessage]) -> bool:
