@@ -15,7 +15,8 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.bulk import replay
 from faststream_sqlbroker.database.bulk import store as jobs
-from faststream_sqlbroker.database.parts import message_walks
+from faststream_sqlbroker.database.bulk.changes import CHANGES
+from faststream_sqlbroker.database.parts import audit, message_walks
 from faststream_sqlbroker.exceptions import AccessError
 from tests.contract.conftest import Bench, done
 from tests.contract.test_message_lists import archive
@@ -366,15 +367,15 @@ async def test_a_failed_batch_changes_nothing_and_the_next_goes_on(
     await archive(bench, 7, **FAILED)
     plan = await planned(bench, REDRIVE, **FAILED)
     begun = await bench.store.jobs.begin(plan, "c")
-    real = jobs.audit.save
+    real = audit.save
 
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(jobs.audit, "save", broken)
+    monkeypatch.setattr(audit, "save", broken)
     with pytest.raises(ZeroDivisionError):
         await bench.store.jobs.step(begun.id)
-    monkeypatch.setattr(jobs.audit, "save", real)
+    monkeypatch.setattr(audit, "save", real)
     assert await bench.rows() == []
     assert counts(await ended(bench, begun)) == (7, 7, 0)
     assert len(await bench.rows()) == 7
@@ -391,7 +392,7 @@ async def test_a_job_that_may_not_be_run_lets_the_others_go_on(
     def no_right(*_: Any) -> None:
         raise AccessError("no right")
 
-    monkeypatch.setitem(jobs.CHANGES, REDRIVE, no_right)  # type: ignore[arg-type]
+    monkeypatch.setitem(CHANGES, REDRIVE, no_right)  # type: ignore[arg-type]
     with pytest.raises(AccessError):
         await bench.store.jobs.step()
     step = await bench.store.jobs.step()

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.database.bulk import store as jobs
+from faststream_sqlbroker.database.parts import audit
 
 BATCH = 5
 WAIT = 0.03
@@ -24,7 +25,7 @@ async def run() -> None:
     """Until the job has ended."""
     url, _folder, job_id = sys.argv[1:]
     jobs.BATCH = BATCH
-    save = jobs.rows.save
+    save = audit.save
     batches = 0
 
     def save_late(*arguments: Any) -> None:
@@ -33,7 +34,7 @@ async def run() -> None:
         batches += 1
         time.sleep(WAIT if batches < LAST else 600)
 
-    jobs.rows.save = save_late
+    audit.save = save_late
     engine = create_async_engine(url)
     await SqlBroker(engine, logger=None).admin.wait_for_job(job_id)
     await engine.dispose()
