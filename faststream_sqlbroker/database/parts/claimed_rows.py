@@ -12,6 +12,7 @@ from uuid import UUID
 from faststream_sqlbroker.core.outcome import Reject
 from faststream_sqlbroker.core.reasons import UNDECODABLE
 from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.core.text import load_text, short
 
 COPIED_COLUMNS = (
@@ -62,6 +63,9 @@ UNREADABLE = (ArithmeticError, AttributeError, TypeError, ValueError)
 """Errors raised by reading a value that its column should not hold."""
 NEEDED_TIMES = ("created_at", "next_attempt_at")
 """Times that every message has. An invalid one counts as now; any other invalid time as NULL."""
+_ATTEMPTS = CLAIMED_COLUMNS.index("attempts_count")
+_DELIVERIES = CLAIMED_COLUMNS.index("deliveries_count")
+_ACQUIRED = CLAIMED_COLUMNS.index("acquired_at")
 _TIMES = range(CLAIMED_COLUMNS.index("created_at"), CLAIMED_COLUMNS.index("acquired_at"))
 
 
@@ -164,3 +168,36 @@ def load_payload(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     return bytes(value) if isinstance(value, bytearray | memoryview) else str(value).encode()
+
+
+# Suspects that a claim has found; statements tell them as `Suspicion.of` does.
+
+
+def statement_end(suspicion: Suspicion | None) -> str:
+    """The end of the name of the claim statement for `suspicion`."""
+    if suspicion is None:
+        return ""
+    return "_apart" if suspicion.told else "_others"
+
+
+def split_suspects(
+    rows: Iterable[Sequence[Any]], suspicion: Suspicion | None
+) -> tuple[list[Sequence[Any]], dict[int, Suspect]]:
+    """The rows that were leased, and by id the suspects, which have no `acquired_at`."""
+    if suspicion is None:
+        return list(rows), {}
+    leased: list[Sequence[Any]] = []
+    suspects: dict[int, Suspect] = {}
+    for row in rows:
+        if row[_ACQUIRED] is not None:
+            leased.append(row)
+        elif suspicion.told and (suspect := _suspect(row, suspicion)) is not None:
+            suspects[row[0]] = suspect
+    return leased, suspects
+
+
+def _suspect(row: Sequence[Any], suspicion: Suspicion) -> Suspect | None:
+    try:
+        return suspicion.of(int(row[_DELIVERIES]), int(row[_ATTEMPTS]))
+    except (TypeError, ValueError):  # SQLite keeps any value that another program has written
+        return Suspect(suspicion.losses)

@@ -27,14 +27,17 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts import once
-from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
+from faststream_sqlbroker.database.parts.claimed_rows import (
+    CLAIMED_COLUMNS,
+    split_suspects,
+    statement_end,
+)
 from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock, HandlerLocks
 from faststream_sqlbroker.database.parts.live_subscribers import KEPT_SECONDS
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
 from faststream_sqlbroker.database.parts.policy_state import ONCE
 from faststream_sqlbroker.database.parts.sizes import POSTGRESQL as POSTGRESQL_SIZE
 from faststream_sqlbroker.database.parts.sizes import by_bytes, bytes_of
-from faststream_sqlbroker.database.parts.suspects import split_suspects, statement_end
 from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.postgresql.answers import (
     PostgresqlErrors,

@@ -25,9 +25,12 @@ from faststream_sqlbroker.database.multi_statement import (
     lease_binds,
     note_prefetched,
 )
-from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES
+from faststream_sqlbroker.database.parts.claimed_rows import (
+    NEEDED_TIMES,
+    split_suspects,
+    statement_end,
+)
 from faststream_sqlbroker.database.parts.sizes import SQLITE
-from faststream_sqlbroker.database.parts.suspects import split_suspects, statement_end
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import clock
