@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.diagnosis import Surroundings
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.orders import CancelRequest
-from faststream_sqlbroker.database.event_loops import LoopSemaphore
+from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import SetupError
 

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.database.connections import Checkouts, cancelled_once
+from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.errors import Doing
 from faststream_sqlbroker.database.query import Query
@@ -109,7 +109,7 @@ class Database:
         )
 
         def attempt() -> Coroutine[Any, Any, T]:
-            return cancelled_once(once()) if self.dialect.cancel_once else once()
+            return _cancelled_once(once()) if self.dialect.cancel_once else once()
 
         for _ in range(QUICK_REPEATS):
             try:
@@ -225,3 +225,26 @@ class Database:
                 return await connection.run_sync(check)
         except StoreError:
             return False
+
+
+async def _cancelled_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work`, pass on only the first cancellation to it, and wait until it has ended.
+
+    anyio cancels a task again and again until it has ended. Cancelled a second time while it closes
+    a connection, SQLAlchemy stops aiosqlite's thread; the task that closes the connection then
+    waits for that thread for ever, and `asyncio.run` waits for the task.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            if cancelled is None and not task.cancelling():
+                task.cancel()
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # else asyncio would log an unretrieved error
+        raise cancelled
+    return task.result()

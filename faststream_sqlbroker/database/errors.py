@@ -103,23 +103,15 @@ class ErrorClasses:
         named.every_answer = named.only_answers and any(lack.every_publish for lack in access.lacks)
         return named
 
-    @asynccontextmanager
-    async def connecting(self) -> AsyncIterator[None]:
-        """Convert every error of the database to `NotConnectedError`: no statement was sent yet.
-
-        Raises:
-            SetupError: the URL begins with mariadb+, and the server is not MariaDB.
+    def of_connecting(self, error: Exception) -> Exception | None:
+        """`error`, before any statement was sent, as a `NotConnectedError`, or as a `SetupError` if
+        the URL begins with mariadb+ and the server is not MariaDB; None as `of`.
         """
-        try:
-            yield
-        except Exception as error:
-            if type(error) is InvalidRequestError and self.dialect.name == "mariadb":
-                advice = "The URL begins with mariadb+: use mysql+, which works for both databases"
-                raise SetupError(f"{error} {advice}") from error
-            ours = self.of(error)
-            if ours is None:
-                raise
-            raise NotConnectedError(str(ours)) from error
+        if type(error) is InvalidRequestError and self.dialect.name == "mariadb":
+            advice = "The URL begins with mariadb+: use mysql+, which works for both databases"
+            return SetupError(f"{error} {advice}")
+        ours = self.of(error)
+        return None if ours is None else NotConnectedError(str(ours))
 
     def of(self, error: BaseException) -> StoreError | None:
         """`error` as a StoreError; None if it is not an error of the database."""

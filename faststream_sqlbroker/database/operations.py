@@ -155,10 +155,6 @@ class Operations(ClaimedRows, ABC):
     def allow_idling(self, connection: Connection, seconds: float) -> None:
         """Set the limit anew in a transaction that was begun with one."""
 
-    def needs_restore(self, connection: Connection) -> bool:
-        """Whether `begin` has left something in the session."""
-        return UNRESTORED in connection.info
-
     def restore(self, connection: Connection) -> None:
         """Give the session its former settings; called after the end of the transaction."""
 

@@ -31,14 +31,13 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database import pool
 from faststream_sqlbroker.database.access import AccessChecks
 from faststream_sqlbroker.database.bulk.store import JobStore
-from faststream_sqlbroker.database.connections import Checkouts
+from faststream_sqlbroker.database.connections import Checkouts, LoopSemaphore
 from faststream_sqlbroker.database.dead_sessions import DeadSessionWatch
 from faststream_sqlbroker.database.depths import Depths
 from faststream_sqlbroker.database.dialects import Dialect, dialect_for
 from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.errors import ErrorClasses
-from faststream_sqlbroker.database.event_loops import LoopSemaphore
 from faststream_sqlbroker.database.explain.explanations import Explanations
 from faststream_sqlbroker.database.listen import listening
 from faststream_sqlbroker.database.locks import LockStore

@@ -20,7 +20,7 @@ from faststream_sqlbroker.core.orders import CancelRequest, Orders
 from faststream_sqlbroker.core.rows import SignOfLife
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
 from faststream_sqlbroker.core.times import Duration, parse_duration
-from faststream_sqlbroker.database.event_loops import LoopSemaphore
+from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.flow.forward import Destinations
 from faststream_sqlbroker.flow.loop import Log, Loop

@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.depth import DepthEstimate, MaxDepth
 from faststream_sqlbroker.core.metrics import FULL_WAIT, REFUSED, Recorder
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.database.event_loops import LoopSemaphore
+from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import MessageTooLargeError, QueueFullError
 from faststream_sqlbroker.flow.loop import Log
 

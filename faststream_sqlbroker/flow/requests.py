@@ -20,8 +20,8 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
+from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.constants import MAX_REPLIES
-from faststream_sqlbroker.database.event_loops import LoopSemaphore
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import (
     BrokerStoppedError,

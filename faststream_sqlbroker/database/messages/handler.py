@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.rows import Leases, Settlement, SettleResult
 from faststream_sqlbroker.core.settle import needed_to_write
+from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.event_loops import LoopSemaphore
 from faststream_sqlbroker.database.guarded_connection import INSIDE, LastUse, refusing_outside
 from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock
 from faststream_sqlbroker.exceptions import (
