@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from faststream_sqlbroker.core import states
-from faststream_sqlbroker.flow import fetch_modes, outcome_states, pace
+from faststream_sqlbroker.flow import claim, outcome_states, ready
 from tools.files import update_block
 
 ROOT = Path(__file__).parent.parent
@@ -34,22 +34,22 @@ def outcomes() -> str:
 
 def modes() -> str:
     """Mermaid text of what a subscriber's next claim does."""
-    begin = (None, "start", fetch_modes.Mode.START.name)
-    moves = [(a.name, event.value, b.name) for a, event, b in fetch_modes.TRANSITIONS]
+    begin = (None, "start", ready.Mode.START.name)
+    moves = [(a.name, event.value, b.name) for a, event, b in ready.TRANSITIONS]
     return _mermaid([begin, *moves])
 
 
 def modes_table() -> str:
     """What each mode means."""
     lines = ["| mode | the next claim |", "|---|---|"]
-    lines += [f"| {mode.name} | {mode.value} |" for mode in fetch_modes.Mode]
+    lines += [f"| {mode.name} | {mode.value} |" for mode in ready.Mode]
     return "\n".join([*lines, ""])
 
 
 def found_table() -> str:
     """What a claim may find."""
     lines = ["| found | meaning |", "|---|---|"]
-    lines += [f"| {found.name} | {found.value} |" for found in pace.Found]
+    lines += [f"| {found.name} | {found.value} |" for found in claim.Found]
     return "\n".join([*lines, ""])
 
 

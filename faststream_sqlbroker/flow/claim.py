@@ -1,14 +1,17 @@
-"""What one subscriber's claims ask the database for, and what is known of those without an
-answer.
+"""One subscriber's claims: what they ask the database for, what is known of those without an
+answer, when the next one comes, and which queue it begins with.
 """
 
 import logging
 from asyncio import CancelledError
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
@@ -17,16 +20,176 @@ from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.lookout import MAX_SILENCE
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.pace import ClaimResult
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.ready import Ready
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.flow.stride_scheduler import StrideScheduler
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
+
+
+FIRST_IDLE_WAIT = 0.01
+"""Seconds to the first look after the queue ran dry; each following wait is half as long again."""
+IDLE_GROWTH = 1.5
+"""By how much each such wait is longer than the one before."""
+UNREAD_SHARE = 3
+"""A claim that has to read on pauses for so many times its own length."""
+
+
+class Found(Enum):
+    """What a claim has found."""
+
+    FULL = "as many rows as there was room for, or more that is known to be claimable"
+    UNREAD = "not all was read yet, or another claims right now"
+    HELD = "nothing more may start before a known time, whatever comes"
+    FEWER = "fewer rows than there was room for: no more is due"
+
+
+@dataclass(slots=True)
+class ClaimResult:
+    """What came of a claim."""
+
+    rows: Claimed
+    again: float | None = None
+    """In how many seconds to claim again; None: not known."""
+    gated: bool = False
+    """Whether nothing more can start before, whatever comes."""
+    more: bool = False
+    """Whether there is more to claim at once."""
+
+    @property
+    def met(self) -> int:
+        """How much of its room it has used."""
+        return len(self.rows) + len(self.rows.suspects)
+
+    def found(self, limit: int) -> Found:
+        """What it has found of `limit` rows that it was to find."""
+        if self.met >= limit or self.more or (self.met and self.again == 0):
+            return Found.FULL
+        if self.again == 0:
+            return Found.UNREAD
+        return Found.HELD if self.gated and self.again is not None else Found.FEWER
+
+
+class Pace:
+    """Seconds from one claim to the next, by what the last one has found."""
+
+    def __init__(self, settings: ConsumerSettings, clock: Clock) -> None:
+        """`settings` give the shortest and the longest pause."""
+        self._shortest = settings.min_fetch_interval
+        self._longest = MAX_SILENCE if settings.told_only else settings.max_fetch_interval
+        self._clock = clock
+        self._first = min(max(self._shortest, FIRST_IDLE_WAIT), self._longest)
+        self.idle_wait = self._first
+        """The next pause at an empty queue."""
+        self._not_before = float("-inf")
+
+    @property
+    def too_early(self) -> float:
+        """Seconds in which nothing may be claimed, even after a wake-up; 0 or less: none."""
+        return self._not_before - self._clock.monotonic()
+
+    @property
+    def rests(self) -> bool:
+        """Whether the queue has been empty for long: the next pause is the longest."""
+        return self.idle_wait >= self._longest
+
+    def quicken(self) -> None:
+        """Something may have come: pauses at an empty queue begin with the shortest again."""
+        self.idle_wait = self._first
+
+    def after_full(self, *, pause: bool) -> float:
+        """There is more: the least pause, which also binds wake-ups; without `pause` none."""
+        self.quicken()
+        interval = self._shortest if pause else 0.0
+        self._not_before = self._clock.monotonic() + interval
+        return interval
+
+    def after_unread(self, took: float) -> float:
+        """A claim that `took` so long has to read on, or was too late: soon, but for a part of the
+        time at most; at random, as those that have met once would meet again.
+        """
+        return max(self._shortest, self._clock.jitter(UNREAD_SHARE * took))
+
+    def until(self, again: float) -> float:
+        """Nothing starts before."""
+        return min(again, self._longest)
+
+    def idle(self) -> float:
+        """The pause at an empty queue, longer each time."""
+        wait = self.idle_wait
+        self.idle_wait = min(self._longest, wait * IDLE_GROWTH)
+        return wait
+
+
+class StrideScheduler:
+    """Stride scheduling of queues with weights: which queue the next claim begins with.
+
+    Each message that is claimed from a queue costs it 1 / weight. The queue that has paid least
+    comes first in the next claim, the others take what room it leaves. So while several queues have
+    messages, what is claimed follows the weights, to within one claim of each; a queue whose turn
+    it is and that has nothing costs no claim. Turns are not saved up: a queue that comes back
+    begins where the others are.
+    """
+
+    def __init__(self, queues: Sequence[str], weights: Sequence[int]) -> None:
+        """All begin alike; `weights` are 1 or more, in the order of `queues`."""
+        self._weights = dict(zip(queues, weights, strict=True))
+        self._paid = dict.fromkeys(queues, 0.0)
+
+    def order(self, asked: Iterable[str]) -> list[str]:
+        """The queues `asked` from next, in their order."""
+        queues = dict.fromkeys(asked)
+        if queues:
+            self._catch_up([queue for queue in self._paid if queue not in queues], queues)
+        return sorted(queues, key=lambda queue: (self._paid[queue], -self._weights[queue]))
+
+    def order_pairs(self, pairs: Sequence[ReadyPair]) -> list[ReadyPair]:
+        """`pairs` for the next claim; those of one queue stay as they are."""
+        rank = {queue: n for n, queue in enumerate(self.order(pair.queue for pair in pairs))}
+        return sorted(pairs, key=lambda pair: rank[pair.queue])
+
+    def claimed(self, asked: Iterable[str], rows: Sequence[ClaimedMessage], *, more: bool) -> None:
+        """`rows` were claimed from the queues `asked`, in their order; `more` says that there may
+        be others left.
+        """
+        queues = list(dict.fromkeys(asked))
+        if not queues:
+            return
+        if not more:
+            # Every queue was asked and has nothing else: all begin anew, as none has to wait.
+            self._paid = dict.fromkeys(self._paid, 0.0)
+            return
+        last = 0
+        place = {queue: n for n, queue in enumerate(queues)}
+        for row in rows:
+            self._paid[row.queue] += 1 / self._weights[row.queue]
+            last = max(last, place[row.queue])
+        self._catch_up(queues[:last], queues[last:])
+
+    def gave_back(self, counts: Mapping[str, int]) -> None:
+        """So many messages of each queue were claimed and went back: their turns are not used."""
+        for queue, count in counts.items():
+            self._paid[queue] -= count / self._weights[queue]
+        self._begin_at_zero()
+
+    def _catch_up(self, empty: Iterable[str], others: Iterable[str]) -> None:
+        """Let the `empty` queues have no turns left that the `others` do not have; keep numbers
+        small.
+        """
+        least = min(self._paid[queue] for queue in others)
+        for queue in empty:
+            self._paid[queue] = max(self._paid[queue], least)
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
+        least = min(self._paid.values())
+        for queue in self._paid:
+            self._paid[queue] -= least
+
 
 TELL_MISSED = 60.0
 """Seconds between two lines of the log about slots that were missed."""

@@ -23,17 +23,15 @@ from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.key_claims import key_claims_of
-from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.leases import LeaseKeeper, ProgressNotes, StuckReleaser
 from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, persist
 from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
 from faststream_sqlbroker.flow.own_context import give_up
-from faststream_sqlbroker.flow.progress import ProgressNotes
+from faststream_sqlbroker.flow.policies import key_claims_of
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.registration import Registration
-from faststream_sqlbroker.flow.release import StuckReleaser
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT

@@ -20,8 +20,8 @@ from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import DirectMetrics
+from faststream_sqlbroker.flow.settlements import refusal, refusal_text
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
-from faststream_sqlbroker.flow.start_checks import refusal, refusal_text
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:

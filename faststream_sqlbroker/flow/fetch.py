@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.flow.claim import RELEASE_PAUSE, Claimer
-from faststream_sqlbroker.flow.fetch_modes import Mode
+from faststream_sqlbroker.flow.claim import RELEASE_PAUSE, Claimer, ClaimResult, Found, Pace
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.lookout import EXCUSED_WAIT, Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.outcomes import MOST_APART
-from faststream_sqlbroker.flow.pace import ClaimResult, Found, Pace
-from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT
-from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
-from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Ready
+from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, PrefetchBytes, body_bytes
+from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Mode, Ready
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.solo_run import SoloRuns, Turn
@@ -35,7 +32,7 @@ NO_ROOM_WAIT = 1.0
 class Fetcher:
     """Fills the buffer of one subscriber.
 
-    `Ready.mode` says whether the next claim looks first (`fetch_modes`), `Pace` when it comes.
+    `Ready.mode` says whether the next claim looks first, `Pace` when it comes.
     Under policies no claim looks: each reads in its own transaction. Queues are visited in
     rotation.
     """

@@ -11,11 +11,9 @@ from faststream_sqlbroker.core.clock import Timer
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import Log, persist
-from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.flow.loop import Log, Outages, persist
 from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
-from faststream_sqlbroker.flow.outcome_writer import write
-from faststream_sqlbroker.flow.repeat import OnDenied, Repeater
+from faststream_sqlbroker.flow.outcome_writer import OnDenied, Repeater, write
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

@@ -23,10 +23,9 @@ from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import SetupError, StoreError
 from faststream_sqlbroker.flow.forward import Destinations
-from faststream_sqlbroker.flow.loop import Log, Loop
-from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.flow.housekeeping import RemovedPolicies
+from faststream_sqlbroker.flow.loop import Log, Loop, Outages
 from faststream_sqlbroker.flow.registration import Registration
-from faststream_sqlbroker.flow.removed_policies import RemovedPolicies
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

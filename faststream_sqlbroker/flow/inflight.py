@@ -20,8 +20,12 @@ from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
 from faststream_sqlbroker.flow.outcomes import Outcomes
-from faststream_sqlbroker.flow.prefetch import HandlerTimes, prefetch_lease
-from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
+from faststream_sqlbroker.flow.prefetch import (
+    HandlerTimes,
+    PrefetchBytes,
+    body_bytes,
+    prefetch_lease,
+)
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.signals import Signals
 

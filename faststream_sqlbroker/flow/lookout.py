@@ -15,11 +15,14 @@ from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.rows import Around, ReadyPairs
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.heartbeat import Heartbeat
-from faststream_sqlbroker.flow.pace import LONGEST_UNTOLD
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
+MAX_SILENCE = 1.0
+"""Longest pause of a subscriber that is told of messages, while something is due that it could not
+claim: no wake-up says when it can.
+"""
 LONGEST_TRUST = 5.0
 """Seconds for which it is trusted that no other lease ends sooner than the first one found."""
 LEASED_INTERVAL = 5.0
@@ -144,7 +147,7 @@ class Lookout:
         nothing due.
         """
         if not self._is_told():
-            return LONGEST_UNTOLD
+            return MAX_SILENCE
         return TOLD_INTERVAL if self._leases.ends_in is None else LEASED_INTERVAL
 
     async def lease_ends_in(self, queues: Sequence[str], *, told: bool = False) -> float | None:

@@ -1,15 +1,21 @@
-"""A background loop: ask `tick` for the seconds until the next one; back off while the database
-fails.
-"""
+"""Background loops, of a process or of one process of the fleet, and what they log of an outage."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.database.errors import NotConnectedError
+from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.database.store import Store
+
 
 Log = Callable[..., None]
 """log(level, text, *, exc_info=None, message_id=None)"""
@@ -34,25 +40,114 @@ def is_told(failures: int) -> bool:
     return failures.bit_count() == 1
 
 
-class FailureLog(Protocol):
-    """Tells failures of loops together (`flow.outage.Outages`)."""
+OF_WRITING = frozenset({"flush loop", "repeat loop"})
+"""What may fail for one message's sake alone, and then names it."""
+
+
+@dataclass
+class _Lasting:
+    """Failures that are not over."""
+
+    begin: float
+    failing: dict[Hashable, str] = field(default_factory=dict)
+    """What fails at the moment, and its name."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """All failures until now, by name."""
+
+
+class Outages:
+    """Outages of the database that the parts of one broker in this process have met.
+
+    Each is told in two lines, one when it begins and one when it is over, however many loops it
+    stops.
+
+    Failures that pass by themselves are one outage, whichever loops they stop. What the database
+    refuses is told for each kind of loop by itself, as the others go on.
+    """
+
+    def __init__(self, log: Log, clock: Clock | None = None) -> None:
+        """`log` gets the two lines."""
+        self._log = log
+        self._clock = clock or Clock()
+        self._lasting: dict[str, _Lasting] = {}
+        """By the name of a kind of loop; "" is the outage of all."""
+        self._ended: dict[str, float] = {}
+        """When the last one of each kind ended."""
+
+    @property
+    def stops_all(self) -> bool:
+        """Whether more fails than writing outcomes, which may fail for what one of them is."""
+        lasting = self._lasting.get("")
+        return lasting is not None and not OF_WRITING.issuperset(lasting.failing.values())
 
     def failed(
-        self, part: "Loop", name: str, error: StoreError, began: float | None = None
+        self, part: Hashable, name: str, error: StoreError, began: float | None = None
     ) -> None:
-        """`part`, one of possibly many called `name`, has failed, and will try again; its try
-        `began` then (monotonic seconds).
+        """`part`, one of possibly many called `name`, has failed, and will try again.
+
+        A try that `began` (monotonic seconds) before the last outage ended tells nothing new: its
+        statement had waited all that time.
         """
+        kind = "" if isinstance(error, TransientStoreError) else name
+        # A part fails for one reason at a time, so the new reason ends the one before.
+        for other in [
+            k for k, lasting in self._lasting.items() if k != kind and part in lasting.failing
+        ]:
+            self._end(other, part)
+        lasting = self._lasting.get(kind)
+        if lasting is None:
+            if began is not None and began <= self._ended.get(kind, -1.0):
+                return
+            lasting = self._lasting[kind] = _Lasting(self._clock.monotonic())
+            passing = isinstance(error, TransientStoreError) and not isinstance(
+                error, NotConnectedError
+            )
+            end = "until the end of this nothing else is said of it" if kind else _UNTIL_THE_END
+            self._log(
+                logging.WARNING if passing else logging.ERROR,
+                f"the {name} failed, and tries again with growing pauses; {end}: {error}",
+            )
+        lasting.failing[part] = name
+        lasting.counts[name] += 1
 
-    def worked(self, part: "Loop") -> None:
-        """`part` has worked."""
+    def worked(self, part: Hashable) -> None:
+        """`part`, which had failed, works again."""
+        for kind in [k for k, lasting in self._lasting.items() if part in lasting.failing]:
+            self._end(kind, part)
 
-    def left(self, part: "Loop") -> None:
-        """`part` has ended."""
+    def left(self, part: Hashable) -> None:
+        """`part` has stopped; if nothing else failed, the second line says that the outage had not
+        ended.
+        """
+        for kind, lasting in list(self._lasting.items()):
+            if part in lasting.failing:
+                self._end(kind, part, stopped=True)
+
+    def _end(self, kind: str, part: Hashable, *, stopped: bool = False) -> None:
+        lasting = self._lasting[kind]
+        del lasting.failing[part]
+        if lasting.failing:
+            return
+        del self._lasting[kind]
+        self._ended[kind] = now = self._clock.monotonic()
+        took = now - lasting.begin
+        total = lasting.counts.total()
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(lasting.counts.items()))
+        failures = "1 failure" if total == 1 else f"{total} failures"
+        if stopped:
+            what = (
+                f"the {kind or lasting.counts.most_common(1)[0][0]} stopped before it worked again"
+            )
+        else:
+            what = f"the {kind or 'database'} works again"
+        self._log(logging.WARNING, f"{what}, after {took:.1f} s: {failures} ({counts})")
+
+
+_UNTIL_THE_END = "until the end of this outage no other failure is told"
 
 
 class Loop:
-    """Runs `tick` until stopped; `wake` makes the next tick come at once.
+    """Runs `tick` until stopped, which says when the next one comes; `wake` makes it come at once.
 
     A tick that fails is repeated with growing, jittered pauses; until one succeeds the loop is
     unhealthy. The database's errors are told together with those of other loops. Any other is a
@@ -69,7 +164,7 @@ class Loop:
         self._clock = clock
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._outages: FailureLog | None = None
+        self._outages: Outages | None = None
         self._stopped = asyncio.Event()
         self.failures = 0
         self.worked_at: float | None = None
@@ -90,7 +185,7 @@ class Loop:
         """Whether it was started, is not stopped, and its event loop is open."""
         return self._task is not None and not self.orphaned
 
-    def start(self, outages: FailureLog) -> None:
+    def start(self, outages: Outages) -> None:
         """Start the loop's task; `outages` is told when the database fails."""
         # A new one: a task that is told to stop, and still ends its tick, must not go on.
         self._stopped = asyncio.Event()
@@ -209,3 +304,77 @@ def cancelled() -> bool:
     except RuntimeError:
         return True
     return task is None or task.cancelling() > 0
+
+
+STOP_LIMIT = 2.0
+"""Most seconds for a tick that runs when the broker stops, and to give the lock back; then its
+lease runs out."""
+
+
+class FleetLoop:
+    """A loop whose work one process of the fleet does: the one that has its lock in the database.
+
+    Each process asks for the lock at every tick, where that needs it. Who has it keeps it, and if
+    its process ends without a word, its lease runs out. A process that has lost the lock without
+    knowing may go on for a moment: the work must bear that.
+    """
+
+    def __init__(
+        self,
+        store: "Store",
+        lock: str,
+        name: str,
+        tick: Callable[[], Awaitable[float]],
+        log: Log,
+        clock: Clock,
+    ) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+            store: Has the locks.
+            lock: The key of the lock.
+            name: The name of the loop in the log.
+            tick: The work; returns the seconds until the next time.
+            log: As of `Loop`.
+            clock: As of `Loop`.
+        """
+        self._store = store
+        self._lock = lock
+        self._name = name
+        self._tick = tick
+        self._log = log
+        self._clock = clock
+        self._token = uuid4()
+        self._loop: Loop | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last tick succeeded."""
+        return self._loop is None or self._loop.healthy
+
+    def start(self, outages: Outages) -> None:
+        """Start; without effect if it runs."""
+        if self._loop is None or self._loop.orphaned:
+            self._loop = Loop(self._name, self._tick, self._log, self._clock)
+            self._loop.start(outages)
+
+    async def acquire(self, lease: float) -> bool:
+        """Whether this process is the one, for `lease` seconds from now."""
+        return await self._store.locks.acquire(self._lock, self._token, lease) is not None
+
+    async def extend(self, lease: float) -> bool:
+        """Whether this process is still the one; then for `lease` seconds from now."""
+        return await self._store.locks.extend(self._lock, self._token, lease)
+
+    async def stop(self, forget: Callable[[], None] = lambda: None) -> None:
+        """Stop, call `forget`, then let another process have the lock; without effect if nothing
+        runs.
+        """
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        await loop.stop(STOP_LIMIT)
+        forget()
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT):
+                await self._store.locks.release(self._lock, self._token)

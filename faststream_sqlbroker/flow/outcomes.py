@@ -22,22 +22,25 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.settle import sent_back
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.flow.buffer import Buffer
 from faststream_sqlbroker.flow.loop import Log, backoff
-from faststream_sqlbroker.flow.lost_leases import CAME_BACK, LostLeases, Units, note_unit
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.outcome_states import (
     APART_STATES,
+    CAME_BACK,
     Batch,
     Event,
+    LostLeases,
     Mark,
     State,
+    Units,
     after,
     cut,
     least_tried,
     may_cut,
+    note_unit,
     unit_end,
 )
+from faststream_sqlbroker.flow.prefetch import Buffer
 from faststream_sqlbroker.flow.publish_on_ack import filled_queues
 from faststream_sqlbroker.flow.signals import Signals
 

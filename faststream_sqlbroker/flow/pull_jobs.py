@@ -22,10 +22,9 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.pull import Changed, ChangeRequest
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
-from faststream_sqlbroker.flow.housekeeping import BATCH
+from faststream_sqlbroker.flow.housekeeping import BATCH, RemovedPolicies
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
-from faststream_sqlbroker.flow.removed_policies import RemovedPolicies
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""Which (queue, priority) pairs to claim from, and from which due time on.
+"""Which (queue, priority) pairs to claim from, from which due time on, and whether a claim looks
+first.
 
 A look finds every pair that has rows and its first due time. Where another session holds a snapshot
 for long (a backup, a report), PostgreSQL can remove no dead row, and a look crawls over all that
@@ -10,16 +11,72 @@ for a twentieth of the time, but every ten seconds at least.
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.fetch_modes import Event, Mode, after
 from faststream_sqlbroker.flow.wakeup import ALL
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
+
+
+class Mode(Enum):
+    """Whether the next claim looks first; `TRANSITIONS` are the only ways from one to another."""
+
+    START = "looks first: nothing is known yet but priority 0"
+    LOOK = "looks first, whatever wakes it"
+    IDLE = "looks first, unless a wake-up comes"
+    GUESS = (
+        "claims from the known pairs of the queues that a wake-up named, looks if it gets nothing"
+    )
+    FOLLOW = "claims from the pairs that the last look found, and looks when that is old"
+    BLIND = "claims from all known pairs: looks are slow, and go on in the background"
+
+
+class Event(Enum):
+    """What leads from one mode to another."""
+
+    WOKEN = "wake-up"
+    CHANGED = "other queues are open"
+    GUESSED = "the claim is sent"
+    LOOKING = "a look is sent"
+    FEWER = "fewer rows than asked for"
+    QUICK = "a look was quick"
+    SLOW = "a look was slow"
+    UNANSWERED = "a look failed for a passing reason"
+    BROKEN = "a look failed for another reason"
+
+
+# A look is FOLLOW from the moment it is sent, so that what comes while it runs leads on.
+TRANSITIONS: tuple[tuple[Mode, Event, Mode], ...] = (
+    (Mode.START, Event.QUICK, Mode.FOLLOW),
+    (Mode.START, Event.SLOW, Mode.BLIND),
+    (Mode.LOOK, Event.LOOKING, Mode.FOLLOW),
+    (Mode.IDLE, Event.LOOKING, Mode.FOLLOW),
+    (Mode.IDLE, Event.WOKEN, Mode.GUESS),
+    # Not twice without a look between: a pair that is not known may have a higher priority.
+    (Mode.GUESS, Event.GUESSED, Mode.LOOK),
+    (Mode.FOLLOW, Event.FEWER, Mode.IDLE),
+    (Mode.FOLLOW, Event.WOKEN, Mode.GUESS),
+    *((mode, Event.CHANGED, Mode.LOOK) for mode in (Mode.IDLE, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, Event.SLOW, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, Event.UNANSWERED, Mode.BLIND) for mode in (Mode.LOOK, Mode.GUESS, Mode.FOLLOW)),
+    *((mode, Event.BROKEN, Mode.LOOK) for mode in (Mode.GUESS, Mode.FOLLOW)),
+    (Mode.BLIND, Event.QUICK, Mode.FOLLOW),
+)
+"""(from, event, to); any other event leaves the mode as it is. The diagram in
+docs/explanation/fetching.md is generated from it."""
+
+_NEXT = {(source, event): target for source, event, target in TRANSITIONS}
+
+
+def after(mode: Mode, event: Event) -> Mode:
+    """Where `event` leads from `mode`."""
+    return _NEXT.get((mode, event), mode)
+
 
 SCAN_INTERVAL = 1.0
 """Seconds for which known pairs are trusted under load."""

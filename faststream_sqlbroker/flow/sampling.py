@@ -33,10 +33,8 @@ from faststream_sqlbroker.core.metrics import (
     Recorder,
 )
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.fleet_loop import FleetLoop
-from faststream_sqlbroker.flow.loop import Log, is_told
+from faststream_sqlbroker.flow.loop import FleetLoop, Log, Outages, is_told
 from faststream_sqlbroker.flow.metrics import subscriber_name
-from faststream_sqlbroker.flow.outage import Outages
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

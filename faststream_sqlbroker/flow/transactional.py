@@ -25,7 +25,7 @@ from faststream_sqlbroker.exceptions import (
 from faststream_sqlbroker.flow.ended_transactions import EndedTransactions
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
-from faststream_sqlbroker.flow.lost_leases import broken_text
+from faststream_sqlbroker.flow.outcome_states import broken_text
 from faststream_sqlbroker.flow.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.solo_run import lost_leases

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.clock import Clock, Timer
 from faststream_sqlbroker.database.parts.live_subscribers import STATE_CHANGED
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.loop import Log, backoff
-from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.flow.loop import Log, Outages, backoff
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

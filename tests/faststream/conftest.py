@@ -170,7 +170,7 @@ def _time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
         "registration.FIRST_WAIT",
         "requests.LEAVE_TIMEOUT",
         "schedules.GIVE_BACK_TIMEOUT",
-        "fleet_loop.STOP_LIMIT",
+        "loop.STOP_LIMIT",
         "shielded.SHIELDED_TIMEOUT",
         "rights.RIGHTS_TIMEOUT",
     )

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.admin import Progress
 from faststream_sqlbroker.annotations import SqlBrokerMessage
-from faststream_sqlbroker.flow import progress as notes
+from faststream_sqlbroker.flow import leases as notes
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -26,7 +26,7 @@ async def shown(broker: SqlBroker, message_id: int) -> Progress | None:
 async def test_an_operator_sees_how_far_a_handler_has_come(
     engine: AsyncEngine, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "INTERVAL", 0.0)
+    monkeypatch.setattr(notes, "PROGRESS_INTERVAL", 0.0)
     said = asyncio.Event()
     more = asyncio.Event()
     end = asyncio.Event()
@@ -63,7 +63,7 @@ async def test_an_operator_sees_how_far_a_handler_has_come(
 async def test_at_most_one_call_a_second_is_written(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes, "INTERVAL", 3600.0)
+    monkeypatch.setattr(notes, "PROGRESS_INTERVAL", 3600.0)
     said = asyncio.Event()
     end = asyncio.Event()
 
@@ -87,7 +87,7 @@ async def test_a_worker_that_has_lost_its_lease_says_nothing_any_more(
     broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its row is given back and claimed again; what the first one says must not be shown."""
-    monkeypatch.setattr(notes, "INTERVAL", 0.0)
+    monkeypatch.setattr(notes, "PROGRESS_INTERVAL", 0.0)
     started = asyncio.Queue[SqlBrokerMessage]()
     end = asyncio.Event()
 

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import Concurrency, Debounce, Delay, SqlBroker
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.database.policies import removed
-from faststream_sqlbroker.flow import removed_policies
+from faststream_sqlbroker.flow import housekeeping
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 
@@ -29,8 +29,8 @@ async def test_what_waited_is_handled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a process that knows nothing of the policy; the log says it."""
-    monkeypatch.setattr(removed_policies, "SOON", 0.2)
-    monkeypatch.setattr(removed_policies, "INTERVAL", 0.2)
+    monkeypatch.setattr(housekeeping, "REMOVED_SOON", 0.2)
+    monkeypatch.setattr(housekeeping, "CLOCK_INTERVAL", 0.2)
     monkeypatch.setattr(removed, "LIVES", 0)
 
     @broker.subscriber("q", policies=[policy], **QUICK)

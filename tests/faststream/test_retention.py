@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import Pruned, Retention, RightsError, SetupError, SqlBroker
 from faststream_sqlbroker.database import retention as subject
 from faststream_sqlbroker.database.parts import sizes
-from faststream_sqlbroker.flow import retention as loop
+from faststream_sqlbroker.flow import archive_upkeep as loop
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import later
 from tests.accounts import account
@@ -140,7 +140,7 @@ async def test_a_message_that_has_ended_again_is_young(
 async def test_the_broker_removes_by_itself_in_one_process(
     make: Make, archive: Archive, look: Look, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "INTERVAL", 0.1)
+    monkeypatch.setattr(loop, "PRUNE_INTERVAL", 0.1)
     await archive.put("COMPLETED", *(range(20, 10, -1)))
     young = await archive.put("COMPLETED", 1)
     both = [make(retention=Retention(completed="5h")) for _ in range(2)]
@@ -152,7 +152,7 @@ async def test_the_broker_removes_by_itself_in_one_process(
 
     await eventually(gone)
     held = await both[0].admin.locks()
-    assert [lock.key for lock in held] == [loop.LOCK]
+    assert [lock.key for lock in held] == [loop.PRUNE_LOCK]
     # The other goes on when one has stopped, whichever has the lock.
     for each in both:
         await each.stop()
@@ -170,7 +170,7 @@ async def test_the_broker_removes_by_itself_in_one_process(
 async def test_a_message_that_just_ended_is_removed_at_its_age(
     make: Make, broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "INTERVAL", 0.1)
+    monkeypatch.setattr(loop, "PRUNE_INTERVAL", 0.1)
     monkeypatch.setattr(subject, "FROM_START", 0.0)
     pruning = make(retention=Retention(completed=1.0))
 

@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSu
 from faststream_sqlbroker.database import loaded_windows as subject
 from faststream_sqlbroker.database.loaded_windows import LoadedWindows
 from faststream_sqlbroker.database.parts import loaded_windows as statements
-from faststream_sqlbroker.flow import retention as loop
+from faststream_sqlbroker.flow import archive_upkeep as loop
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_operating_cli import Shell
 from tests.helpers import eventually
@@ -251,7 +251,7 @@ async def test_a_redrive_that_is_undone_again_and_again_leaves_its_window_as_it_
 async def test_a_broker_prunes_by_its_lake_and_tells_what_differs_once(
     make: Make, archive: Archive, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "INTERVAL", 0.1)
+    monkeypatch.setattr(loop, "PRUNE_INTERVAL", 0.1)
     await archive.put(0, 1, 2, 3, 4)
     await archive.record(0, 1, 2, 3, 4)
     await archive.put(1, 11, 12)

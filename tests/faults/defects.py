@@ -16,7 +16,7 @@ from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow import flush
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.leases import LeaseKeeper
 from faststream_sqlbroker.flow.settlements import Settlements
 
 

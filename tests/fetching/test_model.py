@@ -11,11 +11,16 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from faststream_sqlbroker.flow import fetch_modes
-from faststream_sqlbroker.flow.claim import Claimer
-from faststream_sqlbroker.flow.fetch_modes import TRANSITIONS, Event, Mode, after
-from faststream_sqlbroker.flow.pace import Pace
-from faststream_sqlbroker.flow.ready import LONGEST_SCAN_INTERVAL, Ready
+from faststream_sqlbroker.flow import ready
+from faststream_sqlbroker.flow.claim import Claimer, Pace
+from faststream_sqlbroker.flow.ready import (
+    LONGEST_SCAN_INTERVAL,
+    TRANSITIONS,
+    Event,
+    Mode,
+    Ready,
+    after,
+)
 from tests.fetching.world import LONGEST, OUTCOMES, QUEUES, World
 from tests.policies.machine import LONGER
 
@@ -179,7 +184,7 @@ async def _no_look(_: Ready) -> None:
 
 def _without(source: Mode, event: Event) -> Any:
     table = {(a, e): b for a, e, b in TRANSITIONS if (a, e) != (source, event)}
-    return patch.object(fetch_modes, "_NEXT", table)
+    return patch.object(ready, "_NEXT", table)
 
 
 def _longer_each_time(pace: Pace) -> float:
@@ -204,7 +209,7 @@ DEFECTS = {
         patch.object(Claimer, "try_release_unanswered", _released)
     ],
     "a failed look counts as one that found nothing": [
-        patch.object(fetch_modes, "_NEXT", dict.fromkeys(fetch_modes._NEXT, Mode.BLIND)),
+        patch.object(ready, "_NEXT", dict.fromkeys(ready._NEXT, Mode.BLIND)),
         patch.object(Ready, "scan_in_background", _no_look),
     ],
 }

@@ -15,9 +15,8 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleRes
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.leases import LeaseKeeper, StuckReleaser
 from faststream_sqlbroker.flow.lookout import Lookout
-from faststream_sqlbroker.flow.release import StuckReleaser
 from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 

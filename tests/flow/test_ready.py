@@ -13,8 +13,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow import ready as module
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.fetch_modes import Mode
-from faststream_sqlbroker.flow.ready import Ready
+from faststream_sqlbroker.flow.ready import Mode, Ready
 from faststream_sqlbroker.flow.wakeup import ALL
 from tests.clock import VirtualTime
 from tests.flow.conftest import Rig

@@ -21,7 +21,7 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.outcome_states import State
-from faststream_sqlbroker.flow.repeat import DEAD_AFTER
+from faststream_sqlbroker.flow.outcome_writer import DEAD_AFTER
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.conftest import Servers

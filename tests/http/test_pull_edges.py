@@ -17,7 +17,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.database.parts import channels as channel_rows
 from faststream_sqlbroker.database.policies import removed
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow import configured, pull_jobs, removed_policies
+from faststream_sqlbroker.flow import configured, housekeeping, pull_jobs
 from faststream_sqlbroker.flow.configured import Configured
 from faststream_sqlbroker.flow.pull_jobs import MOST_ROUNDS
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
@@ -91,7 +91,7 @@ async def test_what_stood_by_for_a_removed_policy_is_found(
     broker: SqlBroker, engine: AsyncEngine, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The consumer had a subscriber, and nothing else but its requests takes from the queue now."""
-    monkeypatch.setattr(removed_policies, "SOON", 0.1)
+    monkeypatch.setattr(housekeeping, "REMOVED_SOON", 0.1)
     monkeypatch.setattr(pull_jobs, "LONGEST_PAUSE", 0.1)
     monkeypatch.setattr(removed, "LIVES", 0)
     before = SqlBroker(engine)

@@ -16,7 +16,7 @@ from sqlalchemy import func, literal_column, select, update
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
 from faststream_sqlbroker.database.messages import direct_claim
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow import long_polls, queue_jobs
+from faststream_sqlbroker.flow import queue_jobs
 from faststream_sqlbroker.flow.queue_jobs import QueueJobs
 from faststream_sqlbroker.http import Queues, QueueTokens
 from faststream_sqlbroker.http.server import ProbeServer
@@ -365,8 +365,8 @@ async def test_a_client_that_leaves_ends_its_wait(web: Queueing, look: Look) -> 
 def no_looks(web: Queueing, monkeypatch: pytest.MonkeyPatch) -> QueueJobs:
     """Requests that wait are called by what this process knows, as if the next look were far."""
     found: QueueJobs = web.app._service.queues()  # type: ignore[attr-defined,misc]
-    monkeypatch.setattr(long_polls, "LAST_PAUSE", 1000.0)
-    monkeypatch.setattr(long_polls, "FIRST_PAUSE", 1000.0)
+    monkeypatch.setattr(queue_jobs, "LAST_PAUSE", 1000.0)
+    monkeypatch.setattr(queue_jobs, "FIRST_PAUSE", 1000.0)
     found.polls._pause = 1000.0
     return found
 
@@ -401,8 +401,8 @@ async def test_wake_ups_make_no_look_later(web: Queueing) -> None:
     polls = web.app._service.queues().polls  # type: ignore[attr-defined,misc]
     await eventually(lambda: polls._wakeups.listening)
     polls._pause = 1000.0
-    await eventually(lambda: polls._pause <= long_polls.LAST_PAUSE)
-    assert polls._look_at <= polls._clock.monotonic() + 2 * long_polls.LAST_PAUSE
+    await eventually(lambda: polls._pause <= queue_jobs.LAST_PAUSE)
+    assert polls._look_at <= polls._clock.monotonic() + 2 * queue_jobs.LAST_PAUSE
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 

@@ -511,7 +511,7 @@ class Machine(RuleBasedStateMachine):
         assert {self.inflight.state(row) for row in self.inflight.rows} <= ENDS
 
 
-@patch("faststream_sqlbroker.flow.repeat.LESS_AFTER", 2)
+@patch("faststream_sqlbroker.flow.outcome_writer.LESS_AFTER", 2)
 def test_outcomes_go_by_the_table() -> None:
     walked.clear()
     # Hypothesis parses this file. Python 3.11 fails if an object dies then whose end logs a

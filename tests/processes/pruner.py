@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import Retention, SqlBroker
 from faststream_sqlbroker.database import retention
-from faststream_sqlbroker.flow import retention as loop
+from faststream_sqlbroker.flow import archive_upkeep as loop
 
 BATCH = 5
 WAIT = 0.03
@@ -24,8 +24,8 @@ async def run() -> None:
     engine = create_async_engine(sys.argv[1])
     retention.BATCH = BATCH
     # The lock of a process that was killed is free after a second.
-    loop.LEASE = 1.0
-    loop.INTERVAL = 0.1
+    loop.PRUNE_LEASE = 1.0
+    loop.PRUNE_INTERVAL = 0.1
 
     def wait_with_it(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("DELETE FROM message_archive"):

@@ -23,15 +23,18 @@ from faststream_sqlbroker.flow.ack_first import FirstAcks
 from faststream_sqlbroker.flow.flush import Flusher
 from faststream_sqlbroker.flow.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.key_claims import key_claims_of
-from faststream_sqlbroker.flow.lease import LeaseKeeper
+from faststream_sqlbroker.flow.leases import (
+    BATCH,
+    IDLE_INTERVAL,
+    SEARCH_INTERVAL,
+    LeaseKeeper,
+    StuckReleaser,
+)
 from faststream_sqlbroker.flow.lookout import Lookout
-from faststream_sqlbroker.flow.loop import Loop
-from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.flow.loop import Loop, Outages
 from faststream_sqlbroker.flow.outcome_states import State
-from faststream_sqlbroker.flow.policies import PolicyStarts
-from faststream_sqlbroker.flow.release import BATCH, IDLE_INTERVAL, SEARCH_INTERVAL, StuckReleaser
-from faststream_sqlbroker.flow.repeat import Repeater
+from faststream_sqlbroker.flow.outcome_writer import Repeater
+from faststream_sqlbroker.flow.policies import PolicyStarts, key_claims_of
 from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.signals import Signals
 from faststream_sqlbroker.flow.worker import Worker

@@ -53,7 +53,7 @@ REAL_TIME = {
     ("flow/pulled.py", "asyncio.timeout"): "has no time of its own: a pause or a stop ends it",
     ("flow/requests.py", "asyncio.timeout"): "the limit of what a stop writes",
     ("flow/rights.py", "asyncio.timeout"): "the limit of a statement",
-    ("flow/fleet_loop.py", "asyncio.timeout"): "the limit of a statement",
+    ("flow/loop.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/shielded.py", "asyncio.wait"): "the limit of a statement whose caller was cancelled",
     ("flow/shielded.py", "loop.time"): "the same",
     ("subscriber/running_calls.py", "asyncio.timeout"): "what running handlers get during a stop",

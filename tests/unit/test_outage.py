@@ -11,9 +11,8 @@ from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.loop import is_told
-from faststream_sqlbroker.flow.outage import Outages
-from faststream_sqlbroker.flow.repeat import Repeater
+from faststream_sqlbroker.flow.loop import Outages, is_told
+from faststream_sqlbroker.flow.outcome_writer import Repeater
 
 
 class Said:

@@ -11,7 +11,7 @@ from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.prefetch import (
     HORIZON,
     LONGEST_WAIT,
-    REMEMBERED,
+    REMEMBERED_RUNS,
     HandlerTimes,
     least_left,
     prefetch_lease,
@@ -61,7 +61,7 @@ def test_one_slow_run_in_ten_counts_and_one_in_a_hundred_does_not() -> None:
 
 
 def test_only_the_last_runs_are_remembered() -> None:
-    assert taking(*[1.0] * REMEMBERED, *[0.001] * REMEMBERED).starts_ahead(1, 0) >= 100
+    assert taking(*[1.0] * REMEMBERED_RUNS, *[0.001] * REMEMBERED_RUNS).starts_ahead(1, 0) >= 100
 
 
 def test_while_no_run_ends_nothing_is_fetched_ahead() -> None:

@@ -1,15 +1,21 @@
-"""Fills the batches of one subscriber: with what waits already, and with `batch_max_wait` with what
-comes within that time.
+"""The batches of one subscriber: filled before they start, and handed out again in parts.
+
+A batch is filled with what waits already, and with `batch_max_wait` with what comes within that
+time. Of one that did not start as a whole, the handler gets the rest again in parts.
 """
 
 import asyncio
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.outcome import Ack, Again
+from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.flow.inflight import Inflight
 from faststream_sqlbroker.flow.policies import seconds_to_slot
-from faststream_sqlbroker.flow.prefetch_bytes import PrefetchBytes, body_bytes
+from faststream_sqlbroker.flow.prefetch import PrefetchBytes, body_bytes
+from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 
@@ -122,3 +128,24 @@ class BatchFiller:
         suspicion = self._suspicion
         before = row.deliveries_count - 1
         return suspicion is not None and suspicion.of(before, row.attempts_count) is not None
+
+
+Rows = list[ClaimedMessage]
+
+
+def take_again(rows: Rows, *, ack_first: bool) -> tuple[Rows, list[Rows]]:
+    """Those of `rows` that have ended, and the parts in which the handler is to get the others
+    again.
+
+    These are as they were before it was called.
+    """
+    again = [(row.outcome.part, row) for row in rows if isinstance(row.outcome, Again)]
+    if not again:
+        return rows, []
+    ended = [row for row in rows if not isinstance(row.outcome, Again)]
+    for _, row in again:
+        row.settle_anew(Ack() if ack_first else None)
+        row.chained = ()
+    end_publishing([row for _, row in again], ACK_FIRST if ack_first else "")
+    again.sort(key=itemgetter(0))
+    return ended, [[row for _, row in pairs] for _, pairs in groupby(again, key=itemgetter(0))]

@@ -1,4 +1,5 @@
-"""Removes finished messages that are old, in one process of the fleet.
+"""The archive's upkeep, in one process of the fleet: remove old messages, make partitions ahead of
+time.
 
 The processes agree on that one by a lock, as for metrics. A process that has lost the lock without
 knowing removes at most what another one would: every row that goes is old by the database's clock.
@@ -11,19 +12,18 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.database.retention import Pruner
-from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.fleet_loop import FleetLoop
-from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.outage import Outages
+from faststream_sqlbroker.exceptions import AccessError, StoreError
+from faststream_sqlbroker.flow.loop import FleetLoop, Log, Outages
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
-LOCK = "sqlbroker.retention"
+
+PRUNE_LOCK = "sqlbroker.retention"
 """The key of the lock."""
-INTERVAL = 60.0
+PRUNE_INTERVAL = 60.0
 """Seconds between two passes over the archive."""
-LEASE = 300.0
+PRUNE_LEASE = 300.0
 """Seconds for which the lock is taken at each step, so that it outlives the longest of them."""
 
 
@@ -35,7 +35,7 @@ class RetentionLoop:
         self._retention = retention
         self._pruner = Pruner(store.retention, retention, clock)
         self._log = log
-        self._loop = FleetLoop(store, LOCK, "retention", self.tick, log, clock)
+        self._loop = FleetLoop(store, PRUNE_LOCK, "retention", self.tick, log, clock)
 
     @property
     def healthy(self) -> bool:
@@ -52,13 +52,13 @@ class RetentionLoop:
 
     async def _keep(self) -> bool:
         """Whether this process is still the one to prune."""
-        return await self._loop.extend(LEASE)
+        return await self._loop.extend(PRUNE_LEASE)
 
     async def tick(self) -> float:
         """Prune once, if this process is the one to do it; seconds until the next time."""
         # Another process has it, or had it a moment ago and has died: its lease runs out.
-        if not await self._loop.acquire(LEASE):
-            return INTERVAL
+        if not await self._loop.acquire(PRUNE_LEASE):
+            return PRUNE_INTERVAL
         pruned = await self._pruner.prune(keep=self._keep)
         if pruned.rows:
             text = (
@@ -75,7 +75,7 @@ class RetentionLoop:
                 f"{self._retention.unless_loaded_by!r} has recorded: export again"
             )
             self._log(logging.WARNING, text)
-        return INTERVAL
+        return PRUNE_INTERVAL
 
 
 async def growth_line(store: "Store") -> str | None:
@@ -95,3 +95,50 @@ async def growth_line(store: "Store") -> str | None:
         f"the archive grows by about {growth.per_day:,} messages a day, and nothing removes them: "
         'SqlBroker(retention=Retention(completed="30d")) would'
     )
+
+
+PARTITION_LOCK = "sqlbroker.partitions"
+"""The key of the lock."""
+PARTITION_INTERVAL = 3_600.0
+"""Seconds between two looks: partitions are made days ahead."""
+PARTITION_LEASE = 600.0
+"""Seconds for which the lock is taken; a look takes less than one."""
+
+
+class PartitionLoop:
+    """Makes partitions of the archive ahead of time.
+
+    Nothing waits for it: what has no partition goes to the DEFAULT one.
+    """
+
+    def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
+        """Nothing runs before `start`."""
+        self._store = store
+        self._log = log
+        self._refused = False
+        self._loop = FleetLoop(store, PARTITION_LOCK, "partitions", self.tick, log, clock)
+
+    def start(self, outages: Outages) -> None:
+        """Start looking; without effect if it does."""
+        self._loop.start(outages)
+
+    async def stop(self) -> None:
+        """Stop looking, and let another process do it."""
+        await self._loop.stop()
+
+    async def tick(self) -> float:
+        """Add what is missing, if this process is to do it; seconds until the next time."""
+        if not await self._loop.acquire(PARTITION_LEASE):
+            return PARTITION_INTERVAL
+        try:
+            while name := await self._store.partitions.add():
+                self._log(logging.INFO, f"partition {name} was added to the archive")
+        except AccessError as error:
+            if not self._refused:
+                text = (
+                    f"partitions of the archive cannot be added: {error}; let its owner run "
+                    "`sqlbroker partitions` once a week. Until then messages go to the DEFAULT one"
+                )
+                self._log(logging.WARNING, text)
+            self._refused = True
+        return PARTITION_INTERVAL
