@@ -28,25 +28,18 @@ from faststream_sqlbroker.flow.lookout import Lookout
 from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, persist
 from faststream_sqlbroker.flow.metrics import metrics_of
 from faststream_sqlbroker.flow.outcomes import MOST_APART
-from faststream_sqlbroker.flow.own_context import give_up
 from faststream_sqlbroker.flow.policies import key_claims_of
-from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
 from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT
 from faststream_sqlbroker.flow.signals import Signals
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 from faststream_sqlbroker.flow.worker import Worker
+from faststream_sqlbroker.flow.worker_ends import WorkerEnds, Workers, at_least_grace
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
-CANCEL_GRACE = 1.0
-"""Seconds a cancelled handler gets to end, so that its messages are given back."""
-CLEAN_UP = 5.0
-"""Seconds that one which is abandoned then may still clean up before it is closed; a transaction is
-not kept open for that."""
 FINAL_FLUSH_TIMEOUT = 10.0
 """Most seconds for the last flush; what is not written by then comes back when its lease runs out.
 """
@@ -152,6 +145,14 @@ class Consumer:
             held, self._rules, log, cancellable=self._cancellable, ack_first=self._ack_first
         )
         self._keys = key_claims_of(store, s.policies)
+        self._ends = WorkerEnds(
+            held,
+            log,
+            self._cancelled_workers,
+            handlers=self._handlers,
+            transactional=s.transactional,
+            ack_first=self._ack_first,
+        )
         ids = store.correlation_ids
         progress = ProgressNotes(store, log, clock).note
         holder = Holder(self._keeper.extend, self._encode, self._ack_first, log, ids, progress)
@@ -430,11 +431,11 @@ class Consumer:
         # In a closed event loop it has ended, and to cancel it would fail.
         if self._loop_end is not None and not self._loop_end.get_loop().is_closed():
             self._loop_end.cancel()
-        await asyncio.gather(self._end_writes(), self._leave(), self._end_abandoned(abandoned))
+        await asyncio.gather(self._end_writes(), self._leave(), self._ends.close(abandoned))
 
     async def _end_claims(self, graceful_timeout: float | None) -> None:
         # The running claim is waited for, so that its rows are known and can be given back.
-        limit = None if graceful_timeout is None else max(graceful_timeout, CANCEL_GRACE)
+        limit = at_least_grace(graceful_timeout)
         # A look only reads: nothing is lost if it is cut off, and it may be slow.
         loops = (
             self._fetch_loop.stop(limit),
@@ -450,93 +451,10 @@ class Consumer:
         for _ in range(self._settings.max_workers):
             self.inflight.waiting.put_nowait(None)
 
-    async def _end_workers(self, graceful_timeout: float | None) -> "set[asyncio.Task[None]]":
+    async def _end_workers(self, graceful_timeout: float | None) -> Workers:
         """End what can be ended; the others, which are abandoned."""
-        # Those of a closed event loop have ended with it.
-        workers = [worker for worker in self._workers if not worker.get_loop().is_closed()]
-        self._workers = []
-        if not workers:
-            return set()
-        _, running = await asyncio.wait(workers, timeout=graceful_timeout)
-        cancelled: set[asyncio.Task[None]] = set()
-        for _ in range(2):  # some have left their thread while others were cancelled
-            # What a thread works on must not be given back.
-            left = {one for one in running - cancelled if not one.done()}
-            if cancellable := {one for one in left if self._thread_of(one) is None}:
-                await self._cancel(cancellable, graceful_timeout)
-                cancelled |= cancellable
-        abandoned = {worker for worker in running if not worker.done()}
-        for worker in abandoned:
-            self._abandon(worker)
-        return abandoned
-
-    async def _end_abandoned(self, workers: "set[asyncio.Task[None]]") -> None:
-        """Let handlers clean up, and close those that go on for longer."""
-        at_once = {worker for worker in workers if self._thread_of(worker) is not None}
-        if self._settings.transactional:
-            at_once = workers
-        for worker in at_once:
-            self._close(worker)
-        if others := workers - at_once:
-            _, running = await asyncio.wait(others, timeout=CLEAN_UP)
-            for worker in running:
-                self._close(worker)
-        if workers:
-            await asyncio.wait(workers, timeout=CANCEL_GRACE)
-
-    def _close(self, worker: "asyncio.Task[None]") -> None:
-        here = self.inflight.places.get(worker)
-        for task in {worker, worker if here is None or here.task is None else here.task}:
-            give_up(task)
-
-    def _thread_of(self, worker: "asyncio.Task[None]") -> str | None:
-        """The name of the function that it waits for, if that runs in a thread."""
-        here = self.inflight.places.get(worker)
-        return here.threads[-1] if here is not None and here.threads else None
-
-    async def _cancel(
-        self, running: "set[asyncio.Task[None]]", graceful_timeout: float | None
-    ) -> None:
-        self._log(
-            logging.WARNING,
-            f"{len(running)} handlers still ran after graceful_timeout={graceful_timeout} "
-            "seconds; they are cancelled and their messages given back",
-        )
-        for task in running:
-            self.cancel_worker(task)
-        await asyncio.wait(running, timeout=self._cancel_limit)
-
-    @property
-    def _cancel_limit(self) -> float:
-        # A transaction that was cut off is asked about; what the answer means is then written by
-        # the last flush.
-        return CANCEL_GRACE + (SHIELDED_TIMEOUT if self._settings.transactional else 0.0)
-
-    def _abandon(self, worker: "asyncio.Task[None]") -> None:
-        """For what the handler of `worker` works on, it is as if the process had died."""
-        here = self.inflight.places.get(worker)
-        self._tell_abandoned(here, self._thread_of(worker))
-        self._cancelled_workers.add(worker)
-        if here is not None:
-            self.inflight.drop(here.handled)
-
-    def _tell_abandoned(self, here: CurrentDelivery | None, function: str | None) -> None:
-        why = "it swallows its cancellation"
-        if function is not None:
-            why = "it runs in a thread, which nothing can cancel"
-        if here is None or not (rows := here.handled):
-            self._log(logging.ERROR, f"a worker outside of a handler is abandoned: {why}")
-            return
-        name = function or " or ".join(self._handlers)
-        took = self._wakeups.clock.monotonic() - here.began
-        queues = ", ".join(sorted({repr(row.queue) for row in rows}))
-        later = "listed by admin.unknown()" if self._ack_first else "back when their leases end"
-        self._log(
-            logging.ERROR,
-            f"the handler {name!r} is abandoned after {took:.1f} s: {why}; its messages "
-            f"{[row.id for row in rows]} of queue {queues} are {later}",
-            message_id=rows[0].id,
-        )
+        workers, self._workers = self._workers, []
+        return await self._ends.end(workers, graceful_timeout)
 
     async def _end_writes(self) -> None:
         limit = min(FINAL_FLUSH_TIMEOUT, self._store.statement_timeout)

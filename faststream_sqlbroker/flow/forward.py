@@ -5,9 +5,8 @@ queue or in the next, never in both and never in none. Bodies are not looked at.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Outcome, Reject, Relocate
@@ -21,7 +20,6 @@ from faststream_sqlbroker.core.routing import (
     due_of,
 )
 from faststream_sqlbroker.core.rows import NO_KEY, ClaimedMessage
-from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import ConsumerSettings
@@ -41,7 +39,7 @@ class Forward:
         """`settings` are the subscriber's; `log` is told of messages that cannot go on, or say
         nothing usable.
 
-        `named` is told of destinations that only messages name: see `Destinations.named`.
+        `named` is told of destinations that only messages name: see `heartbeat.Destinations.named`.
         """
         self._queues = frozenset(settings.queues)
         self._log = log
@@ -134,61 +132,3 @@ def _until(due: datetime, row: ClaimedMessage, clock: Clock) -> float:
     passed = clock.monotonic() - row.claimed_monotonic
     left = (due - row.acquired_at).total_seconds() - passed
     return left + CLOCK_STEP if left > -CLOCK_STEP else 0.0
-
-
-# Destinations that only messages name: whether a live subscriber has such a queue; asked, and told,
-# once for each.
-#
-# A misspelt name is a queue like any other: its messages would wait there for ever, unnoticed.
-
-MOST_NAMES = 1_000
-"""Names that are asked about: messages may name any number, and each is remembered."""
-
-
-class _First(NamedTuple):
-    """The first message that named a queue."""
-
-    at: float
-    message_id: int
-    queue: str
-    log: Log
-
-
-class Destinations:
-    """The names that messages of one broker's subscribers in this process have given."""
-
-    def __init__(self, patience: float, clock: Clock | None = None) -> None:
-        """A name is asked about `patience` seconds after it was first given: its subscriber may be
-        starting.
-        """
-        self._patience = patience
-        self._clock = clock or Clock()
-        self._asked: set[str] = set()
-        self._open: dict[str, _First] = {}
-
-    def named(self, queue: str, row: ClaimedMessage, log: Log) -> None:
-        """`row` is moved to `queue`, as its header says; `log` is told if no subscriber has it."""
-        if queue not in self._asked and len(self._asked) < MOST_NAMES:
-            self._asked.add(queue)
-            self._open[queue] = _First(self._clock.monotonic(), row.id, row.queue, log)
-
-    @property
-    def are_due(self) -> bool:
-        """Whether there is something to ask."""
-        return any(self._is_due(first) for first in self._open.values())
-
-    def compare(self, living: Iterable[LiveSubscriber]) -> None:
-        """Warn of those that are due and that none of `living` has."""
-        known = {queue for subscriber in living for queue in subscriber.queues}
-        for queue, first in [each for each in self._open.items() if self._is_due(each[1])]:
-            del self._open[queue]
-            if queue not in known:
-                text = (
-                    f"message {first.message_id} of queue {first.queue!r} named the destination "
-                    f"{short(queue)}, and no live subscriber has a queue of this name: what is "
-                    "moved there waits until one comes. destinations= says which names are meant"
-                )
-                first.log(logging.WARNING, text, message_id=first.message_id)
-
-    def _is_due(self, first: _First) -> bool:
-        return self._clock.monotonic() - first.at >= self._patience

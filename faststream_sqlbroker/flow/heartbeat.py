@@ -1,28 +1,28 @@
 """Signs of life of this process's subscribers, and what operators have paused or drained: one
 transaction an interval.
 
-It tells operators who lives, and it carries pauses and drains; no message depends on it. When it
-fails, everything goes on as it was last known.
+It tells operators who lives, it carries pauses and drains, and it finds destinations that no live
+subscriber has; no message depends on it. When it fails, everything goes on as it was last known.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.ended import WINDOW
 from faststream_sqlbroker.core.orders import CancelRequest, Orders
-from faststream_sqlbroker.core.rows import SignOfLife
+from faststream_sqlbroker.core.rows import ClaimedMessage, SignOfLife
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, by_way, names_text
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from faststream_sqlbroker.flow.forward import Destinations
 from faststream_sqlbroker.flow.housekeeping import RemovedPolicies
 from faststream_sqlbroker.flow.loop import Log, Loop, Outages
 from faststream_sqlbroker.flow.registration import Registration
@@ -308,3 +308,60 @@ class Heartbeat:
             ours = None if drained is None else registration.name in drained
             registration.told(orders.paused, ours)
             registration.asked(orders.cancels)
+
+
+MOST_NAMES = 1_000
+"""Names that are asked about: messages may name any number, and each is remembered."""
+
+
+class _First(NamedTuple):
+    """The first message that named a queue."""
+
+    at: float
+    message_id: int
+    queue: str
+    log: Log
+
+
+class Destinations:
+    """Destinations that only messages of one broker's subscribers in this process name.
+
+    Whether a live subscriber has such a queue is asked, and told, once for each. A misspelt name is
+    a queue like any other: its messages would wait there for ever, unnoticed.
+    """
+
+    def __init__(self, patience: float, clock: Clock | None = None) -> None:
+        """A name is asked about `patience` seconds after it was first given: its subscriber may be
+        starting.
+        """
+        self._patience = patience
+        self._clock = clock or Clock()
+        self._asked: set[str] = set()
+        self._open: dict[str, _First] = {}
+
+    def named(self, queue: str, row: ClaimedMessage, log: Log) -> None:
+        """`row` is moved to `queue`, as its header says; `log` is told if no subscriber has it."""
+        if queue not in self._asked and len(self._asked) < MOST_NAMES:
+            self._asked.add(queue)
+            self._open[queue] = _First(self._clock.monotonic(), row.id, row.queue, log)
+
+    @property
+    def are_due(self) -> bool:
+        """Whether there is something to ask."""
+        return any(self._is_due(first) for first in self._open.values())
+
+    def compare(self, living: Iterable[LiveSubscriber]) -> None:
+        """Warn of those that are due and that none of `living` has."""
+        known = {queue for subscriber in living for queue in subscriber.queues}
+        for queue, first in [each for each in self._open.items() if self._is_due(each[1])]:
+            del self._open[queue]
+            if queue not in known:
+                text = (
+                    f"message {first.message_id} of queue {first.queue!r} named the destination "
+                    f"{short(queue)}, and no live subscriber has a queue of this name: what is "
+                    "moved there waits until one comes. destinations= says which names are meant"
+                )
+                first.log(logging.WARNING, text, message_id=first.message_id)
+
+    def _is_due(self, first: _First) -> bool:
+        return self._clock.monotonic() - first.at >= self._patience

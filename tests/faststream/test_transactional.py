@@ -21,7 +21,7 @@ from faststream_sqlbroker import (
     TransientStoreError,
 )
 from faststream_sqlbroker.annotations import SqlBrokerBatchMessage
-from faststream_sqlbroker.flow import consumer as consumers
+from faststream_sqlbroker.flow import worker_ends
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
@@ -343,7 +343,7 @@ async def test_an_unanswered_commit_is_written_once_or_done_again(
 async def test_a_handler_that_is_cancelled_commits_nothing(
     broker: SqlBroker, look: Look, bodies: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "CANCEL_GRACE", 60.0)
+    monkeypatch.setattr(worker_ends, "CANCEL_GRACE", 60.0)
     running = asyncio.Event()
 
     @broker.subscriber("in", **OPTIONS)

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow import consumer as consumers
-from faststream_sqlbroker.flow import ended_transactions, shielded
+from faststream_sqlbroker.flow import ended_transactions, shielded, worker_ends
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.publish import Publisher
@@ -102,9 +102,9 @@ def patience() -> Iterator[None]:
     """A stop cuts nothing off that ends by itself, however long a process or the server stands
     still."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consumers, "CANCEL_GRACE", PATIENCE)
+        patch.setattr(worker_ends, "CANCEL_GRACE", PATIENCE)
         patch.setattr(consumers, "FINAL_FLUSH_TIMEOUT", PATIENCE)
-        for module in (consumers, ended_transactions, shielded):
+        for module in (worker_ends, ended_transactions, shielded):
             patch.setattr(module, "SHIELDED_TIMEOUT", PATIENCE)
         yield
 

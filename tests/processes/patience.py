@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
 
-from faststream_sqlbroker.flow import consumer, heartbeat, lookout, registration
+from faststream_sqlbroker.flow import consumer, heartbeat, lookout, registration, worker_ends
 
 PATIENCE = 60.0
 """Seconds for each part of a stop that has a limit of its own."""
@@ -22,7 +22,7 @@ PID_BYTES = 4
 def be_patient() -> None:
     """In the process of a worker, before it makes its broker."""
     registration.os = SimpleNamespace(urandom=_named)  # type: ignore[attr-defined]
-    consumer.FINAL_FLUSH_TIMEOUT = consumer.CANCEL_GRACE = PATIENCE
+    consumer.FINAL_FLUSH_TIMEOUT = worker_ends.CANCEL_GRACE = PATIENCE
     heartbeat.LEAVE_TIMEOUT = PATIENCE
     lookout.LONGEST_TRUST = TRUST
 

@@ -44,7 +44,7 @@ TIMED_LAYERS = ("database/policies", "flow", "subscriber", "broker")
 REAL_TIME = {
     ("broker/start_stop.py", "asyncio.wait"): "what a running start gets during a stop",
     ("flow/consumer.py", "loop.time"): "limits of a stop",
-    ("flow/consumer.py", "asyncio.wait"): "what running handlers get during a stop",
+    ("flow/worker_ends.py", "asyncio.wait"): "what running handlers get during a stop",
     ("flow/loop.py", "asyncio.wait"): "what a running tick gets during a stop",
     ("flow/loop.py", "asyncio.timeout_at"): "the limit of what a stop writes",
     ("flow/schedules.py", "asyncio.wait"): "what running functions get during a stop",
