@@ -21,7 +21,7 @@ import asyncpg
 from benchmarks.measure import answer, body, clock, percentile
 from benchmarks.ours import QUEUE, check_rows, engine_of
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow import ready
+from faststream_sqlbroker.flow.deliver import ready
 
 STEPS = 100
 """Batches a second."""

@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         TransientStoreError,
         UnknownOutcomeError,
     )
-    from faststream_sqlbroker.flow.locks import Lock
+    from faststream_sqlbroker.flow.tasks.locks import Lock
     from faststream_sqlbroker.publisher.sync_producer import SqlProducer
     from faststream_sqlbroker.response import (
         SqlBrokerPublishCommand,
@@ -117,7 +117,7 @@ _HOMES = {
     "LeaseLostError": ".exceptions",
     "LinearRetryStrategy": ".core.retry",
     "LiveSubscriber": ".core.status",
-    "Lock": ".flow.locks",
+    "Lock": ".flow.tasks.locks",
     "LockLostError": ".exceptions",
     "LockNotAcquiredError": ".exceptions",
     "MaxDepth": ".core.depth",

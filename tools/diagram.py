@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from faststream_sqlbroker.core import states
-from faststream_sqlbroker.flow import claim, outcome_states, ready
+from faststream_sqlbroker.flow.deliver import claim, outcome_states, ready
 from tools.files import update_block
 
 ROOT = Path(__file__).parent.parent

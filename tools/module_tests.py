@@ -1,6 +1,6 @@
 """Run the tests of a module, from the table of tests/MODULES.md.
 
-python -m tools.module_tests flow/flush.py [PYTEST ARGUMENTS]
+python -m tools.module_tests flow/deliver/flush.py [PYTEST ARGUMENTS]
 
 The module's path is below faststream_sqlbroker/, or begins with pyspark_sqlbroker/.
 """
@@ -43,6 +43,6 @@ def paths_of(path: str) -> list[str]:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or not (tests := paths_of(sys.argv[1])):
-        sys.exit(f"give a module of {TABLE.relative_to(ROOT)}, such as flow/flush.py")
+        sys.exit(f"give a module of {TABLE.relative_to(ROOT)}, such as flow/deliver/flush.py")
     command = [sys.executable, "-m", "pytest", *tests, *sys.argv[2:]]
     sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)

@@ -41,18 +41,18 @@ from faststream_sqlbroker.core.retention import NO_ARCHIVE, Retention, checked_r
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
-from faststream_sqlbroker.flow.archive_upkeep import PartitionLoop, RetentionLoop, growth_line
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.debug_log import DebugLog, checked_header
-from faststream_sqlbroker.flow.heartbeat import INTERVAL, Heartbeat
-from faststream_sqlbroker.flow.housekeeping import Housekeeping, JobRunner
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.heartbeat import INTERVAL, Heartbeat
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping, JobRunner
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.rights import Rights
+from faststream_sqlbroker.flow.fleet.sampling import Sampler
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
-from faststream_sqlbroker.flow.requests import Requests
-from faststream_sqlbroker.flow.rights import Rights
-from faststream_sqlbroker.flow.sampling import Sampler
+from faststream_sqlbroker.flow.tasks.archive_upkeep import PartitionLoop, RetentionLoop, growth_line
+from faststream_sqlbroker.flow.tasks.requests import Requests
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig

@@ -13,11 +13,11 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.consumer import Consumer
 from faststream_sqlbroker.flow.debug_log import DebugLog
-from faststream_sqlbroker.flow.direct_claim import DirectClaimer
-from faststream_sqlbroker.flow.heartbeat import Heartbeat
-from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.lookout import Lookout
-from faststream_sqlbroker.flow.rights import Rights
+from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.rights import Rights
+from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 

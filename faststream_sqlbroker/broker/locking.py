@@ -8,7 +8,7 @@ from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.locks import Lock, Locks
+from faststream_sqlbroker.flow.tasks.locks import Lock, Locks
 
 
 class SqlBrokerLocking(SqlBrokerPublishing):

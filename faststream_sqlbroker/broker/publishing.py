@@ -13,7 +13,7 @@ from faststream_sqlbroker.broker.plain_publish import PlainPublish
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
-from faststream_sqlbroker.flow.requests import request_timeout
+from faststream_sqlbroker.flow.tasks.requests import request_timeout
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.response import (
     OTHERS,

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import Duration, delay_seconds, lease_seconds
 from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError, SqlBrokerError
-from faststream_sqlbroker.flow.direct_claim import DirectClaimer
+from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.parser import CONTENT_TYPE, correlation_id_of
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 

@@ -13,11 +13,11 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.flow.direct_claim import DirectClaimer, DirectClaimRequest
-from faststream_sqlbroker.flow.locks import Locks
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.schedules import Scheduler
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
+from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
+from faststream_sqlbroker.flow.tasks.locks import Locks
+from faststream_sqlbroker.flow.tasks.schedules import Scheduler
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks
 

@@ -14,9 +14,9 @@ from faststream_sqlbroker.core.status import MISSED, Missed
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
-from faststream_sqlbroker.flow.cron import Cron
 from faststream_sqlbroker.flow.own_context import closable
-from faststream_sqlbroker.flow.schedules import Planned
+from faststream_sqlbroker.flow.tasks.cron import Cron
+from faststream_sqlbroker.flow.tasks.schedules import Planned
 from faststream_sqlbroker.flow.threads import own_in_thread
 from faststream_sqlbroker.publisher.rows import make_row, new_correlation_id
 from faststream_sqlbroker.response import SqlBrokerPublishCommand

@@ -16,9 +16,9 @@ from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
-from faststream_sqlbroker.flow.direct_claim import DirectClaimer
-from faststream_sqlbroker.flow.pull_jobs import PullJobs, refuse_subscriber
-from faststream_sqlbroker.flow.queue_jobs import QueueJobs
+from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
+from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs, refuse_subscriber
+from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks
 

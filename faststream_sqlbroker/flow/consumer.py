@@ -14,28 +14,28 @@ from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.cancels import Cancels
 from faststream_sqlbroker.flow.debug_log import DebugLog, WatchedInflight
-from faststream_sqlbroker.flow.delivery import Handle
-from faststream_sqlbroker.flow.fetch import Fetcher
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.heartbeat import Heartbeat
-from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.leases import LeaseKeeper, ProgressNotes, StuckReleaser
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
+from faststream_sqlbroker.flow.deliver.cancels import Cancels
+from faststream_sqlbroker.flow.deliver.delivery import Handle
+from faststream_sqlbroker.flow.deliver.fetch import Fetcher
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper, ProgressNotes, StuckReleaser
+from faststream_sqlbroker.flow.deliver.outcomes import MOST_APART
+from faststream_sqlbroker.flow.deliver.policies import key_claims_of
+from faststream_sqlbroker.flow.deliver.signals import Signals
+from faststream_sqlbroker.flow.deliver.worker import Worker
+from faststream_sqlbroker.flow.deliver.worker_ends import WorkerEnds, Workers, at_least_grace
+from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.registration import Registration
+from faststream_sqlbroker.flow.fleet.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.loop import LAST_BACKOFF, Log, Loop, backoff, is_told, persist
 from faststream_sqlbroker.flow.metrics import metrics_of
-from faststream_sqlbroker.flow.outcomes import MOST_APART
-from faststream_sqlbroker.flow.policies import key_claims_of
-from faststream_sqlbroker.flow.registration import Registration
-from faststream_sqlbroker.flow.rights import Rights, outcomes_of
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.flow.signals import Signals
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
-from faststream_sqlbroker.flow.worker import Worker
-from faststream_sqlbroker.flow.worker_ends import WorkerEnds, Workers, at_least_grace
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

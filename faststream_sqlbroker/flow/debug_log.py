@@ -18,9 +18,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.text import load_headers, short, visible
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.delivery import Handle
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.outcome_states import Batch
+from faststream_sqlbroker.flow.deliver.delivery import Handle
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import Batch
 
 CORRELATION_ID = "correlation_id"
 """The header of the parser's."""

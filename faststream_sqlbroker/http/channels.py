@@ -25,7 +25,7 @@ from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.database.pull import Changed
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.pull_jobs import PullJobs
+from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
 from faststream_sqlbroker.http.answers import (
     BodyLimits,
     Problem,

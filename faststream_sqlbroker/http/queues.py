@@ -25,7 +25,7 @@ from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import delay_seconds
 from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.queue_jobs import LeasedMessage, QueueJobs
+from faststream_sqlbroker.flow.tasks.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models
 from faststream_sqlbroker.http.answers import (
     BodyLimits,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.overview import JobCounts
-from faststream_sqlbroker.flow.pull_jobs import PullJobs
-from faststream_sqlbroker.flow.queue_jobs import QueueJobs
+from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
+from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

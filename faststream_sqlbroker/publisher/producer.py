@@ -15,7 +15,7 @@ from faststream_sqlbroker.adapter.messages import (
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import PublishError, SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.requests import (
+from faststream_sqlbroker.flow.tasks.requests import (
     REPLY_ID,
     REPLY_WITHIN,
     SHORTEST_EXPIRY,

@@ -10,7 +10,7 @@ from typing_extensions import override
 from faststream_sqlbroker.adapter.endpoints import FakePublisher
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow.requests import REPLY_ID, REPLY_WITHIN, SHORTEST_EXPIRY
+from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, REPLY_WITHIN, SHORTEST_EXPIRY
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 
 if TYPE_CHECKING:

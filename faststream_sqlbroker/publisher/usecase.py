@@ -10,7 +10,7 @@ from faststream_sqlbroker.adapter.endpoints import PublisherUsecase
 from faststream_sqlbroker.call_assertions import SqlCallAssertions, SqlHandlerCallWrapper
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
-from faststream_sqlbroker.flow.requests import request_timeout
+from faststream_sqlbroker.flow.tasks.requests import request_timeout
 from faststream_sqlbroker.publisher.config import QueuePublisherConfig
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification

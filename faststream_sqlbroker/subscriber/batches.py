@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from faststream.message import StreamMessage
 
     from faststream_sqlbroker.adapter.endpoints import CallsCollection
-    from faststream_sqlbroker.flow.delivery import Handle
+    from faststream_sqlbroker.flow.deliver.delivery import Handle
 
 
 class Batches:

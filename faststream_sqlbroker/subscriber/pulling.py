@@ -12,8 +12,8 @@ from faststream_sqlbroker.core.outcome import Abandon, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
-from faststream_sqlbroker.flow.pulled import PulledMessages
 from faststream_sqlbroker.flow.shielded import quietly
+from faststream_sqlbroker.flow.tasks.pulled import PulledMessages
 from faststream_sqlbroker.message import SqlBrokerMessage
 from faststream_sqlbroker.parser import SqlBrokerParser
 

@@ -8,7 +8,7 @@ from faststream import BaseMiddleware
 from typing_extensions import override
 
 from faststream_sqlbroker.core.routing import DESTINATION_HEADER, PUBLISH_AFTER_HEADER
-from faststream_sqlbroker.flow.requests import REPLY_ID, REPLY_WITHIN
+from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, REPLY_WITHIN
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
 from faststream_sqlbroker.response import SqlBrokerPublishCommand

@@ -19,11 +19,11 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.delivery import Handle
-from faststream_sqlbroker.flow.forward import Forward
+from faststream_sqlbroker.flow.deliver.delivery import Handle
+from faststream_sqlbroker.flow.deliver.forward import Forward
+from faststream_sqlbroker.flow.fleet.rights import activities_of
 from faststream_sqlbroker.flow.loop import cancelled
-from faststream_sqlbroker.flow.pulled import PulledMessages
-from faststream_sqlbroker.flow.rights import activities_of
+from faststream_sqlbroker.flow.tasks.pulled import PulledMessages
 from faststream_sqlbroker.handler_calls import adapt, refuse_generator, runs_in_thread
 from faststream_sqlbroker.publisher.reply import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from faststream_sqlbroker.database.store import Store
     from faststream_sqlbroker.flow.publish_limits import PublishLimits
-    from faststream_sqlbroker.flow.requests import Requests
+    from faststream_sqlbroker.flow.tasks.requests import Requests
     from faststream_sqlbroker.response import SqlBrokerPublishCommand
     from faststream_sqlbroker.testing.pump import Pump
     from faststream_sqlbroker.testing.transactions import HeldPublishes

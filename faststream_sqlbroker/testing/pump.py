@@ -12,8 +12,8 @@ from typing import Any
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.flow.schedules import Scheduler
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
+from faststream_sqlbroker.flow.tasks.schedules import Scheduler
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.testing import clock as clocks
 from faststream_sqlbroker.testing.clock import VirtualClock

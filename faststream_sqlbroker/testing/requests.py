@@ -8,8 +8,8 @@ from faststream.exceptions import SubscriberNotFound
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.flow.requests import REPLY_ID, ReplyAddress, Requests
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
+from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, ReplyAddress, Requests
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.testing.producer import FakePublisher

@@ -14,9 +14,9 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import HOLDER_BYTES, subscriber_of
 from faststream_sqlbroker.database.messages import direct_claim
 from faststream_sqlbroker.database.parts import cancels
-from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.leases import StuckReleaser
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.deliver.leases import StuckReleaser
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from tests.contract.conftest import Bench, done
 
 pytestmark = pytest.mark.capability("`broker.admin.cancel` of a running message")

@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.flow.outcome_states import Batch, State
-from faststream_sqlbroker.flow.outcome_writer import write
-from faststream_sqlbroker.flow.outcomes import Outcomes
+from faststream_sqlbroker.flow.deliver.outcome_states import Batch, State
+from faststream_sqlbroker.flow.deliver.outcome_writer import write
+from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
 from tests.contract.conftest import Bench, done
 from tests.helpers import eventually
 

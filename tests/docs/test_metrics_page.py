@@ -11,8 +11,8 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from faststream_sqlbroker.core.metrics import METRICS, OF_FLEET, OUTCOMES, Kind
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.sampling import LOCK
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.fleet.sampling import LOCK
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from faststream_sqlbroker.prometheus.metrics import exported_name
 

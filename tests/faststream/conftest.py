@@ -10,7 +10,8 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow import consumer, heartbeat
+from faststream_sqlbroker.flow import consumer
+from faststream_sqlbroker.flow.fleet import heartbeat
 from faststream_sqlbroker.schema.types import clock
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
@@ -167,12 +168,12 @@ def _time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stands still must not change what a start waits for and what an end gives back:
     none of these limits is reached."""
     limits = (
-        "registration.FIRST_WAIT",
-        "requests.LEAVE_TIMEOUT",
-        "schedules.GIVE_BACK_TIMEOUT",
+        "fleet.registration.FIRST_WAIT",
+        "tasks.requests.LEAVE_TIMEOUT",
+        "tasks.schedules.GIVE_BACK_TIMEOUT",
         "loop.STOP_LIMIT",
         "shielded.SHIELDED_TIMEOUT",
-        "rights.RIGHTS_TIMEOUT",
+        "fleet.rights.RIGHTS_TIMEOUT",
     )
     for limit in limits:
         monkeypatch.setattr(f"faststream_sqlbroker.flow.{limit}", 60.0)

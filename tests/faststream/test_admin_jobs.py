@@ -11,7 +11,7 @@ from faststream_sqlbroker import RightsError, SetupError, SqlBroker, SqlBrokerSc
 from faststream_sqlbroker.core.clock import Clock, RealTime
 from faststream_sqlbroker.database.bulk import store as jobs
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.flow.housekeeping import BUSY_PAUSE, JobRunner
+from faststream_sqlbroker.flow.fleet.housekeeping import BUSY_PAUSE, JobRunner
 from tests.accounts import account
 from tests.faststream.conftest import QUICK, Look, Make
 from tests.helpers import eventually

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import Once, SqlBroker, SqlBrokerMessage, SqlConnection
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow import direct_claim
-from faststream_sqlbroker.flow.policies import PolicyStarts
+from faststream_sqlbroker.flow.deliver.policies import PolicyStarts
+from faststream_sqlbroker.flow.tasks import direct_claim
 from faststream_sqlbroker.testing import TestSqlBroker
 from tests.faststream.conftest import GRACE, QUICK, Heard, Look, clean_up
 from tests.helpers import eventually
@@ -324,7 +324,7 @@ async def test_a_synchronous_handler_ends_with_its_lease(broker: SqlBroker, look
         row.renewed_monotonic -= lease  # for any other row it would be time
         assert inflight.due_for_renewal(lease, None) == []
         await look.end_leases()
-        with patch("faststream_sqlbroker.flow.lookout.LONGEST_TRUST", 0.1):
+        with patch("faststream_sqlbroker.flow.fleet.lookout.LONGEST_TRUST", 0.1):
             [ended] = await look.archived()
         assert (ended["state"], ended["reason"]) == ("DISCARDED", "cancelled")
     finally:

@@ -29,7 +29,7 @@ from faststream_sqlbroker import (
     SqlBrokerResponse,
     SqlConnection,
 )
-from faststream_sqlbroker.flow.leases import LeaseKeeper
+from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
 from tests.faststream.conftest import QUICK, Heard, Look, on_each
 from tests.helpers import eventually

@@ -27,8 +27,8 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import WaitingMessage
 from faststream_sqlbroker.database.explain import live, policies
 from faststream_sqlbroker.database.explain.policies import PolicyFacts
-from faststream_sqlbroker.flow.registration import Registration
-from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
+from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import Bench
 from tests.faststream.conftest import GRACE, QUICK, Look, clean_up

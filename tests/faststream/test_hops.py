@@ -19,8 +19,8 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import LiveSubscriber
-from faststream_sqlbroker.flow import heartbeat as destinations_module
-from faststream_sqlbroker.flow.heartbeat import Destinations
+from faststream_sqlbroker.flow.fleet import heartbeat as destinations_module
+from faststream_sqlbroker.flow.fleet.heartbeat import Destinations
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.faststream.test_forward import OPAQUE, URL, all_in
 from tests.helpers import eventually

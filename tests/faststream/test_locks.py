@@ -119,7 +119,9 @@ async def test_a_waiter_of_the_same_process_is_woken_in_turn(broker: SqlBroker) 
         return sum(place.waiting for place in broker._locks._places.values())
 
     # A waiter that is left to its pause tries again after a minute.
-    pauses = patch.multiple("faststream_sqlbroker.flow.locks", FIRST_PAUSE=100.0, LAST_PAUSE=100.0)
+    pauses = patch.multiple(
+        "faststream_sqlbroker.flow.tasks.locks", FIRST_PAUSE=100.0, LAST_PAUSE=100.0
+    )
     with pauses, patch.object(LockStore, "acquire", counted):
         async with broker.lock("k"):
             tasks = [asyncio.create_task(wait_for(n)) for n in range(20)]

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SetupError, SqlBroker, SqlBrokerResponse
-from faststream_sqlbroker.flow import heartbeat as heartbeat_module
-from faststream_sqlbroker.flow import registration
+from faststream_sqlbroker.flow.fleet import heartbeat as heartbeat_module
+from faststream_sqlbroker.flow.fleet import registration
 from tests.faststream.conftest import QUICK, Heard, Look, clean_up
 from tests.helpers import eventually
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from tests.faststream.conftest import QUICK
 from tests.helpers import eventually
 

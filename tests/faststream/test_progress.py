@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.admin import Progress
 from faststream_sqlbroker.annotations import SqlBrokerMessage
-from faststream_sqlbroker.flow import leases as notes
+from faststream_sqlbroker.flow.deliver import leases as notes
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import Concurrency, Debounce, Delay, SqlBroker
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.database.policies import removed
-from faststream_sqlbroker.flow import housekeeping
+from faststream_sqlbroker.flow.fleet import housekeeping
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 

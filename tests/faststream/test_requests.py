@@ -32,7 +32,7 @@ from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.parts.replies import SCOPE
 from faststream_sqlbroker.database.replies import ReplyStore
-from faststream_sqlbroker.flow.requests import LISTENING_POLL, LONGEST_TIMEOUT, POLL
+from faststream_sqlbroker.flow.tasks.requests import LISTENING_POLL, LONGEST_TIMEOUT, POLL
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageOfHandlers
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually

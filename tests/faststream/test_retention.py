@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import Pruned, Retention, RightsError, SetupError, SqlBroker
 from faststream_sqlbroker.database import retention as subject
 from faststream_sqlbroker.database.parts import sizes
-from faststream_sqlbroker.flow import archive_upkeep as loop
+from faststream_sqlbroker.flow.tasks import archive_upkeep as loop
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import later
 from tests.accounts import account

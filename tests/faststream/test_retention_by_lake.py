@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSu
 from faststream_sqlbroker.database import loaded_windows as subject
 from faststream_sqlbroker.database.loaded_windows import LoadedWindows
 from faststream_sqlbroker.database.parts import loaded_windows as statements
-from faststream_sqlbroker.flow import archive_upkeep as loop
+from faststream_sqlbroker.flow.tasks import archive_upkeep as loop
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_operating_cli import Shell
 from tests.helpers import eventually

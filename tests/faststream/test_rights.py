@@ -24,8 +24,8 @@ from faststream_sqlbroker import (
     Throttle,
 )
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.flow import rights
-from faststream_sqlbroker.flow.outcomes import MOST_APART
+from faststream_sqlbroker.flow.deliver.outcomes import MOST_APART
+from faststream_sqlbroker.flow.fleet import rights
 from tests.accounts import Account, account
 from tests.clock import ShiftedTime
 from tests.faststream.conftest import QUICK, Heard, Look

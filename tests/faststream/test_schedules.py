@@ -30,7 +30,7 @@ from faststream_sqlbroker import (
 from faststream_sqlbroker.core.clock import RealTime
 from faststream_sqlbroker.core.status import ScheduleState, load_state
 from faststream_sqlbroker.database.schedules import Schedules
-from faststream_sqlbroker.flow import schedules
+from faststream_sqlbroker.flow.tasks import schedules
 from faststream_sqlbroker.schema.types import later
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -231,7 +231,7 @@ async def test_missed_all_has_a_bound_and_a_warning(
     broker.publish_on_schedule("s", expression, "q", "x", missed="all")
     await first_start(broker, look)
     await remember(look, next_at=at - timedelta(days=2000))
-    with patch("faststream_sqlbroker.flow.cron.MOST_MISSED", 20):
+    with patch("faststream_sqlbroker.flow.tasks.cron.MOST_MISSED", 20):
         await broker.start()
         rows = await rows_of(look, 20)
     assert fire_times(rows) == [at - timedelta(days=n) for n in range(20, 0, -1)]

@@ -10,8 +10,8 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker import ConstantRetryStrategy, Once, SqlBroker, TestSqlBroker
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.worker import Worker
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.worker import Worker
 from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -131,7 +131,7 @@ async def test_a_worker_that_was_cancelled_between_messages_is_replaced(
 async def test_a_worker_that_fails_is_replaced_and_its_message_comes_back(
     mode: str, broker: SqlBroker, look: Look, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("faststream_sqlbroker.flow.worker.PAUSE_AFTER_BUG", 0.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.worker.PAUSE_AFTER_BUG", 0.0)
     may_start = Worker._may_start
     failures = [RuntimeError("a bug")]
 

@@ -21,7 +21,7 @@ from faststream_sqlbroker import (
     TransientStoreError,
 )
 from faststream_sqlbroker.annotations import SqlBrokerBatchMessage
-from faststream_sqlbroker.flow import worker_ends
+from faststream_sqlbroker.flow.deliver import worker_ends
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually

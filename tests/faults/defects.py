@@ -13,11 +13,11 @@ from faststream_sqlbroker.database.multi_statement import MarkedLocks
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.flow import flush
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.leases import LeaseKeeper
-from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.flow.deliver import flush
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper
+from faststream_sqlbroker.flow.deliver.settlements import Settlements
 
 
 def _settle_by_method(dialect: Any) -> None:

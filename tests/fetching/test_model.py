@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from faststream_sqlbroker.flow import ready
-from faststream_sqlbroker.flow.claim import Claimer, Pace
-from faststream_sqlbroker.flow.ready import (
+from faststream_sqlbroker.flow.deliver import ready
+from faststream_sqlbroker.flow.deliver.claim import Claimer, Pace
+from faststream_sqlbroker.flow.deliver.ready import (
     LONGEST_SCAN_INTERVAL,
     TRANSITIONS,
     Event,

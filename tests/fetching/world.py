@@ -22,13 +22,13 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.fetch import Fetcher
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.deliver.fetch import Fetcher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_writer import write
+from faststream_sqlbroker.flow.deliver.signals import Signals
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF
-from faststream_sqlbroker.flow.outcome_writer import write
-from faststream_sqlbroker.flow.registration import Registration
-from faststream_sqlbroker.flow.signals import Signals
 from faststream_sqlbroker.flow.wakeup import ALL
 from faststream_sqlbroker.subscriber.options import make_settings
 

@@ -12,8 +12,9 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow import consumer as consumers
-from faststream_sqlbroker.flow import ended_transactions, shielded, worker_ends
+from faststream_sqlbroker.flow import shielded
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.deliver import ended_transactions, worker_ends
 from faststream_sqlbroker.flow.loop import Loop
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.wakeup import Wakeups

@@ -133,7 +133,7 @@ async def test_a_handler_that_swallows_its_cancellation_keeps_its_lease(
     await started.wait()
     [worker] = consumer._workers
     limits = {"CANCEL_GRACE": 0.5, "SHIELDED_TIMEOUT": 0.5, "CLEAN_UP": 0.0}
-    with patch.multiple("faststream_sqlbroker.flow.worker_ends", **limits):
+    with patch.multiple("faststream_sqlbroker.flow.deliver.worker_ends", **limits):
         await consumer.stop(0.01)
     row = await rig.one()
     assert (row["state"], row["deliveries_count"]) == ("PROCESSING", 1)
@@ -164,7 +164,7 @@ async def test_an_abandoned_handler_may_clean_up(rig: Rig) -> None:
     await started.wait()
     [worker] = consumer._workers
     limits = {"CANCEL_GRACE": 0.2, "CLEAN_UP": 600.0}
-    with patch.multiple("faststream_sqlbroker.flow.worker_ends", **limits):
+    with patch.multiple("faststream_sqlbroker.flow.deliver.worker_ends", **limits):
         stopping = asyncio.create_task(consumer.stop(0.01))
         await eventually(lambda: rig.logged("is abandoned"))
         go_on.set()
@@ -327,7 +327,7 @@ async def test_the_buffer_is_bounded(rig: Rig) -> None:
     consumer = rig.consumer(handle, fetch_batch_size=10, max_not_processed_factor=1.5, **FAST)
     await consumer.start()
     count_as_quick(consumer)
-    with patch("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 600.0):
+    with patch("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 600.0):
         await eventually(lambda: consumer.inflight.claimed_count >= 15)
         await ticks(consumer._fetch_loop, 4)
         assert 15 <= sum(r["state"] == "PROCESSING" for r in await rig.rows()) <= 16

@@ -9,8 +9,8 @@ from faststream_sqlbroker.core.outcome import Ack, Nack
 from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow import policies
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.deliver import policies
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 

@@ -25,8 +25,8 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from tests.clock import let_loop_pass
 from tests.flow.conftest import Rig, count_as_quick
 from tests.helpers import MYSQL, Awake, eventually
@@ -274,7 +274,7 @@ async def test_a_bug_around_a_handler_does_not_end_its_worker(rig: Rig) -> None:
 
     with (
         patch.object(Inflight, "finish", failing_once),
-        patch("faststream_sqlbroker.flow.worker.PAUSE_AFTER_BUG", 0.3),
+        patch("faststream_sqlbroker.flow.deliver.worker.PAUSE_AFTER_BUG", 0.3),
     ):
         await consumer.start()
         await eventually(lambda: _count(rig, 3))
@@ -303,7 +303,7 @@ async def test_a_bug_in_the_removal_of_ack_first_leaves_nothing_behind(rig: Rig)
     await rig.put()
     with (
         patch.object(rig.store.starts, "remove_first", side_effect=RuntimeError("bug")),
-        patch("faststream_sqlbroker.flow.worker.PAUSE_AFTER_BUG", 0.1),
+        patch("faststream_sqlbroker.flow.deliver.worker.PAUSE_AFTER_BUG", 0.1),
     ):
         consumer = rig.consumer(ack_first=True, max_fetch_interval=0.05)
         await consumer.start()

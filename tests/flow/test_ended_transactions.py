@@ -471,7 +471,9 @@ def silent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
         raise TransientStoreError("not now")
 
     monkeypatch.setattr(rig.store.handlers, "was_committed", unreachable)
-    monkeypatch.setattr("faststream_sqlbroker.flow.ended_transactions.SHIELDED_TIMEOUT", 0.1)
+    monkeypatch.setattr(
+        "faststream_sqlbroker.flow.deliver.ended_transactions.SHIELDED_TIMEOUT", 0.1
+    )
     return asked
 
 

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, current
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.flow import transactional
+from faststream_sqlbroker.flow.deliver import transactional
 from tests.clock import let_loop_pass
 from tests.flow.conftest import Rig
 from tests.flow.test_ended_transactions import archived, effects

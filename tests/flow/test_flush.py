@@ -4,9 +4,9 @@ import asyncio
 
 from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.signals import Signals
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.signals import Signals
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 

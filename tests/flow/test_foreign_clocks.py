@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.policies import (
     Window,
 )
 from faststream_sqlbroker.core.routing import DESTINATION
-from faststream_sqlbroker.flow.forward import Forward
+from faststream_sqlbroker.flow.deliver.forward import Forward
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.flow.conftest import Rig
 from tests.helpers import eventually

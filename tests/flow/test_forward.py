@@ -11,7 +11,7 @@ import pytest
 from faststream_sqlbroker.core.outcome import Relocate
 from faststream_sqlbroker.core.routing import DESTINATION
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.flow.forward import Forward
+from faststream_sqlbroker.flow.deliver.forward import Forward
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.flow.conftest import Rig
 from tests.helpers import eventually

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.policies import Once
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.database.parts.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.policies import KeyClaims
+from faststream_sqlbroker.flow.deliver.policies import KeyClaims
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 

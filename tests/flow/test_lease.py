@@ -13,10 +13,10 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Ack, Defer, Nack, Outcome, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.leases import LeaseKeeper, StuckReleaser
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper, StuckReleaser
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
@@ -54,7 +54,7 @@ async def test_a_handler_that_outlives_its_lease_is_renewed_and_delivered_once(r
         await eventually(renewed)
     await rig.consumer(handle, **SHORT).start()
     with (
-        patch("faststream_sqlbroker.flow.lookout.LONGEST_TRUST", 0.1),
+        patch("faststream_sqlbroker.flow.fleet.lookout.LONGEST_TRUST", 0.1),
         patch.object(rig.store, "lease_ends_in", wraps=rig.store.lease_ends_in) as searched,
     ):
         await eventually(lambda: searched.call_count > 2)
@@ -117,7 +117,7 @@ async def test_a_lost_lease_is_noticed_by_the_renewal(
     await rig.put(3)
     time = rig.shifted()
     consumer = rig.consumer(handle, release_stuck_timeout=600.0)
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 6_000.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 6_000.0)
     await consumer.start()
     count_as_quick(consumer)
     await eventually(lambda: consumer.inflight.claimed_count == 3)
@@ -310,7 +310,7 @@ async def test_neighbours_of_a_poison_message_are_handled(rig: Rig) -> None:
     await rig.put(5)
     await rig.execute("UPDATE message SET deliveries_count = 2")
     await rig.put(5)
-    with patch("faststream_sqlbroker.flow.solo_run.ALONE", 600.0):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.ALONE", 600.0):
         await rig.consumer(handle, max_workers=4, max_fetch_interval=0.05).start()
         rows = await eventually(lambda: _archived(rig, 10))
     suspects = {r["id"] for r in rows if r["deliveries_count"] == 3}

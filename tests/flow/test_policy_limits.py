@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.prefetch import HORIZON
+from faststream_sqlbroker.flow.deliver.prefetch import HORIZON
 from tests.flow.conftest import Rig, ticks
 from tests.flow.test_database_failures import NoLimit
 from tests.flow.test_policies import QUICK, archived, slot_of
@@ -371,7 +371,7 @@ async def test_a_message_runs_once_though_no_answer_says_whether_its_key_was_cla
     monkeypatch.setattr(policies, "claim_free_keys", none_is_free)
     monkeypatch.setattr(policies, "claim_keys", fail_to_claim)
     monkeypatch.setattr(policies, "give_back_keys", give_back_late)
-    monkeypatch.setattr("faststream_sqlbroker.flow.policies.backoff", lambda *_: 0.001)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.policies.backoff", lambda *_: 0.001)
     await rig.consumer(policies=[Once("1h")], **QUICK).start()
     [message] = await rig.put(1, key="a")
     [row] = await archived(rig, 1)

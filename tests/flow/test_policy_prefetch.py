@@ -14,8 +14,8 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.policies import Concurrency, Delay, Throttle
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Slot
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.policies import PolicyStarts
-from faststream_sqlbroker.flow.prefetch import HORIZON, HandlerTimes
+from faststream_sqlbroker.flow.deliver.policies import PolicyStarts
+from faststream_sqlbroker.flow.deliver.prefetch import HORIZON, HandlerTimes
 from tests.flow.conftest import Rig, count_as_quick
 from tests.flow.test_policies import archived, slot_of
 from tests.flow.test_policy_limits import Process
@@ -52,7 +52,7 @@ async def test_quick_handlers_find_their_next_messages_waiting(
 ) -> None:
     """A claim for each message would cost more than the message. What waits is leased for 20 s, so
     that it is back soon if its process dies."""
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 600.0)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 600.0)
     go = asyncio.Event()
     consumer = await start_quick(rig, go, **options)
     await rig.store.insert([NewMessage("q", b"1", key=f"k{n}", delay=-1) for n in range(30)])

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.prefetch import HORIZON, PREFETCH_LEASE
+from faststream_sqlbroker.flow.deliver.prefetch import HORIZON, PREFETCH_LEASE
 from tests.flow.conftest import Rig, count_as_quick, ticks
 from tests.helpers import eventually
 
@@ -23,7 +23,7 @@ LONG = 6_000.0
 @pytest.fixture(autouse=True)
 def longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for a worker stays until a test says that it has waited for too long."""
-    monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", LONG)
+    monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", LONG)
 
 
 class Gate:

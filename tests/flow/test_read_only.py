@@ -16,9 +16,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Unit
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.settlements import Settlements
-from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.settlements import Settlements
+from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.contract.conftest import done
 from tests.flow.conftest import Rig

@@ -11,9 +11,9 @@ import pytest
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow import ready as module
 from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.ready import Mode, Ready
+from faststream_sqlbroker.flow.deliver import ready as module
+from faststream_sqlbroker.flow.deliver.ready import Mode, Ready
 from faststream_sqlbroker.flow.wakeup import ALL
 from tests.clock import VirtualTime
 from tests.flow.conftest import Rig

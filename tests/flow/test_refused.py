@@ -18,10 +18,10 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.outcome_states import State
-from faststream_sqlbroker.flow.outcome_writer import DEAD_AFTER
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import State
+from faststream_sqlbroker.flow.deliver.outcome_writer import DEAD_AFTER
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.conftest import Servers
@@ -250,7 +250,7 @@ async def test_refused_outcomes_leave_the_others_their_room(rig: Rig) -> None:
         await eventually(lambda: len(_refused(consumer.inflight)) == 20)
         await eventually(lambda: consumer.healthy)
         with (
-            patch("faststream_sqlbroker.flow.fetch.MOST_APART", 20),
+            patch("faststream_sqlbroker.flow.deliver.fetch.MOST_APART", 20),
             patch("faststream_sqlbroker.flow.consumer.MOST_APART", 20),
         ):
             assert consumer._fetcher.room(150) == 0
@@ -322,8 +322,8 @@ async def test_a_login_refused_for_a_moment_does_not_count_against_outcomes(
     try:
         await rig.put(5)
         # What waits stays, with its lease.
-        monkeypatch.setattr("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 600.0)
-        monkeypatch.setattr("faststream_sqlbroker.flow.prefetch.PREFETCH_LEASE", 600.0)
+        monkeypatch.setattr("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 600.0)
+        monkeypatch.setattr("faststream_sqlbroker.flow.deliver.prefetch.PREFETCH_LEASE", 600.0)
         consumer = rig.consumer(handle, store=store, max_fetch_interval=0.05)
         await consumer.start()
         count_as_quick(consumer)

@@ -23,7 +23,7 @@ from faststream_sqlbroker.core.metrics import (
     QueueState,
 )
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.sampling import LOCK, SLOW_SHARE, Sampler
+from faststream_sqlbroker.flow.fleet.sampling import LOCK, SLOW_SHARE, Sampler
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 from tests.unit.test_metrics import Kept

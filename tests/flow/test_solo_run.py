@@ -25,7 +25,7 @@ async def test_a_suspect_behind_a_long_handler_does_not_stop_the_rest(rig: Rig) 
 
     await rig.store.insert([NewMessage("q", b"long")])
     consumer = rig.consumer(handle, max_workers=4, max_fetch_interval=0.05)
-    with patch("faststream_sqlbroker.flow.solo_run.SOLO_WAIT", 0.5):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.SOLO_WAIT", 0.5):
         await consumer.start()
         await eventually(lambda: consumer.inflight.running == 1)
         await rig.store.insert([NewMessage("q", b"suspect", delay=3600)])
@@ -92,7 +92,7 @@ async def test_many_suspects_leave_every_other_claim_to_the_rest(rig: Rig) -> No
     await rig.execute(TWICE_LOST)
     await rig.put(5, key="normal")
     # The time of the rest ends early where there is nothing else.
-    with patch("faststream_sqlbroker.flow.solo_run.SLICE", 600.0):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.SLICE", 600.0):
         await rig.consumer(fetch_batch_size=20, max_fetch_interval=0.05, max_workers=2).start()
         await eventually(lambda: len(rig.handled) == 65)
     first = [n for n, row in enumerate(rig.handled) if row.key]
@@ -115,8 +115,8 @@ async def test_waiting_rows_are_given_back_so_that_a_suspect_can_run(rig: Rig) -
     await rig.put(30)
     consumer = rig.consumer(handle, max_workers=1, fetch_batch_size=20, max_fetch_interval=0.05)
     with (
-        patch("faststream_sqlbroker.flow.solo_run.SOLO_WAIT", 120.0),
-        patch("faststream_sqlbroker.flow.fetch.LONGEST_WAIT", 120.0),
+        patch("faststream_sqlbroker.flow.deliver.solo_run.SOLO_WAIT", 120.0),
+        patch("faststream_sqlbroker.flow.deliver.fetch.LONGEST_WAIT", 120.0),
     ):
         await consumer.start()
         count_as_quick(consumer)
@@ -144,7 +144,7 @@ async def test_the_rest_has_as_much_time_as_the_suspects(rig: Rig) -> None:
             last = monotonic()
         await rig.ack(row)
 
-    with patch("faststream_sqlbroker.flow.solo_run.SLICE", least):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.SLICE", least):
         await rig.consumer(handle, max_fetch_interval=0.05).start()
         await eventually(lambda: len(suspects) == 4)
     times = [
@@ -166,7 +166,7 @@ async def test_a_full_buffer_does_not_hide_a_suspect_without_patience(rig: Rig) 
     await rig.execute(TWICE_LOST)
     await rig.put(100)
     names = {"SOLO_WAIT": 0.1, "SOLO_PAUSE": 0.3, "SOLO_LIMIT": 0.5}
-    with patch.multiple("faststream_sqlbroker.flow.solo_run", **names):
+    with patch.multiple("faststream_sqlbroker.flow.deliver.solo_run", **names):
         await rig.consumer(handle, max_fetch_interval=0.05, fetch_batch_size=20).start()
         await eventually(lambda: any(row.key for row in rig.handled))
 
@@ -182,7 +182,7 @@ async def test_a_slow_suspect_stops_the_rest_for_a_bounded_time(rig: Rig) -> Non
     await rig.store.insert([NewMessage("q", b"suspect")])
     await rig.execute(TWICE_LOST)
     consumer = rig.consumer(handle, max_workers=2, max_fetch_interval=0.05)
-    with patch("faststream_sqlbroker.flow.solo_run.ALONE", 0.5):
+    with patch("faststream_sqlbroker.flow.deliver.solo_run.ALONE", 0.5):
         await consumer.start()
         await eventually(lambda: consumer.inflight.running == 1)
         await rig.put(5)
@@ -210,7 +210,7 @@ async def test_nothing_is_claimed_while_a_suspect_runs(rig: Rig) -> None:
     looks = rig.store.ready_pairs
     with (
         patch.object(rig.store, "ready_pairs", wraps=looks) as looked,
-        patch("faststream_sqlbroker.flow.solo_run.ALONE", 600.0),
+        patch("faststream_sqlbroker.flow.deliver.solo_run.ALONE", 600.0),
     ):
         await ticks(consumer._fetch_loop, 10)
         assert not looked.called

@@ -36,7 +36,7 @@ async def test_a_stop_while_the_server_is_silent_has_one_deadline(rig: Rig) -> N
         proxy.stall()
         pool: Any = engine.pool
         await eventually(lambda: pool.checkedout() >= 2)  # loops hang in a statement
-        with patch("faststream_sqlbroker.flow.worker_ends.CANCEL_GRACE", 1.0):
+        with patch("faststream_sqlbroker.flow.deliver.worker_ends.CANCEL_GRACE", 1.0):
             async with Awake() as awake:
                 await consumer.stop(0.5)
         # The silent proxy runs in this process, and nothing reaches the server: only a pause of

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, SettleResult
 from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow import ended_transactions, transactional
+from faststream_sqlbroker.flow.deliver import ended_transactions, transactional
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 

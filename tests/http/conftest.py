@@ -9,7 +9,7 @@ import pytest
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli import listening
-from faststream_sqlbroker.flow import heartbeat
+from faststream_sqlbroker.flow.fleet import heartbeat
 from faststream_sqlbroker.http import BasicAuth, HttpApp, Login, gate, passwords, protocol
 from faststream_sqlbroker.http import diagnosis as diagnoses
 from faststream_sqlbroker.http import probes as of_probes

@@ -15,7 +15,7 @@ from tests.helpers import eventually
 
 COMMAND = (
     "from faststream_sqlbroker.cli import listening, main\n"
-    "from faststream_sqlbroker.flow import heartbeat\n"
+    "from faststream_sqlbroker.flow.fleet import heartbeat\n"
     "from faststream_sqlbroker.http import probes, protocol\n"
     "listening.LAST_ANSWERS = listening.IDLE_TIMEOUT = probes.LIMIT = 120\n"
     "protocol.HEAD_TIMEOUT = protocol.READ_TIMEOUT = 120\n"

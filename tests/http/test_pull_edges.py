@@ -17,9 +17,10 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.database.parts import channels as channel_rows
 from faststream_sqlbroker.database.policies import removed
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow import configured, housekeeping, pull_jobs
-from faststream_sqlbroker.flow.configured import Configured
-from faststream_sqlbroker.flow.pull_jobs import MOST_ROUNDS
+from faststream_sqlbroker.flow.fleet import housekeeping
+from faststream_sqlbroker.flow.tasks import configured, pull_jobs
+from faststream_sqlbroker.flow.tasks.configured import Configured
+from faststream_sqlbroker.flow.tasks.pull_jobs import MOST_ROUNDS
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from faststream_sqlbroker.schema.types import clock
 from tests.faststream.conftest import Look

@@ -16,8 +16,8 @@ from sqlalchemy import func, literal_column, select, update
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker
 from faststream_sqlbroker.database.messages import direct_claim
 from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow import queue_jobs
-from faststream_sqlbroker.flow.queue_jobs import QueueJobs
+from faststream_sqlbroker.flow.tasks import queue_jobs
+from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
 from faststream_sqlbroker.http import Queues, QueueTokens
 from faststream_sqlbroker.http.server import ProbeServer
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics

@@ -25,10 +25,10 @@ from faststream_sqlbroker.core.outcome import Ack, Nack, Outcome, Reject, Releas
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.outcome_states import TRANSITIONS, Batch, State
-from faststream_sqlbroker.flow.settlements import Settlements
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import TRANSITIONS, Batch, State
+from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from tests.outcomes.database import ACK, FAILED, Database, Mark, Store
 from tests.policies.machine import LONGER
 
@@ -511,7 +511,7 @@ class Machine(RuleBasedStateMachine):
         assert {self.inflight.state(row) for row in self.inflight.rows} <= ENDS
 
 
-@patch("faststream_sqlbroker.flow.outcome_writer.LESS_AFTER", 2)
+@patch("faststream_sqlbroker.flow.deliver.outcome_writer.LESS_AFTER", 2)
 def test_outcomes_go_by_the_table() -> None:
     walked.clear()
     # Hypothesis parses this file. Python 3.11 fails if an object dies then whose end logs a

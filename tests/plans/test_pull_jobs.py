@@ -9,7 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow.pull_jobs import PullJobs
+from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
 from tests.http.pulling import QUEUE, Pulling
 from tests.plans.test_direct_claim import CROWD, WARM, one_connection, read_by_scans
 from tests.proxy import proxied

@@ -10,7 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
 
-from faststream_sqlbroker.flow import consumer, heartbeat, lookout, registration, worker_ends
+from faststream_sqlbroker.flow import consumer
+from faststream_sqlbroker.flow.deliver import worker_ends
+from faststream_sqlbroker.flow.fleet import heartbeat, lookout, registration
 
 PATIENCE = 60.0
 """Seconds for each part of a stop that has a limit of its own."""

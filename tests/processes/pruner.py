@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import Retention, SqlBroker
 from faststream_sqlbroker.database import retention
-from faststream_sqlbroker.flow import archive_upkeep as loop
+from faststream_sqlbroker.flow.tasks import archive_upkeep as loop
 
 BATCH = 5
 WAIT = 0.03

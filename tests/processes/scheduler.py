@@ -14,7 +14,7 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow import schedules
+from faststream_sqlbroker.flow.tasks import schedules
 
 
 def main() -> None:

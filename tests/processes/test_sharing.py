@@ -9,7 +9,7 @@ from sqlalchemy import text, update
 from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.core.rows import NewMessage
-from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE
+from faststream_sqlbroker.flow.deliver.prefetch import PREFETCH_LEASE
 from tests.forked import Process
 from tests.helpers import eventually
 from tests.processes.conftest import Fleet

@@ -18,9 +18,9 @@ from faststream import FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.flow import fetch
-from faststream_sqlbroker.flow.leases import StuckReleaser
-from faststream_sqlbroker.flow.prefetch import HandlerTimes
+from faststream_sqlbroker.flow.deliver import fetch
+from faststream_sqlbroker.flow.deliver.leases import StuckReleaser
+from faststream_sqlbroker.flow.deliver.prefetch import HandlerTimes
 from tests.processes.patience import be_patient, note_listening
 
 

@@ -43,8 +43,8 @@ def test_each_unit_test_is_found() -> None:
 
 
 def test_a_module_leads_to_its_tests() -> None:
-    assert paths_of("flow/cron.py") == ["tests/unit/test_cron.py"]
-    assert paths_of("faststream_sqlbroker/flow/cron.py") == ["tests/unit/test_cron.py"]
+    assert paths_of("flow/tasks/cron.py") == ["tests/unit/test_cron.py"]
+    assert paths_of("faststream_sqlbroker/flow/tasks/cron.py") == ["tests/unit/test_cron.py"]
     assert paths_of("flow/none.py") == []
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from faststream_sqlbroker.flow.prefetch import Buffer
+from faststream_sqlbroker.flow.deliver.prefetch import Buffer
 
 
 async def turns() -> None:

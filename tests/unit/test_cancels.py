@@ -22,11 +22,11 @@ from faststream_sqlbroker.core.outcome import (
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.flow.cancels import Cancels
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.outcome_states import State
+from faststream_sqlbroker.flow.deliver.cancels import Cancels
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import State
+from faststream_sqlbroker.flow.deliver.worker import Worker
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
-from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.unit.test_inflight import quiet, row
 

@@ -11,9 +11,9 @@ import pytest
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.leases import StuckReleaser
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.deliver.leases import StuckReleaser
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF, Loop, Outages, backoff
 from tests.clock import VirtualTime
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker import MissingExtraError, SetupError
 from faststream_sqlbroker.core.status import ScheduleState, load_state
-from faststream_sqlbroker.flow.cron import MOST_MISSED, ON_TIME, Cron
+from faststream_sqlbroker.flow.tasks.cron import MOST_MISSED, ON_TIME, Cron
 
 SPRING = datetime(2024, 3, 30, 22, tzinfo=timezone.utc)
 """The evening before Berlin skips 02:00 to 03:00."""

@@ -19,25 +19,25 @@ from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.parts.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.flush import Flusher
-from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.leases import (
+from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
+from faststream_sqlbroker.flow.deliver.flush import Flusher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.leases import (
     BATCH,
     IDLE_INTERVAL,
     SEARCH_INTERVAL,
     LeaseKeeper,
     StuckReleaser,
 )
-from faststream_sqlbroker.flow.lookout import Lookout
+from faststream_sqlbroker.flow.deliver.outcome_states import State
+from faststream_sqlbroker.flow.deliver.outcome_writer import Repeater
+from faststream_sqlbroker.flow.deliver.policies import PolicyStarts, key_claims_of
+from faststream_sqlbroker.flow.deliver.settlements import Settlements
+from faststream_sqlbroker.flow.deliver.signals import Signals
+from faststream_sqlbroker.flow.deliver.worker import Worker
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from faststream_sqlbroker.flow.loop import Loop, Outages
-from faststream_sqlbroker.flow.outcome_states import State
-from faststream_sqlbroker.flow.outcome_writer import Repeater
-from faststream_sqlbroker.flow.policies import PolicyStarts, key_claims_of
-from faststream_sqlbroker.flow.settlements import Settlements
-from faststream_sqlbroker.flow.signals import Signals
-from faststream_sqlbroker.flow.worker import Worker
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.clock import VirtualTime
 
@@ -274,7 +274,7 @@ async def test_a_message_reclaimed_while_its_key_was_requested_is_not_settled(
     keys = key_claims_of(store, policies)
     starts = PolicyStarts(store, inflight, settlements, policies, quiet, lambda: False, keys)
     inflight.add([older])
-    with patch("faststream_sqlbroker.flow.policies.backoff", return_value=0.0):
+    with patch("faststream_sqlbroker.flow.deliver.policies.backoff", return_value=0.0):
         started = await starts.claim_keys([older])
     assert settlements(started) == []
     assert inflight.queued == []

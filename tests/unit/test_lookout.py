@@ -10,9 +10,9 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.rows import Around, ReadyPair, ReadyPairs
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
-from faststream_sqlbroker.flow.heartbeat import Heartbeat
-from faststream_sqlbroker.flow.lookout import LONGEST_TRUST, Lookout
-from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.fleet.lookout import LONGEST_TRUST, Lookout
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.clock import VirtualTime
 from tests.unit.test_inflight import quiet

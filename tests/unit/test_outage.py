@@ -10,9 +10,9 @@ from uuid import uuid4
 from faststream_sqlbroker.core.rows import Settlement
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_writer import Repeater
 from faststream_sqlbroker.flow.loop import Outages, is_told
-from faststream_sqlbroker.flow.outcome_writer import Repeater
 
 
 class Said:

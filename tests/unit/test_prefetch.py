@@ -6,9 +6,9 @@ from unittest.mock import Mock
 import pytest
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.flow.fetch import Fetcher
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.prefetch import (
+from faststream_sqlbroker.flow.deliver.fetch import Fetcher
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.prefetch import (
     HORIZON,
     LONGEST_WAIT,
     REMEMBERED_RUNS,
@@ -16,7 +16,7 @@ from faststream_sqlbroker.flow.prefetch import (
     least_left,
     prefetch_lease,
 )
-from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.clock import VirtualTime
 from tests.unit.test_inflight import quiet, row

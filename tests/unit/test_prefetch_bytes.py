@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.prefetch import TOLD_EVERY, PrefetchBytes
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.prefetch import TOLD_EVERY, PrefetchBytes
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.unit.test_inflight import quiet, row
 

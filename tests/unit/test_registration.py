@@ -17,10 +17,10 @@ from faststream_sqlbroker.core.status import (
     moment_text,
     subscriber_of,
 )
-from faststream_sqlbroker.flow import registration as module
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.ready import Ready
-from faststream_sqlbroker.flow.registration import Registration
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.ready import Ready
+from faststream_sqlbroker.flow.fleet import registration as module
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.subscriber.options import make_settings
 from tests.unit.test_inflight import row
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
-from faststream_sqlbroker.flow.solo_run import (
+from faststream_sqlbroker.flow.deliver.solo_run import (
     ALONE,
     SOLO_LIMIT,
     SOLO_PAUSE,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
-from faststream_sqlbroker.flow.claim import StrideScheduler
+from faststream_sqlbroker.flow.deliver.claim import StrideScheduler
 
 AT = datetime(2024, 1, 1, tzinfo=timezone.utc)
 TOKEN = uuid4()

@@ -11,7 +11,7 @@ import pytest
 from faststream_sqlbroker import SetupError, Window
 from faststream_sqlbroker.core.policies.stored import policies_json, read_policies
 from faststream_sqlbroker.core.times import find_zone
-from faststream_sqlbroker.flow.cron import Cron
+from faststream_sqlbroker.flow.tasks.cron import Cron
 
 
 @pytest.fixture

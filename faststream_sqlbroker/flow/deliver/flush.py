@@ -1,7 +1,8 @@
 """Write settled rows in batches, fenced by their lease tokens; report lost leases.
 
 What the database refuses by itself, and a batch that fails again and again for a passing reason, is
-repeated apart from the queue (`repeat`), so that one bad outcome never delays the others for long.
+repeated apart from the queue (`Repeater`), so that one bad outcome never delays the others for
+long.
 """
 
 import sys
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.clock import Timer
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import TransientStoreError
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
+from faststream_sqlbroker.flow.deliver.outcome_writer import OnDenied, Repeater, write
 from faststream_sqlbroker.flow.loop import Log, Outages, persist
-from faststream_sqlbroker.flow.outcome_states import CUT_ANYWAY, FEW_PARTS, State, cut
-from faststream_sqlbroker.flow.outcome_writer import OnDenied, Repeater, write
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

@@ -22,13 +22,13 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.flow.ended_transactions import EndedTransactions
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.ended_transactions import EndedTransactions
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import broken_text
+from faststream_sqlbroker.flow.deliver.prefetch import prefetch_lease
+from faststream_sqlbroker.flow.deliver.solo_run import lost_leases
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
-from faststream_sqlbroker.flow.outcome_states import broken_text
-from faststream_sqlbroker.flow.prefetch import prefetch_lease
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.flow.solo_run import lost_leases
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.messages.handler import HandlerTransaction

@@ -12,9 +12,9 @@ from operator import itemgetter
 from faststream_sqlbroker.core.outcome import Ack, Again
 from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.policies import seconds_to_slot
-from faststream_sqlbroker.flow.prefetch import PrefetchBytes, body_bytes
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.policies import seconds_to_slot
+from faststream_sqlbroker.flow.deliver.prefetch import PrefetchBytes, body_bytes
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 

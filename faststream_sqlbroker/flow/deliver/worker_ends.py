@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.own_context import give_up
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery

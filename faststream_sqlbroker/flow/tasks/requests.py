@@ -28,9 +28,9 @@ from faststream_sqlbroker.exceptions import (
     PublishError,
     StoreError,
 )
+from faststream_sqlbroker.flow.fleet.rights import Rights
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.rights import Rights
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from faststream_sqlbroker.core.reasons import DUPLICATE, FAILED_ONCE, INVALID_BO
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts.once import Verdict
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.settlements import Settlements
 from faststream_sqlbroker.flow.loop import Log, backoff, is_told
-from faststream_sqlbroker.flow.settlements import Settlements
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import AccessError, StoreError
-from faststream_sqlbroker.flow.housekeeping import Housekeeping
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.lookout import LONGEST_TRUST, TOLD_INTERVAL, Lookout
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.prefetch import PREFETCH_LEASE, prefetch_lease
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
+from faststream_sqlbroker.flow.fleet.lookout import LONGEST_TRUST, TOLD_INTERVAL, Lookout
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
-from faststream_sqlbroker.flow.prefetch import PREFETCH_LEASE, prefetch_lease
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

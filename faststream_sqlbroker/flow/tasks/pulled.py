@@ -15,10 +15,10 @@ from faststream_sqlbroker.core.outcome import Abandon
 from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import LeaseLostError, TransientStoreError
-from faststream_sqlbroker.flow.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.loop import Log, Loop, backoff
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.shielded import quietly
+from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.core.rows import Settlement

@@ -22,9 +22,7 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.settle import sent_back
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.flow.loop import Log, backoff
-from faststream_sqlbroker.flow.metrics import SubscriberMetrics
-from faststream_sqlbroker.flow.outcome_states import (
+from faststream_sqlbroker.flow.deliver.outcome_states import (
     APART_STATES,
     CAME_BACK,
     Batch,
@@ -40,9 +38,11 @@ from faststream_sqlbroker.flow.outcome_states import (
     note_unit,
     unit_end,
 )
-from faststream_sqlbroker.flow.prefetch import Buffer
+from faststream_sqlbroker.flow.deliver.prefetch import Buffer
+from faststream_sqlbroker.flow.deliver.signals import Signals
+from faststream_sqlbroker.flow.loop import Log, backoff
+from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.publish_on_ack import filled_queues
-from faststream_sqlbroker.flow.signals import Signals
 
 MOST_APART = 1_000
 """Outcomes that are refused or set apart before claims stop: each is a message that no other

@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Holder, ReadyPair, ReadyPairs
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.flow.claim import RELEASE_PAUSE, Claimer, ClaimResult, Found, Pace
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.lookout import EXCUSED_WAIT, Lookout
+from faststream_sqlbroker.flow.deliver.claim import RELEASE_PAUSE, Claimer, ClaimResult, Found, Pace
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcomes import MOST_APART
+from faststream_sqlbroker.flow.deliver.prefetch import (
+    HORIZON,
+    LONGEST_WAIT,
+    PrefetchBytes,
+    body_bytes,
+)
+from faststream_sqlbroker.flow.deliver.ready import SCAN_INTERVAL, Mode, Ready
+from faststream_sqlbroker.flow.deliver.solo_run import SoloRuns, Turn
+from faststream_sqlbroker.flow.fleet.lookout import EXCUSED_WAIT, Lookout
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.outcomes import MOST_APART
-from faststream_sqlbroker.flow.prefetch import HORIZON, LONGEST_WAIT, PrefetchBytes, body_bytes
-from faststream_sqlbroker.flow.ready import SCAN_INTERVAL, Mode, Ready
-from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.flow.solo_run import SoloRuns, Turn
 from faststream_sqlbroker.flow.wakeup import ALL
 
 if TYPE_CHECKING:

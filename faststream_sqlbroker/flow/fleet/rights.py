@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.exceptions import RightsError, StoreError
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log, Outages, backoff
-from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:

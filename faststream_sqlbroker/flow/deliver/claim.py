@@ -19,12 +19,12 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.inflight import Inflight
-from faststream_sqlbroker.flow.lookout import MAX_SILENCE
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.prefetch import prefetch_lease
+from faststream_sqlbroker.flow.deliver.ready import Ready
+from faststream_sqlbroker.flow.fleet.lookout import MAX_SILENCE
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.prefetch import prefetch_lease
-from faststream_sqlbroker.flow.ready import Ready
-from faststream_sqlbroker.flow.registration import Registration
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:

@@ -16,18 +16,18 @@ from faststream_sqlbroker.core.outcome import Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.policies.slot_use import SlotUse
-from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.metrics import SubscriberMetrics
-from faststream_sqlbroker.flow.outcome_states import Batch, Event, State, after
-from faststream_sqlbroker.flow.outcomes import Outcomes
-from faststream_sqlbroker.flow.prefetch import (
+from faststream_sqlbroker.flow.deliver.outcome_states import Batch, Event, State, after
+from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
+from faststream_sqlbroker.flow.deliver.prefetch import (
     HandlerTimes,
     PrefetchBytes,
     body_bytes,
     prefetch_lease,
 )
+from faststream_sqlbroker.flow.deliver.signals import Signals
+from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.publish_on_ack import CurrentDelivery
-from faststream_sqlbroker.flow.signals import Signals
 
 
 def release(row: ClaimedMessage) -> Settlement:

@@ -22,10 +22,10 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import Batch, State, unit_end
+from faststream_sqlbroker.flow.deliver.outcomes import Outcomes
 from faststream_sqlbroker.flow.loop import Log, Outages, is_told
-from faststream_sqlbroker.flow.outcome_states import Batch, State, unit_end
-from faststream_sqlbroker.flow.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

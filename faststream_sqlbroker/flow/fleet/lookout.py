@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.orders import Orders
 from faststream_sqlbroker.core.rows import Around, ReadyPairs
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

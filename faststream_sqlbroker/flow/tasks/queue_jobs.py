@@ -17,10 +17,10 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlemen
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
-from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
-from faststream_sqlbroker.flow.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
+from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, Configured
+from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from faststream_sqlbroker.core.retry import attempts_limit
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, Unit
 from faststream_sqlbroker.core.settle import SettleRules, acked, settle
 from faststream_sqlbroker.exceptions import AccessError, PublishError
+from faststream_sqlbroker.flow.deliver.outcome_states import broken_text
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.outcome_states import broken_text
 
 
 def refusal(

@@ -1,7 +1,7 @@
 """Schedules of one broker: look when each is due, by the database's clock, and publish it then.
 
 Processes look independently; which of them publishes is decided by the lease in the database
-(`flow.schedules`).
+(`database.schedules`).
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from uuid import UUID, uuid4
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import Missed, ScheduleState
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from faststream_sqlbroker.flow.cron import Cron
 from faststream_sqlbroker.flow.loop import CANCEL_LIMIT, Log, Loop, backoff, cancelled
 from faststream_sqlbroker.flow.own_context import give_up
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
+from faststream_sqlbroker.flow.tasks.cron import Cron
 from faststream_sqlbroker.flow.threads import own_of
 from faststream_sqlbroker.flow.wakeup import Wakeups
 

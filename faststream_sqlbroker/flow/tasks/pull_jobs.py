@@ -21,10 +21,10 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.pull import Changed, ChangeRequest
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.configured import BY_CONFIGURATION, Configured
-from faststream_sqlbroker.flow.housekeeping import BATCH, RemovedPolicies
+from faststream_sqlbroker.flow.fleet.housekeeping import BATCH, RemovedPolicies
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
+from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, Configured
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from faststream_sqlbroker.flow.housekeeping import RemovedPolicies
+from faststream_sqlbroker.flow.fleet.housekeeping import RemovedPolicies
+from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log, Loop, Outages
-from faststream_sqlbroker.flow.registration import Registration
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, persist
 
 if TYPE_CHECKING:

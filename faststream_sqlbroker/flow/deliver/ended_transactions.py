@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.outcome import Abandon, Discard, Nack, Reject
 from faststream_sqlbroker.core.reasons import TRANSACTION_ENDED
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.exceptions import StoreError, TransactionEndedError
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled
 from faststream_sqlbroker.flow.shielded import SHIELDED_TIMEOUT, patiently
 

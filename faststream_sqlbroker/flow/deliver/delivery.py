@@ -9,17 +9,17 @@ from typing import Any
 
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack
 from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
-from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.batching import take_again
-from faststream_sqlbroker.flow.cancels import settle_cancelled
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
+from faststream_sqlbroker.flow.deliver.batching import take_again
+from faststream_sqlbroker.flow.deliver.cancels import settle_cancelled
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.policies import PolicyStarts
+from faststream_sqlbroker.flow.deliver.settlements import Settlements
+from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.own_context import begin
-from faststream_sqlbroker.flow.policies import PolicyStarts
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST, ENDED, CurrentDelivery
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.flow.settlements import Settlements
-from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
 Handle = Callable[[Any], Coroutine[Any, Any, Any]]
 Rows = list[ClaimedMessage]

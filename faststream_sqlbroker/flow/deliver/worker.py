@@ -10,18 +10,18 @@ from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Rel
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.ack_first import FirstAcks
-from faststream_sqlbroker.flow.batching import BatchFiller
-from faststream_sqlbroker.flow.delivery import Deliveries, Handle
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
+from faststream_sqlbroker.flow.deliver.batching import BatchFiller
+from faststream_sqlbroker.flow.deliver.delivery import Deliveries, Handle
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.policies import KeyClaims, PolicyStarts, missed_slot
+from faststream_sqlbroker.flow.deliver.prefetch import least_left, prefetch_lease
+from faststream_sqlbroker.flow.deliver.settlements import Settlements, refusal, refusal_text
+from faststream_sqlbroker.flow.deliver.transactional import TransactionalDeliveries
 from faststream_sqlbroker.flow.loop import Log, cancelled
 from faststream_sqlbroker.flow.own_context import begin
-from faststream_sqlbroker.flow.policies import KeyClaims, PolicyStarts, missed_slot
-from faststream_sqlbroker.flow.prefetch import least_left, prefetch_lease
 from faststream_sqlbroker.flow.publish_on_ack import ENDED, CurrentDelivery, current_delivery
 from faststream_sqlbroker.flow.settings import ConsumerSettings
-from faststream_sqlbroker.flow.settlements import Settlements, refusal, refusal_text
-from faststream_sqlbroker.flow.transactional import TransactionalDeliveries
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store

@@ -18,9 +18,9 @@ from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
+from faststream_sqlbroker.flow.deliver.settlements import refusal, refusal_text
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.metrics import DirectMetrics
-from faststream_sqlbroker.flow.settlements import refusal, refusal_text
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.wakeup import Wakeups
 

@@ -14,9 +14,9 @@ from faststream_sqlbroker.core.outcome import Defer, Discard, Release
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.flow.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.inflight import Inflight
+from faststream_sqlbroker.flow.deliver.outcome_states import State
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.outcome_states import State
 
 
 class Cancels:

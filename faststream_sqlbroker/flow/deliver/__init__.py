@@ -1,0 +1,1 @@
+"""From the claim of a message until its outcome is written."""
