@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
@@ -311,7 +312,7 @@ STOP_LIMIT = 2.0
 lease runs out."""
 
 
-class FleetLoop:
+class FleetLoop(ABC):
     """A loop whose work one process of the fleet does: the one that has its lock in the database.
 
     Each process asks for the lock at every tick, where that needs it. Who has it keeps it, and if
@@ -319,43 +320,24 @@ class FleetLoop:
     knowing may go on for a moment: the work must bear that.
     """
 
-    def __init__(
-        self,
-        store: "Store",
-        lock: str,
-        name: str,
-        tick: Callable[[], Awaitable[float]],
-        log: Log,
-        clock: Clock,
-    ) -> None:
-        """Nothing runs before `start`.
-
-        Args:
-            store: Has the locks.
-            lock: The key of the lock.
-            name: The name of the loop in the log.
-            tick: The work; returns the seconds until the next time.
-            log: As of `Loop`.
-            clock: As of `Loop`.
-        """
+    def __init__(self, store: "Store", lock: str, name: str, log: Log, clock: Clock) -> None:
+        """Nothing runs before `start`; `lock` is the key of the lock, `name` is for the log."""
         self._store = store
         self._lock = lock
         self._name = name
-        self._tick = tick
         self._log = log
         self._clock = clock
         self._token = uuid4()
         self._loop: Loop | None = None
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the last tick succeeded."""
-        return self._loop is None or self._loop.healthy
+    @abstractmethod
+    async def tick(self) -> float:
+        """Do the work, if this process is the one to do it; seconds until the next time."""
 
     def start(self, outages: Outages) -> None:
         """Start; without effect if it runs."""
         if self._loop is None or self._loop.orphaned:
-            self._loop = Loop(self._name, self._tick, self._log, self._clock)
+            self._loop = Loop(self._name, self.tick, self._log, self._clock)
             self._loop.start(outages)
 
     async def acquire(self, lease: float) -> bool:
@@ -366,15 +348,16 @@ class FleetLoop:
         """Whether this process is still the one; then for `lease` seconds from now."""
         return await self._store.locks.extend(self._lock, self._token, lease)
 
-    async def stop(self, forget: Callable[[], None] = lambda: None) -> None:
-        """Stop, call `forget`, then let another process have the lock; without effect if nothing
-        runs.
-        """
+    def forget(self) -> None:  # noqa: B027 - most have nothing to forget
+        """Forget what must not be told any more once this process does not do the work."""
+
+    async def stop(self) -> None:
+        """Stop, then let another process have the lock; without effect if nothing runs."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
         await loop.stop(STOP_LIMIT)
-        forget()
+        self.forget()
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(STOP_LIMIT):
                 await self._store.locks.release(self._lock, self._token)

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.metrics import (
     DELAYED,
@@ -33,7 +35,7 @@ from faststream_sqlbroker.core.metrics import (
     Recorder,
 )
 from faststream_sqlbroker.exceptions import StoreError
-from faststream_sqlbroker.flow.loop import FleetLoop, Log, Outages, is_told
+from faststream_sqlbroker.flow.loop import FleetLoop, Log, is_told
 from faststream_sqlbroker.flow.metrics import subscriber_name
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ Running = tuple[Sequence[str], "Consumer"]
 """A subscriber that runs, after its queues."""
 
 
-class Sampler:
+class Sampler(FleetLoop):
     """Fills the gauges of one broker in this process."""
 
     def __init__(
@@ -69,30 +71,22 @@ class Sampler:
         consumers: Callable[[], Iterable[Running]],
     ) -> None:
         """Nothing runs before `start`; `consumers` gives those that run then."""
-        self._store = store
+        super().__init__(store, LOCK, "metrics", log, clock)
         self._recorder = recorder
-        self._log = log
-        self._clock = clock
         self._consumers = consumers
         self._failures = 0
         self._warned = set[str]()
         """Queues of which the log says that nothing looks at what stands by."""
         self._pause = 0.0
         self._look_at = float("-inf")
-        self._loop = FleetLoop(store, LOCK, "metrics", self.tick, log, clock)
 
-    def start(self, outages: Outages) -> None:
-        """Start looking; without effect if it does."""
-        self._loop.start(outages)
-
-    async def stop(self) -> None:
-        """Stop looking, let another process have the lock, and forget all gauges."""
-        await self._loop.stop(self._forget)
-
-    def _forget(self) -> None:
+    @override
+    def forget(self) -> None:
+        """Forget all gauges."""
         for metric in (*OF_PROCESS, *OF_FLEET):
             self._recorder.gauge(metric, {})
 
+    @override
     async def tick(self) -> float:
         """Look once; seconds until the next time."""
         running = list(self._consumers())
@@ -123,7 +117,7 @@ class Sampler:
         lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
         began = self._clock.monotonic()
         try:
-            is_ours = await self._loop.acquire(lease)
+            is_ours = await self.acquire(lease)
             states = await self._store.queue_states.read() if is_ours else []
         except StoreError as error:
             # A value that is missing says more than an old one.

@@ -6,14 +6,17 @@ knowing removes at most what another one would: every row that goes is old by th
 """
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.database.retention import Pruner
 from faststream_sqlbroker.exceptions import AccessError, StoreError
-from faststream_sqlbroker.flow.loop import FleetLoop, Log, Outages
+from faststream_sqlbroker.flow.loop import FleetLoop, Log
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
@@ -27,39 +30,21 @@ PRUNE_LEASE = 300.0
 """Seconds for which the lock is taken at each step, so that it outlives the longest of them."""
 
 
-class RetentionLoop:
+class RetentionLoop(FleetLoop):
     """Prunes from time to time, in one process of the fleet."""
 
     def __init__(self, store: "Store", retention: Retention, log: Log, clock: Clock) -> None:
-        """Nothing runs before `start`."""
+        super().__init__(store, PRUNE_LOCK, "retention", log, clock)
         self._retention = retention
         self._pruner = Pruner(store.retention, retention, clock)
-        self._log = log
-        self._loop = FleetLoop(store, PRUNE_LOCK, "retention", self.tick, log, clock)
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the last pass succeeded."""
-        return self._loop.healthy
-
-    def start(self, outages: Outages) -> None:
-        """Start pruning; without effect if it does."""
-        self._loop.start(outages)
-
-    async def stop(self) -> None:
-        """Stop pruning, and let another process do it."""
-        await self._loop.stop()
-
-    async def _keep(self) -> bool:
-        """Whether this process is still the one to prune."""
-        return await self._loop.extend(PRUNE_LEASE)
-
+    @override
     async def tick(self) -> float:
         """Prune once, if this process is the one to do it; seconds until the next time."""
         # Another process has it, or had it a moment ago and has died: its lease runs out.
-        if not await self._loop.acquire(PRUNE_LEASE):
+        if not await self.acquire(PRUNE_LEASE):
             return PRUNE_INTERVAL
-        pruned = await self._pruner.prune(keep=self._keep)
+        pruned = await self._pruner.prune(keep=partial(self.extend, PRUNE_LEASE))
         if pruned.rows:
             text = (
                 f"{pruned.rows} old messages were removed from the archive: {pruned.completed} "
@@ -105,30 +90,20 @@ PARTITION_LEASE = 600.0
 """Seconds for which the lock is taken; a look takes less than one."""
 
 
-class PartitionLoop:
+class PartitionLoop(FleetLoop):
     """Makes partitions of the archive ahead of time.
 
     Nothing waits for it: what has no partition goes to the DEFAULT one.
     """
 
     def __init__(self, store: "Store", log: Log, clock: Clock) -> None:
-        """Nothing runs before `start`."""
-        self._store = store
-        self._log = log
+        super().__init__(store, PARTITION_LOCK, "partitions", log, clock)
         self._refused = False
-        self._loop = FleetLoop(store, PARTITION_LOCK, "partitions", self.tick, log, clock)
 
-    def start(self, outages: Outages) -> None:
-        """Start looking; without effect if it does."""
-        self._loop.start(outages)
-
-    async def stop(self) -> None:
-        """Stop looking, and let another process do it."""
-        await self._loop.stop()
-
+    @override
     async def tick(self) -> float:
         """Add what is missing, if this process is to do it; seconds until the next time."""
-        if not await self._loop.acquire(PARTITION_LEASE):
+        if not await self.acquire(PARTITION_LEASE):
             return PARTITION_INTERVAL
         try:
             while name := await self._store.partitions.add():
