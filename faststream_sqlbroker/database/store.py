@@ -50,6 +50,7 @@ from faststream_sqlbroker.database.overviews import QueueOverviews
 from faststream_sqlbroker.database.partitions import ArchivePartitions
 from faststream_sqlbroker.database.parts import cancels
 from faststream_sqlbroker.database.parts.ordered import Cursors
+from faststream_sqlbroker.database.policies.policy_holds import PolicyHolds
 from faststream_sqlbroker.database.policies.store import PolicyStore
 from faststream_sqlbroker.database.pull import ChannelStore
 from faststream_sqlbroker.database.query import Query
@@ -132,6 +133,7 @@ class Store:
         self.access = AccessChecks(database)
         self.starts = AckFirstStarts(database)
         self.policies = PolicyStore(database)
+        self.policy_holds = PolicyHolds(database)
         self.locks = LockStore(database)
         self.takes = DirectClaims(database, self.correlation_ids)
         self.live_subscribers = self.subscribers(database, self.correlation_ids)

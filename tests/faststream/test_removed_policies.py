@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Concurrency, Debounce, Delay, SqlBroker
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.database.policies import removed
+from faststream_sqlbroker.database.policies import policy_holds
 from faststream_sqlbroker.flow.fleet import housekeeping
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
@@ -31,7 +31,7 @@ async def test_what_waited_is_handled(
     """By a process that knows nothing of the policy; the log says it."""
     monkeypatch.setattr(housekeeping, "REMOVED_SOON", 0.2)
     monkeypatch.setattr(housekeeping, "CLOCK_INTERVAL", 0.2)
-    monkeypatch.setattr(removed, "LIVES", 0)
+    monkeypatch.setattr(policy_holds, "LIVES", 0)
 
     @broker.subscriber("q", policies=[policy], **QUICK)
     async def before(body: str) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from faststream_sqlbroker import Debounce, SqlBroker, SqlBrokerResponse
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.database.parts import channels as channel_rows
-from faststream_sqlbroker.database.policies import removed
+from faststream_sqlbroker.database.policies import policy_holds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.fleet import housekeeping
 from faststream_sqlbroker.flow.tasks import configured, pull_jobs
@@ -94,7 +94,7 @@ async def test_what_stood_by_for_a_removed_policy_is_found(
     """The consumer had a subscriber, and nothing else but its requests takes from the queue now."""
     monkeypatch.setattr(housekeeping, "REMOVED_SOON", 0.1)
     monkeypatch.setattr(pull_jobs, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(removed, "LIVES", 0)
+    monkeypatch.setattr(policy_holds, "LIVES", 0)
     before = SqlBroker(engine)
 
     @before.subscriber(QUEUE, policies=[Debounce("1h")])

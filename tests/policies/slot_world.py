@@ -15,9 +15,8 @@ from uuid import uuid4
 from docs.examples.emails.proof import most_within
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.database.policies.read_time import ReadTime
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.database.policies.slot_use import SlotUse
+from faststream_sqlbroker.database.policies.slot_use import ReadTime, SlotUse
 from faststream_sqlbroker.database.policies.slots import QueueSlots
 
 SECOND = 1_000_000

@@ -43,11 +43,11 @@ class Steps:
 
     def mend(self) -> list[int]:
         """What a heartbeat does now and then: by how much the clock was set back, as it seems."""
-        store = self.world.store.policies
-        holds = self.world.run(store.holds([QUEUE]))
+        policy_holds = self.world.store.policy_holds
+        holds = self.world.run(policy_holds.read([QUEUE]))
         found = []
         for queue in {hold.queue for hold in holds if hold.ahead}:
-            step = self.world.run(store.mend_clock_step(queue))
+            step = self.world.run(policy_holds.mend_clock_step(queue))
             assert step is not None
             found.append(step.back)
         return found

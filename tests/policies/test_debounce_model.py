@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, Policy
 from faststream_sqlbroker.core.policies.standby import chosen_for
-from faststream_sqlbroker.database.policies.bursts import (
+from faststream_sqlbroker.database.policies.key_heads import (
     LONGEST_BURST_RECHECK,
     SHORTEST_BURST_RECHECK,
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from faststream_sqlbroker.core.policies import Delay, KeepLast
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.database.policies.bursts import (
+from faststream_sqlbroker.database.policies.key_heads import (
     BURST_WAIT_LIMIT,
     LONGEST_BURST_RECHECK,
     SHORTEST_BURST_RECHECK,

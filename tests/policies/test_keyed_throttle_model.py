@@ -13,9 +13,9 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts import ordered
 from faststream_sqlbroker.database.policies import claims
 from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK
-from faststream_sqlbroker.database.policies.own_slots import LONGEST_WAIT
 from faststream_sqlbroker.database.policies.request import Claim
 from faststream_sqlbroker.database.policies.slot_use import LEAST_PATIENCE
+from faststream_sqlbroker.database.policies.slots import LONGEST_WAIT
 from tests.policies.machine import UNIT, Machine, Message, check_model
 from tests.policies.slots import allowed, earliest, limits
 from tests.policies.world import microseconds

@@ -27,7 +27,7 @@ from faststream_sqlbroker.database.bulk.store import JobStore
 from faststream_sqlbroker.database.overviews import count_messages
 from faststream_sqlbroker.database.parts.depths import due_messages
 from faststream_sqlbroker.database.policies.intake import burst_scope
-from faststream_sqlbroker.database.policies.removed import STEP
+from faststream_sqlbroker.database.policies.policy_holds import STEP
 from faststream_sqlbroker.database.policies.request import Claim
 from faststream_sqlbroker.database.queue_states import read_states
 from tests.policies.machine import UNIT, Machine, Message, check_model
@@ -271,9 +271,9 @@ def test_all_that_stood_by_is_freed_with_its_policy(world: World) -> None:
     world.run(world.store.insert(rows))
     for _ in range(3):
         assert ids(world.claim(0, 20)) == []
-    policies = world.store.policies
-    [hold] = world.run(policies.holds([QUEUE]))
-    assert world.run(policies.free_removed(hold)) == count
+    policy_holds = world.store.policy_holds
+    [hold] = world.run(policy_holds.read([QUEUE]))
+    assert world.run(policy_holds.free_removed(hold)) == count
     live = world.live()
     assert len(live) == count
     assert max(microseconds(row["next_attempt_at"]) for row in live.values()) <= world.now
@@ -837,9 +837,9 @@ def test_a_policy_that_comes_back_takes_all_in_anew(world: World, kind: Any) -> 
     messages = [world.put("k") for _ in range(5)]
     assert ids(world.claim(0, 20)) == []
     world.advance(70 * SECOND)
-    policies = world.store.policies
-    [hold] = world.run(policies.holds([QUEUE]))
-    world.run(policies.free_removed(hold))
+    policy_holds = world.store.policy_holds
+    [hold] = world.run(policy_holds.read([QUEUE]))
+    world.run(policy_holds.free_removed(hold))
     found = delivered(world, 10)
     assert found[0] == messages[-1]
     assert len(found) <= 2

@@ -21,7 +21,7 @@ from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.status import describe
 from faststream_sqlbroker.database.parts.once import Verdict
-from faststream_sqlbroker.database.policies import removed
+from faststream_sqlbroker.database.policies import policy_holds
 from tests.policies.slots import allowed, limits
 from tests.policies.world import QUEUE, World, microseconds, outcome
 
@@ -117,8 +117,10 @@ def tell(world: World, *policies: Policy, texts: bool = False) -> None:
 
 def free(world: World) -> list[int | None]:
     """What a start of a new deployment does after a while."""
-    found = world.run(world.store.policies.removed(world.run(world.store.policies.holds([QUEUE]))))
-    return [world.run(world.store.policies.free_removed(hold)) for hold in found]
+    found = world.run(
+        world.store.policy_holds.removed(world.run(world.store.policy_holds.read([QUEUE])))
+    )
+    return [world.run(world.store.policy_holds.free_removed(hold)) for hold in found]
 
 
 def the_first_claimer_says_how_long_a_message_waits(world: World, old: Delay, new: Delay) -> None:
@@ -262,10 +264,10 @@ def test_what_waits_for_a_removed_policy_is_freed(
     assert claim(world, 0, *policies) == []
     assert free(world) == []
     tell(world, *policies, texts=texts)
-    world.advance(removed.LIVES + SECOND)
+    world.advance(policy_holds.LIVES + SECOND)
     assert free(world) == []
     assert claim(world, 1, *policies) == []
-    world.advance(removed.LIVES + SECOND)
+    world.advance(policy_holds.LIVES + SECOND)
     tell(world)
     # What a throttle has let in asks for a slot every few seconds, so it is due already.
     later = [i for i in waiting if due_in(world, i) > 0]
@@ -277,8 +279,8 @@ def test_what_waits_for_a_removed_policy_is_freed(
 
 def test_a_large_backlog_is_freed_in_steps(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind as many messages that wait for their own time, of one moment."""
-    monkeypatch.setattr(removed, "STEP", 4)
-    monkeypatch.setattr(removed.Freeing, "__init__", _with_steps_of(4))
+    monkeypatch.setattr(policy_holds, "STEP", 4)
+    monkeypatch.setattr(policy_holds.Freeing, "__init__", _with_steps_of(4))
     world.begin([Delay("2h")])
     held = [world.put("a", priority=n % 2) for n in range(10)]
     assert claim(world, 0, Delay("2h")) == []
@@ -291,7 +293,7 @@ def test_a_large_backlog_is_freed_in_steps(world: World, monkeypatch: pytest.Mon
 
 
 def _with_steps_of(size: int) -> Any:
-    original = removed.Freeing.__init__
+    original = policy_holds.Freeing.__init__
 
     def init(self: Any, *arguments: Any, **fields: Any) -> None:
         original(self, *arguments, **fields)

@@ -24,7 +24,7 @@ from faststream_sqlbroker.core.policies.throttle import MOST_PATIENCE
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.database.policies.swaps import swaps
+from faststream_sqlbroker.database.policies.store import swaps
 from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig

@@ -29,9 +29,9 @@ from faststream_sqlbroker.core.policies.seen import Candidate, Seen, SeenQueue, 
 from faststream_sqlbroker.core.rows import Claimed, NewMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.policies.read_time import ReadTime
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest, ScanPosition
-from faststream_sqlbroker.database.policies.swaps import SwapClaim, looking, swaps
+from faststream_sqlbroker.database.policies.slot_use import ReadTime
+from faststream_sqlbroker.database.policies.store import SwapClaim, looking, swaps
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig

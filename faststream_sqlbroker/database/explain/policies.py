@@ -32,10 +32,10 @@ from faststream_sqlbroker.core.status import LiveSubscriber, Reason, WaitingMess
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts.policy_state import ONCE
-from faststream_sqlbroker.database.policies.gates import SHARED_SLOTS
 from faststream_sqlbroker.database.policies.intake import burst_scope, slot_scope
+from faststream_sqlbroker.database.policies.other_processes import SHARED_LEASES
 from faststream_sqlbroker.database.policies.rows import Live, PolicyRows
-from faststream_sqlbroker.database.policies.shared_leases import SHARED_LEASES
+from faststream_sqlbroker.database.policies.slot_use import SHARED_SLOTS
 
 MOST_LEASES = 10_000
 """Leases of the keys asked about that are read at most."""

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.parts.key_gate import UNLIMITED
 from faststream_sqlbroker.database.parts.ordered import Cursors, Heads
-from faststream_sqlbroker.database.policies.bursts import BurstHeads
 from faststream_sqlbroker.database.policies.intake import Due, Intake
+from faststream_sqlbroker.database.policies.key_heads import BurstHeads, NewestHeads
 from faststream_sqlbroker.database.policies.key_slots import KeySlots
-from faststream_sqlbroker.database.policies.newest import NewestHeads
 from faststream_sqlbroker.database.policies.request import PolicyClaimRequest
 from faststream_sqlbroker.database.policies.slots import Slots
 
@@ -43,7 +41,6 @@ class Choice:
 
     def __init__(
         self,
-        dialect: Dialect,
         intake: Intake,
         slots: Slots,
         wanted: PolicyClaimRequest,
@@ -52,7 +49,6 @@ class Choice:
         following: NextLook,
     ) -> None:
         """`following` is told when to look again; `cursors` are moved."""
-        self._dialect = dialect
         self._intake = intake
         self._slots = slots
         self._wanted = wanted
@@ -136,7 +132,7 @@ class Choice:
     def _choose_by_key(self, limit: int, others: Suspicion | None) -> list[int]:
         heads = Heads(
             self._intake.connection,
-            self._dialect.sql,
+            self._intake.rows.dialect.sql,
             limit,
             others=others,
             mask=self._intake.before,

@@ -23,18 +23,20 @@ from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.policies.bursts import BurstHeads
 from faststream_sqlbroker.database.policies.choice import Choice, NextLook
 from faststream_sqlbroker.database.policies.intake import Intake
-from faststream_sqlbroker.database.policies.leased import end_at, may_start, refuse
-from faststream_sqlbroker.database.policies.live_rates import read_rates
-from faststream_sqlbroker.database.policies.lowest_limit import lowest
-from faststream_sqlbroker.database.policies.newest import NewestHeads
-from faststream_sqlbroker.database.policies.read_time import ReadTime
-from faststream_sqlbroker.database.policies.removed import note_holds
-from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
+from faststream_sqlbroker.database.policies.key_heads import BurstHeads, NewestHeads
+from faststream_sqlbroker.database.policies.other_processes import lowest, read_rates, shared_leases
+from faststream_sqlbroker.database.policies.request import (
+    Claim,
+    PolicyClaimRequest,
+    ScanPosition,
+    end_at,
+    may_start,
+    refuse,
+)
 from faststream_sqlbroker.database.policies.rows import Decided, Live, PolicyRows
-from faststream_sqlbroker.database.policies.shared_leases import shared_leases
+from faststream_sqlbroker.database.policies.slot_use import ReadTime
 from faststream_sqlbroker.database.policies.slots import Slots
 
 LOOKED_AT = 100
@@ -144,17 +146,17 @@ class PolicyClaims:
         for queue, pairs in ready:
             if len(found.rows) >= wanted.limit:
                 break
-            one = _QueueClaim(
-                self._dialect,
+            intake = Intake(
                 rows_of,
-                self._clock,
                 connection,
-                wanted,
-                memory,
                 queue,
                 pairs,
-                read,
+                read.now,
+                memory.intake,
+                wanted.keep,
+                self._clock,
             )
+            one = _QueueClaim(intake, wanted, memory, read)
             left = wanted.limit - len(found.rows)
             behind = wanted.seconds_behind(len(found.rows))
             found.rows += one.run(left, max(0, wanted.starts - len(found.rows)), behind)
@@ -193,44 +195,29 @@ class _QueueClaim:
 
     def __init__(
         self,
-        dialect: Dialect,
-        rows: PolicyRows,
-        clock: Clock,
-        connection: Connection,
+        intake: Intake,
         wanted: PolicyClaimRequest,
         memory: ScanPosition,
-        queue: str,
-        pairs: list[ReadyPair],
         read: ReadTime,
     ) -> None:
         """`read` is when the queue was locked, before anything of it was read."""
-        self._dialect = dialect
-        self._rows = rows
-        self._connection = connection
+        self._intake = intake
+        self._rows = intake.rows
+        self._connection = intake.connection
+        self._queue = intake.queue
+        self._now = intake.now
         self._wanted = wanted
         self._memory = memory
-        self._queue = queue
-        self._pairs = pairs
         self._read = read
-        self._now = read.now
         self._closes: int | None = None
         self._free: int | None = None
-        self._intake = Intake(
-            rows, connection, queue, pairs, self._now, memory.intake, wanted.keep, clock
-        )
-        self._slots = Slots(self._intake, read, wanted, memory)
+        self._slots = Slots(intake, read, wanted, memory)
         self.gated = False
         """Whether nothing more can start before the next look, whatever comes."""
         self.next = NextLook(read.now)
         self._suspicion = None if wanted.only is not None else wanted.suspicion
         self._choice = Choice(
-            dialect,
-            self._intake,
-            self._slots,
-            wanted,
-            self._suspicion,
-            memory.cursors,
-            self.next,
+            intake, self._slots, wanted, self._suspicion, memory.cursors, self.next
         )
         self.suspects: dict[int, Suspect] = {}
         """Suspects that could start, and were left alone: looking at them must not spend slots."""
@@ -341,14 +328,14 @@ class _QueueClaim:
         if policy.scope is None:
             most = self._lowest(policy)
             return self._rows.running(self._connection, self._queue, most), most
-        return shared_leases(self._rows, self._connection, policy, self._queue, self._now)
+        return shared_leases(self._intake, policy)
 
     def _lease(self, chosen: list[int], suspicion: Suspicion | None) -> Claimed:
         """In the order of `chosen`."""
         if not chosen:
             return Claimed()
         w = self._wanted
-        found = self._dialect.claim_ids(
+        found = self._rows.dialect.claim_ids(
             self._connection, chosen, [self._queue], w.lease, w.token, suspicion=suspicion
         )
         rank = {message: n for n, message in enumerate(chosen)}
@@ -357,7 +344,7 @@ class _QueueClaim:
 
     def _ask_policies(self, limit: int) -> bool:
         """Let each look at what is due, in their order; whether anything may start now."""
-        note_holds(self._intake, self._wanted.policies)
+        self._intake.note_holds(self._wanted.policies)
         if (header := self._wanted.header) is not None and not self._intake.read_keys(header):
             self.next.more = True
             if any(isinstance(policy, Debounce | KeepLast) for policy in self._wanted.policies):
@@ -394,8 +381,7 @@ class _QueueClaim:
             self._choice.per_key = self._lowest(policy)
 
     def _lowest(self, policy: Concurrency) -> int:
-        old = self._memory.is_old
-        return lowest(self._rows, self._connection, self._intake, policy, old)
+        return lowest(self._intake, policy, self._memory.is_old)
 
 
 def _heads(

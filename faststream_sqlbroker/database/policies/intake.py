@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast
+from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast, Policy
 from faststream_sqlbroker.core.policies.debounce import Taken, mend_clock
 from faststream_sqlbroker.core.policies.flags import (
     BURST,
@@ -25,13 +25,13 @@ from faststream_sqlbroker.core.policies.flags import (
     HELD_BURST,
     HELD_DELAY,
 )
+from faststream_sqlbroker.core.policies.holds import holds_of
 from faststream_sqlbroker.core.policies.live_rates import LiveRates
-from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.options import CLOCK_STEP, MICROSECONDS
 from faststream_sqlbroker.core.policies.standby import looked_at
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.rows import ReadyPair
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.database.parts.policy_holds import KEPT
 from faststream_sqlbroker.database.policies.rows import SCAN, Arrival, PolicyRows
 
 LATE_COMMITS = 2 * MICROSECONDS
@@ -44,6 +44,12 @@ SLOW_SHARE = 20
 FORGET_BURSTS = 86_400 * MICROSECONDS
 """How long a key is kept after its last burst (microseconds): a day, so that its message is still
 known when it is retried."""
+HOLDS = "holds:"
+"""Scope of the policy state, with the queue: which policies have put messages off."""
+KEPT = 365 * 86_400 * MICROSECONDS
+"""A note that a policy puts messages off is kept for a year after a process wrote it."""
+RENEWED = 15.0
+"""Seconds after which a claim notes it again."""
 
 Due = tuple[int, str | None, int]
 """A due message: id, key, due time."""
@@ -107,6 +113,26 @@ class Intake:
     dead: list[int] = field(default_factory=list)
     """Messages to claim as dead letters."""
     _before_burst: int = 0
+
+    def note_holds(self, policies: Sequence[Policy]) -> None:
+        """`policies` may put messages of the queue off; noted now and then."""
+        noted = self.position.noted
+        asked = self.clock.monotonic()
+        holds = holds_of(policies)
+        if not holds or asked < noted.get(self.queue, float("-inf")) + RENEWED:
+            return
+        noted[self.queue] = asked
+        scope = HOLDS + self.queue
+        known = self.rows.states(self.connection, scope, holds)
+        # A note that is later than now says that the clock was set back: it stays until that is
+        # mended.
+        states = {}
+        for name, info in holds.items():
+            before = known.get(name) or {}
+            if before.get("seen", 0) <= self.now + CLOCK_STEP:
+                length = max(info.get("length", 0), before.get("length", 0))
+                states[name] = {"length": length, "seen": self.now}, self.now + KEPT
+        self.rows.keep(self.connection, scope, states)
 
     def read_keys(self, header: Header) -> bool:
         """Give each message its key from its headers; whether all that is due has one. Policies do

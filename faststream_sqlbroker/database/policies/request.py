@@ -1,21 +1,23 @@
-"""The request and the result of a claim under policies."""
+"""The request and the result of a claim under policies, and what becomes of the messages leased."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 from uuid import UUID
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.policies import Header, Policy, header_of
+from faststream_sqlbroker.core.outcome import Reject
+from faststream_sqlbroker.core.policies import Header, Policy, header_of, key_of
 from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.scopes import MEMBER_RENEWED
-from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.core.reasons import NO_KEY, THROTTLED
+from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.policies.intake import IntakePosition
-from faststream_sqlbroker.database.policies.read_time import ReadTime
-from faststream_sqlbroker.database.policies.slot_use import SlotUse
+from faststream_sqlbroker.database.policies.slot_use import ReadTime, SlotUse
 
 REMEMBERED = 8
 """Claims of which it is known how long they took."""
@@ -140,3 +142,50 @@ class ScanPosition:
         """
         usual = median(self.took) if self.took else 0.0
         return asked >= read_at + min(max(LOOK, LOOK_SHARE * usual), LONGEST_LOOK)
+
+
+def refuse(
+    rows: Iterable[ClaimedMessage], policies: Sequence[Policy], dead: Collection[int] = ()
+) -> None:
+    """Record why some of `rows` are claimed only to be made dead letters: those of `dead`, and
+    those without a key that `policies` do not deliver.
+    """
+    keyed = refuses_keyless(policies)
+    for row in rows:
+        if row.id in dead:
+            row.settle_as(Reject(THROTTLED))
+        elif keyed and row.policy_key is None:
+            row.settle_as(Reject(NO_KEY))
+
+
+def refuses_keyless(policies: Sequence[Policy]) -> bool:
+    """Whether a message without a key is a dead letter."""
+    return any(
+        getattr(policy, "without_key", "") == "dead_letter" and key_of(policy)
+        for policy in policies
+    )
+
+
+def end_at(closes: int, rows: Iterable[ClaimedMessage], read: ReadTime) -> None:
+    """None of `rows`, some of which wait for a worker, may start when the window has closed."""
+    latest = read.surely_before(closes)
+    for row in rows:
+        slot = row.slot
+        if slot is None:
+            row.slot = Slot(0.0, latest)
+        elif latest < slot.latest:
+            row.slot = replace(slot, latest=latest)
+
+
+def has_expired(row: ClaimedMessage) -> bool:
+    """Whether it had expired when it was leased: it takes no slot."""
+    return row.expires_at is not None and row.expires_at <= row.acquired_at
+
+
+def may_start(row: ClaimedMessage) -> bool:
+    """Whether its handler may start: it ends in no other way, and lives to see its slot."""
+    if row.outcome is not None or has_expired(row):
+        return False
+    if row.expires_at is None or row.slot is None or row.slot.at is None:
+        return True
+    return row.expires_at > from_microseconds(row.slot.at)

@@ -15,7 +15,7 @@ from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.policies.read_time import ReadTime
+from faststream_sqlbroker.database.policies.slot_use import ReadTime
 
 Decided = Callable[[str, Mapping[int, str], Mapping[int, Any]], None]
 """Called with a queue, texts by id, and the headers as they are stored, by id."""

@@ -1,4 +1,5 @@
-"""How the messages of one subscriber use the slots that its claims were granted.
+"""How the messages of one subscriber use the slots that its claims were granted, and what claims
+store of that.
 
 A claim stores of each slot when its message starts at the latest. The worker starts it between the
 slot and that moment, or not at all. The next claim stores when the start really was, or takes the
@@ -7,21 +8,31 @@ with its rate. How much later than its slot a start may be follows from how late
 
 The idea is that of a lease with a bounded clock: a moment of the database's clock is known by the
 bounds in which it was read.
+
+Times are microseconds since 1970 by the database's clock, unless they are said to be monotonic.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies import Throttle
-from faststream_sqlbroker.core.policies.live_rates import Place
+from faststream_sqlbroker.core.policies.live_rates import LiveRates, Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.core.policies.throttle import MOST_PATIENCE
+from faststream_sqlbroker.core.policies.throttle import (
+    MOST_PATIENCE,
+    dump_slots,
+    forget_after,
+    load_slots,
+    mend_clock,
+)
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
-from faststream_sqlbroker.database.policies.read_time import ReadTime
 
+SHARED_SLOTS = "shared_slots"
+"""Scope of the policy state; the key is the name of the budget."""
 LEAST_PATIENCE = MICROSECONDS // 50
 """20 ms: a start may always be so much later than its slot."""
 MARGIN = 1.5
@@ -38,6 +49,33 @@ ROUNDED = 500
 WORTH = 20
 """A start whose report would gain less than this part of the period is not written for its own
 sake."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTime:
+    """The database's time, and between which moments of the process's clock it was read.
+
+    What follows the read, such as a slow COMMIT, says nothing about the database's clock.
+    """
+
+    now: int
+    """Microseconds since 1970."""
+    asked: float
+    """Monotonic seconds, as `answered`."""
+    answered: float
+
+    @property
+    def took(self) -> float:
+        """Seconds."""
+        return self.answered - self.asked
+
+    def surely_after(self, at: int) -> float:
+        """A moment (monotonic) at which the database's clock shows `at` or later."""
+        return self.answered + (at - self.now) / MICROSECONDS
+
+    def surely_before(self, at: int) -> float:
+        """A moment (monotonic) at which the database's clock shows `at` or earlier."""
+        return self.asked + (at - self.now) / MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +236,79 @@ def _bounds(read: ReadTime, at: float) -> tuple[float, float]:
         low - ROUNDED - (at - read.answered) * drift,
         high + ROUNDED + (at - read.asked) * drift,
     )
+
+
+class States(Protocol):
+    """What is stored by (scope, key), in the middle of a claim."""
+
+    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+        """What is stored under `scope` for each of `keys`."""
+
+    def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
+        """Store what is known of each key, and when it may be forgotten."""
+
+
+class SlotLogs:
+    """What is known of slots in one claim, with what this process tells of those that it had."""
+
+    def __init__(
+        self, use: SlotUse, rates: LiveRates, now: int, told: dict[Place, int], late: int
+    ) -> None:
+        """Nothing is known yet; `now` is when the claim read the clock, and its answer may come
+        `late` for the first slots (microseconds).
+
+        By place, `told` gets how much of what `use` has to tell is stored by this claim.
+        """
+        self.use = use
+        self.now = now
+        self.patience = use.patience(late)
+        """How much later than its slot a start may be (microseconds)."""
+        self.changed: set[Place] = set()
+        """Where something is to be told."""
+        self._rates = rates
+        self._reported: dict[Place, int] = {}
+        self._told = told
+
+    def load(self, policy: Throttle, place: Place, info: Any) -> SlotLog:
+        """What is stored at `place`, and what has become of this process's slots since."""
+        log = load_slots(policy, info)
+        shared = (place[0], "") if policy.key else place
+        log.others = self._rates.others(shared, log.others, self.now)
+        if back := mend_clock(log, self.now):
+            self.use.steps.append((place, back))
+            self.changed.add(place)
+        # Several queues of one claim may share the place: what was told is in the log.
+        if place not in self._told and (count := self.use.report(place, policy, log)):
+            self._reported[place] = count
+            self.changed.add(place)
+        return log
+
+    def dump(self, policy: Throttle, place: Place, log: SlotLog) -> tuple[dict[str, Any], int]:
+        """What this claim stores at `place`, and when it may be forgotten."""
+        if place in self._reported:
+            self._told[place] = self._reported[place]
+        info = dump_slots(policy, log, self.now, self.use.worst_lag)
+        return info, forget_after(policy, log, self.now)
+
+
+@dataclass
+class Gate:
+    """One throttle, and where its slots are stored."""
+
+    policy: Throttle
+    place: Place
+
+    def read(self, states: States, logs: SlotLogs) -> SlotLog:
+        """From what no other claim changes before this one is written."""
+        scope, key = self.place
+        return logs.load(self.policy, self.place, states.states(scope, [key]).get(key))
+
+    def keep(self, states: States, logs: SlotLogs, log: SlotLog) -> None:
+        """Store `log`."""
+        scope, key = self.place
+        states.keep(scope, {key: logs.dump(self.policy, self.place, log)})
+
+
+def gate_of(policy: Throttle, own_scope: str) -> Gate:
+    """The gate of `policy`; its state is stored under `own_scope` unless it has a scope itself."""
+    return Gate(policy, (own_scope, "") if policy.scope is None else (SHARED_SLOTS, policy.scope))

@@ -14,7 +14,7 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.database.parts.policy_holds import Hold
+    from faststream_sqlbroker.database.policies.policy_holds import Hold
     from faststream_sqlbroker.database.store import Store
 
 
@@ -198,11 +198,13 @@ class RemovedPolicies:
         """
         now = self._clock.monotonic()
         self._next = now + CLOCK_INTERVAL
-        holds = await self._store.policies.holds(sorted(queues))
+        holds = await self._store.policy_holds.read(sorted(queues))
         done = [await self._mend(queue) for queue in {hold.queue for hold in holds if hold.ahead}]
         if now >= self._removed_at:
             self._removed_at = now + REMOVED_SOON
-            freed = [await self._free(hold) for hold in await self._store.policies.removed(holds)]
+            freed = [
+                await self._free(hold) for hold in await self._store.policy_holds.removed(holds)
+            ]
             if all(freed) and now >= self._often_until:
                 self._removed_at = now + REMOVED_INTERVAL
             done += freed
@@ -212,7 +214,7 @@ class RemovedPolicies:
             self._next = self._removed_at  # nothing of its queues has been put off
 
     async def _free(self, hold: "Hold") -> bool:
-        freed = await self._store.policies.free_removed(hold)
+        freed = await self._store.policy_holds.free_removed(hold)
         if freed:
             text = (
                 f"{freed} messages of queue {hold.queue!r} waited for policies that no live "
@@ -222,7 +224,7 @@ class RemovedPolicies:
         return freed is not None
 
     async def _mend(self, queue: str) -> bool:
-        step = await self._store.policies.mend_clock_step(queue)
+        step = await self._store.policy_holds.mend_clock_step(queue)
         if step is not None and step.back:
             text = (
                 f"the database's clock was set back by about {step.back / MICROSECONDS:.0f} s: "

@@ -1,5 +1,7 @@
-"""What stands by for a newer message of its key: it goes when that one has started, and one of it
-takes the place of a message that cannot be delivered.
+"""Debounce and KeepLast at a claim: which message of each key is delivered now.
+
+What stands by for a newer message of its key goes when that one has started; one of it takes the
+place of a message that cannot be delivered.
 
 Times are microseconds since 1970.
 """
@@ -14,14 +16,30 @@ from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.debounce import Bursts
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST, KEPT
-from faststream_sqlbroker.core.policies.keep_last import Latest
+from faststream_sqlbroker.core.policies.keep_last import Latest, Turn, next_turn
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.standby import chosen_for, looked_at, stand_in, stands_by
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
-from faststream_sqlbroker.database.policies.intake import burst_scope, burst_states, forgotten_at
+from faststream_sqlbroker.core.rows import ClaimedMessage
+from faststream_sqlbroker.database.policies.intake import (
+    Due,
+    burst_scope,
+    burst_states,
+    forgotten_at,
+)
 from faststream_sqlbroker.database.policies.rows import SCAN, Live, PolicyRows, Standing
 
 NEWEST = 2**63 - 1
 """Above every id."""
+SHORTEST_BURST_RECHECK = MICROSECONDS // 20
+"""Least time until a waiting message is checked again (microseconds)."""
+LONGEST_BURST_RECHECK = 2 * MICROSECONDS
+"""A message that waits for the one before it is checked again after as long as that one has been
+running, at most after this. So it waits at most twice as long as it must, and many waiting messages
+do not fill every claim."""
+BURST_WAIT_LIMIT = 60 * MICROSECONDS
+"""The same limit if the message before waits itself, for example for a retry: an operator may
+cancel it."""
 
 
 class KeyHeads:
@@ -92,9 +110,7 @@ class KeyHeads:
         since = max(self._due_of(self._known[key], owner), standing.created)
         return looked_at(waits_for.due, self._now, max(0, self._now - since))
 
-    def _read_due(
-        self, due: Sequence[tuple[int, str | None, int]]
-    ) -> list[tuple[int, str | None, int]]:
+    def _read_due(self, due: Sequence[Due]) -> list[Due]:
         """Read what is known of the keys of the due messages; which are to be delivered still."""
         ended = self._read(key for _, key, _ in due if key is not None)
         return [each for each in due if each[0] not in ended]
@@ -241,6 +257,14 @@ class KeyHeads:
             return state.end
         return state.opens(self._policy) if isinstance(self._policy, KeepLast) else 0
 
+    def _put_off(self, due: Sequence[Due], waiting: Mapping[int, int | None]) -> None:
+        """Give those of `due` that are `waiting` these due times."""
+        # A message that is put off gives up its slot, which would be for another time.
+        marks = HELD_BURST, KEPT | HELD_BURST
+        keys = {message: key for message, key, _ in due}
+        self._rows.shift(self._connection, self._queue, waiting, *marks, keys=keys)
+        self.later += [at for at in waiting.values() if at is not None]
+
     def _stand_by(self, waiting: Mapping[int, tuple[str, int]]) -> None:
         """Let messages of keys stand by, each for another one."""
         due: dict[int, int] = {}
@@ -332,6 +356,128 @@ class KeyHeads:
             info = self._policy.dump(state)
             states[key] = info, forgotten_at(info, max(end, self._now) + self._policy.window)
         self._rows.keep(self._connection, burst_scope(self._queue), states)
+
+
+class BurstHeads(KeyHeads):
+    """Debounce: deliver one message of each key at a time, in the order of its bursts."""
+
+    def choose(self, due: Sequence[Due], limit: int) -> list[int]:
+        """Up to `limit` of the messages (id, key, due time) to deliver now; the others get a later
+        due time.
+        """
+        due = self._read_due(due)
+        chosen: list[int] = []
+        taken: set[str] = set()
+        waiting: dict[int, int | None] = {}
+        for message, key, _ in due:
+            live = {} if key is None else self._live[key]
+            turn = None if key is None else self._known[key].next(set(live))
+            if key in taken or (turn is not None and turn != message):
+                waiting[message] = self._now + pause_behind(live.get(turn or 0), self._now)
+            elif len(chosen) < limit:
+                chosen.append(message)
+                if key is not None:
+                    taken.add(key)
+        self._put_off(due, waiting)
+        return chosen
+
+    def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` have been leased: they have left their bursts."""
+        started: dict[str, int] = {}
+        keys: set[str] = set()
+        for row in rows:
+            key = row.policy_key
+            if key is not None and key in self._known:
+                keys.add(key)
+                if row.id != self._known[key].current:
+                    started[key] = row.id
+        self._supersede(started)
+        for row in rows:
+            if row.policy_key in keys:
+                self._known[row.policy_key].delivered(row.id)
+        self._save(keys)
+
+
+class NewestHeads(KeyHeads):
+    """KeepLast: of each key the newest message, when its window is over and none runs."""
+
+    def choose(self, due: Sequence[Due], limit: int) -> list[int]:
+        """Up to `limit` of the messages (id, key, due time) to deliver now; the others stand by, or
+        get a later due time.
+        """
+        due = self._read_due(due)
+        turns = self._turns()
+        chosen: list[int] = []
+        waiting: dict[int, int | None] = {}
+        older = _superseded(turns)
+        for message, key, _ in due:
+            turn = turns.get(key or "", Turn(message))
+            if (at := self._waits_until(turn, key, message)) is not None:
+                waiting[message] = at
+            elif key is not None and turn.goes is not None and turn.goes != message:
+                # Perhaps it is not known here: another policy, or an operator, has left it.
+                older[message] = key, turn.goes
+            elif len(chosen) < limit:
+                chosen.append(message)
+        self._wait_for_others(older)
+        self._put_off(due, waiting)
+        return chosen
+
+    def _wait_for_others(self, older: Mapping[int, tuple[str, int]]) -> None:
+        """Let those stand by in whose place another one is delivered."""
+        for message, (key, _) in older.items():
+            latest = self._known[key]
+            if latest.first == message:
+                latest.first = None
+        self._stand_by(older)
+
+    def delivered(self, rows: Sequence[ClaimedMessage]) -> None:
+        """`rows` have been leased: their windows begin, and what they replace goes."""
+        started = {
+            row.policy_key: row.id
+            for row in rows
+            if row.policy_key is not None and row.policy_key in self._known
+        }
+        self._supersede(started)
+        for key, message in started.items():
+            self._known[key].delivered(message, self._now)
+        self._save(started)
+
+    def _turns(self) -> dict[str, Turn]:
+        assert isinstance(self._policy, KeepLast)  # noqa: S101 - only its heads are these
+        turns: dict[str, Turn] = {}
+        for key, latest in self._known.items():
+            states = {message: live.state for message, live in self._live[key].items()}
+            turns[key] = next_turn(self._policy, latest, states, self._now)
+        return turns
+
+    def _waits_until(self, turn: Turn, key: str | None, message: int) -> int | None:
+        """When to look at `message` again, which is due; None: it need not wait."""
+        if turn.waits_for is not None and key is not None:
+            return self._now + pause_behind(self._live[key].get(turn.waits_for), self._now)
+        if turn.goes == message:
+            return turn.not_before if turn.not_before > self._now else None
+        if turn.goes is not None and message > turn.goes:
+            return self._now + max(SHORTEST_BURST_RECHECK, self._policy.window)
+        return None
+
+
+def pause_behind(before: Live | None, now: int) -> int:
+    """How long to put off what waits for the message `before`."""
+    if before is None:
+        return SHORTEST_BURST_RECHECK
+    pause = before.due - now if before.acquired is None else now - before.acquired
+    if before.state != "PROCESSING":
+        # It cannot settle before it has been claimed.
+        return min(max(SHORTEST_BURST_RECHECK, pause), BURST_WAIT_LIMIT)
+    return min(max(SHORTEST_BURST_RECHECK, pause), LONGEST_BURST_RECHECK)
+
+
+def _superseded(turns: Mapping[str, Turn]) -> dict[int, tuple[str, int]]:
+    """Of messages in whose place another one is delivered, their keys and that one."""
+    return {
+        message: (key, by) for key, turn in turns.items() for message, by in turn.superseded.items()
+    }
 
 
 def _stands_by(live: Live) -> bool:
