@@ -13,13 +13,11 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
     Update,
     and_,
     case,
-    literal,
     or_,
     select,
     update,
@@ -31,7 +29,8 @@ from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.live_subscribers import process_name
-from faststream_sqlbroker.schema.types import MYSQL, clock, later
+from faststream_sqlbroker.database.parts.policy_state import from_now
+from faststream_sqlbroker.schema.types import MYSQL, clock
 
 LOCK = "lock"
 """The scope of all locks."""
@@ -58,7 +57,7 @@ class LockStore:
         c = self._table.c
         values = {
             "lease_token": token,
-            "lease_expires_at": _from_now(lease),
+            "lease_expires_at": from_now(lease),
             "created_at": clock(),
             "info": {"worker": process_name()},
         }
@@ -112,7 +111,7 @@ class LockStore:
         A lease that ran out, but was not taken, is extended: nothing happened under the lock that
         its holder could miss.
         """
-        return await self._write(self._held(key, token).values(lease_expires_at=_from_now(lease)))
+        return await self._write(self._held(key, token).values(lease_expires_at=from_now(lease)))
 
     async def release(self, key: str, token: UUID) -> bool:
         """Release `key`; false, and no change, if `token` no longer has it."""
@@ -163,7 +162,3 @@ class LockStore:
 
     def _held(self, key: str, token: UUID) -> Update:
         return update(self._table).where(self._row(key), self._table.c.lease_token == token)
-
-
-def _from_now(seconds: float) -> Any:
-    return later(literal(round(seconds * 1_000_000), BigInteger))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, and_, false, func, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, false, func, select, update
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.access import Activity
@@ -18,17 +18,18 @@ from faststream_sqlbroker.core.jobs import CANCEL, MOVE, Job
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
+from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit, cancels
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
 from faststream_sqlbroker.database.parts.mirror import insert_mirrored
 from faststream_sqlbroker.database.parts.repairs import MOVED, due_at, moment
-from faststream_sqlbroker.database.parts.standby import standing
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
@@ -208,7 +209,7 @@ class Repairs:
         c = table.c
         over = (c.lease_expires_at < clock()).label("over")
         columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
-        stands = standing(table).label("stands")
+        stands = _standing(table).label("stands")
         locking = select(*columns, stands).where(c.id == message_id)
         # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
         row = connection.execute(locking.with_for_update(skip_locked=True)).first()
@@ -240,3 +241,10 @@ class Repairs:
             if connection.execute(ended).first() is not None:
                 return Repair(message_id, "ended")
         return Repair(message_id, "not_found")
+
+
+def _standing(table: Table) -> ColumnElement[bool]:
+    """Whether a message of `table` stands by (`core.policies.standby`)."""
+    c = table.c
+    marked = c.policy_marks.op("&")(HELD_BURST) > 0
+    return and_(c.next_attempt_at >= from_microseconds(STANDBY), marked)

@@ -13,13 +13,11 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Connection,
     Update,
     and_,
     delete,
-    literal,
     null,
     select,
     update,
@@ -32,8 +30,8 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
 from faststream_sqlbroker.database.parts.mirror import insert_mirrored
-from faststream_sqlbroker.database.parts.policy_state import upsert
-from faststream_sqlbroker.schema.types import clock, later
+from faststream_sqlbroker.database.parts.policy_state import from_now, upsert
+from faststream_sqlbroker.schema.types import clock
 
 SCHEDULE = "schedule"
 """The scope of all schedules; the key is the schedule's name."""
@@ -116,14 +114,14 @@ class Schedules:
             if row.lease_token != token and ends is not None and ends > now:
                 return None
             state = state.begun(now)
-            self._write(connection, name, state, token, _from_now(lease))
+            self._write(connection, name, state, token, from_now(lease))
             return state
 
         return await self._database.run(hold, *FIRING)
 
     async def extend(self, name: str, token: UUID, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; false if `token` no longer has it."""
-        statement = self._held(name, token).values(lease_expires_at=_from_now(lease))
+        statement = self._held(name, token).values(lease_expires_at=from_now(lease))
 
         def extend(connection: Connection) -> bool:
             return bool(connection.execute(statement).rowcount)
@@ -153,7 +151,7 @@ class Schedules:
             if lease is None:
                 self._write(connection, name, state, None, null())
             else:
-                self._write(connection, name, state, token, _from_now(lease))
+                self._write(connection, name, state, token, from_now(lease))
             return True
 
         return await self._database.run(publish, *FIRING)
@@ -164,7 +162,7 @@ class Schedules:
         def put_off(connection: Connection) -> None:
             row = self._lock(connection, name)
             if row is not None and row.lease_token == token:
-                self._write(connection, name, state, None, _from_now(pause))
+                self._write(connection, name, state, None, from_now(pause))
 
         await self._database.run(put_off, *FIRING)
 
@@ -285,7 +283,3 @@ class Schedules:
 
     def _held(self, name: str, token: UUID) -> Update:
         return update(self._table).where(self._row(name), self._table.c.lease_token == token)
-
-
-def _from_now(seconds: float) -> Any:
-    return later(literal(round(seconds * 1_000_000), BigInteger))

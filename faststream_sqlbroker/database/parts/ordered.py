@@ -14,7 +14,7 @@ page of keys and a page of messages without a key, from where the last claim sto
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -22,13 +22,41 @@ from sqlalchemy import Connection
 from faststream_sqlbroker.core.rows import Claimed, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.key_gate import UNLIMITED, Key, KeyGate
 from faststream_sqlbroker.database.statements import Statements
 
+Key = str | bytes
+"""As selected: SQLite gives bytes, which need not be text."""
+UNLIMITED = 1 << 30
+"""More leases than a key can have."""
 WINDOW = 100
 """Least number of messages, and of keys, that a claim looks at; twice its limit if that is more."""
 FREE_PAGE = 1_000
 """Due messages that a claim searches for such without a key, where the window was full."""
+
+
+class KeyGate(Protocol):
+    """What else decides whether a message of a key may start: a policy by key."""
+
+    scope: str
+    """Of its states, whose `due_at` says when there is something to do for a key."""
+
+    def look(self, keys: Iterable[Key]) -> None:
+        """Prepare for the questions about `keys`."""
+
+    def admits(self, key: Key) -> bool:
+        """Whether one more message of this key may start."""
+
+    def use_index(self) -> None:
+        """The oldest messages are not enough: keys are read by the time at which they are due."""
+
+    def idle(self, keys: Iterable[Key]) -> None:
+        """No message of `keys` can be claimed."""
+
+    def arrivals(self) -> tuple[list[int], bool]:
+        """Messages that have become due since the last look, and whether there are more."""
+
+    def looks_at_all(self) -> bool:
+        """Whether it is time to look at every key: some may have been missed."""
 
 
 @dataclass

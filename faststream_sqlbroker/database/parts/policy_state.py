@@ -5,12 +5,14 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     Table,
     and_,
     bindparam,
     delete,
+    literal,
     select,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -157,3 +159,8 @@ def at_key(table: Table) -> ColumnElement[bool]:
     # One key at a time: for a list of keys MariaDB would scan a small table, and wait for rows that
     # another transaction has locked.
     return and_(table.c.scope == bindparam("of_scope"), table.c.key == bindparam("of_key"))
+
+
+def from_now(seconds: float) -> Any:
+    """The time in so many `seconds` by the database's clock, such as the end of a lease."""
+    return later(literal(round(seconds * 1_000_000), BigInteger))

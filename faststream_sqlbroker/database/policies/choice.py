@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.suspects import Suspicion
-from faststream_sqlbroker.database.parts.key_gate import UNLIMITED
-from faststream_sqlbroker.database.parts.ordered import Cursors, Heads
+from faststream_sqlbroker.database.parts.ordered import UNLIMITED, Cursors, Heads
 from faststream_sqlbroker.database.policies.intake import Due, Intake
 from faststream_sqlbroker.database.policies.key_heads import BurstHeads, NewestHeads
 from faststream_sqlbroker.database.policies.key_slots import KeySlots

@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.policies.flags import SLOT
 from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
-from faststream_sqlbroker.database.parts.key_gate import Key
+from faststream_sqlbroker.database.parts.ordered import Key
 from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK, Intake, slot_scope
 from faststream_sqlbroker.database.policies.rows import SCAN, Live, as_key
 from faststream_sqlbroker.database.policies.slot_use import SlotLogs
