@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts.depths import due_messages
+from faststream_sqlbroker.database.parts.live_queues import due_messages
 from faststream_sqlbroker.database.pool import check_same_database
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from faststream_sqlbroker.core.status import (
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import cancels, live_subscribers, replies
 from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.database_id import make_database_id
 from faststream_sqlbroker.database.parts.live_subscribers import (
     PAUSED,
     SUBSCRIBER,
@@ -28,7 +27,7 @@ from faststream_sqlbroker.database.parts.live_subscribers import (
     is_lasting,
     pause_of,
 )
-from faststream_sqlbroker.database.parts.policy_state import upsert
+from faststream_sqlbroker.database.parts.policy_state import make_database_id, upsert
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import clock, later
 

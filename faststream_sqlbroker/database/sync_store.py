@@ -11,7 +11,7 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.dialects import Dialect, dialect_for
 from faststream_sqlbroker.database.django import connected, is_django
 from faststream_sqlbroker.database.errors import ErrorClasses, NotConnectedError
-from faststream_sqlbroker.database.parts.depths import due_messages
+from faststream_sqlbroker.database.parts.live_queues import due_messages
 from faststream_sqlbroker.database.parts.mirror import insert_for_caller
 from faststream_sqlbroker.database.pool import check_same_database
 from faststream_sqlbroker.schema.tables import Tables

@@ -15,7 +15,7 @@ from faststream_sqlbroker import (
     SqlBrokerBatchMessage,
     SqlBrokerMessage,
 )
-from faststream_sqlbroker.database.parts.database_id import SCOPE
+from faststream_sqlbroker.database.parts.policy_state import DATABASE
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.testing import TestSqlBroker
 from tests.faststream.conftest import QUICK, Look
@@ -29,7 +29,7 @@ async def drawn(look: Look) -> list[Any]:
     """What the policy state has drawn."""
     table = look.tables.policy_state
     async with look.engine.connect() as connection:
-        found = await connection.execute(select(table.c.info).where(table.c.scope == SCOPE))
+        found = await connection.execute(select(table.c.info).where(table.c.scope == DATABASE))
         return [info["id"] for info in found.scalars()]
 
 
@@ -132,7 +132,7 @@ async def test_what_another_program_has_written_there_is_not_used(
 
     table = look.tables.policy_state
     async with look.engine.begin() as connection:
-        values = {"scope": SCOPE, "key": "id", "info": {"id": "x' OR 1"}}
+        values = {"scope": DATABASE, "key": "id", "info": {"id": "x' OR 1"}}
         await connection.execute(table.insert(), values)
     await broker.start()
     message_id = await broker.publish("x", "q")

@@ -18,7 +18,7 @@ from faststream_sqlbroker.database.overviews import (
     count_messages,
     read_rates,
 )
-from faststream_sqlbroker.database.parts.depths import due_messages
+from faststream_sqlbroker.database.parts.live_queues import due_messages
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all

@@ -25,7 +25,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.bulk.store import JobStore
 from faststream_sqlbroker.database.overviews import count_messages
-from faststream_sqlbroker.database.parts.depths import due_messages
+from faststream_sqlbroker.database.parts.live_queues import due_messages
 from faststream_sqlbroker.database.policies.intake import burst_scope
 from faststream_sqlbroker.database.policies.policy_holds import STEP
 from faststream_sqlbroker.database.policies.request import Claim

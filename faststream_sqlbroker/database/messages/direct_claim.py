@@ -19,8 +19,8 @@ from faststream_sqlbroker.core.text import load_text
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.cancels import end_expired, of_leases, requests
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS, load_payload
-from faststream_sqlbroker.database.parts.database_id import read_database_id
 from faststream_sqlbroker.database.parts.message_walks import shown_columns
+from faststream_sqlbroker.database.parts.policy_state import read_database_id
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks for the database's part of correlation ids; the first subscriber of the

@@ -1,4 +1,6 @@
-"""The queues that there are: those that have a message or a live subscriber."""
+"""The queues that there are, those that have a message or a live subscriber; and how many messages
+of one are due.
+"""
 
 from collections import Counter
 from typing import NamedTuple
@@ -60,3 +62,17 @@ def read_queue_names(connection: Connection, dialect: Operations, after: str = "
             if not place.startswith(REPLY_QUEUES):  # a series for each process
                 names.add(place)
     return names
+
+
+def due_messages(connection: Connection, dialect: Operations, queue: str, most: int) -> int:
+    """How many messages of `queue` are due and not leased; `most` if there are more.
+
+    Each range is one of an index, and is left as soon as the limit is reached.
+    """
+    found = 0
+    for pair in dialect.ready_pairs(connection, [queue]):
+        if pair.due_in > 0 or found >= most:
+            continue
+        binds = {"queue": queue, "priority": pair.priority, "most": most - found}
+        found += int(connection.execute(dialect.sql["count_due"], binds).scalar_one())
+    return found

@@ -17,6 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
+from faststream_sqlbroker.core.correlation import is_database_id, new_database_id
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
@@ -29,6 +30,10 @@ ACK_FIRST = "ack_first:"
 """The scope is this and the queue; the key is the message's id."""
 ONCE = "once:"
 """The scope is this and the queue; the key is the message's, its id is in `info`."""
+DATABASE = "database"
+"""The scope of one row, with the random bits that tell this database's messages from another's."""
+DATABASE_KEY = "id"
+"""Its key; the bits are in `info`, also as "id"."""
 
 
 def lock_order(
@@ -164,3 +169,25 @@ def at_key(table: Table) -> ColumnElement[bool]:
 def from_now(seconds: float) -> Any:
     """The time in so many `seconds` by the database's clock, such as the end of a lease."""
     return later(literal(round(seconds * 1_000_000), BigInteger))
+
+
+def read_database_id(connection: Connection, table: Table) -> str | None:
+    """The bits; None if none were drawn yet, or another program has changed them."""
+    return _read_id(connection, table, lock=False)
+
+
+def make_database_id(connection: Connection, table: Table) -> str | None:
+    """The bits, which are drawn now if there are none; None as `read_database_id`."""
+    if (found := _read_id(connection, table, lock=False)) is not None:
+        return found
+    # A race: another process may have drawn them since. Then its row stays.
+    drawn = {"scope": DATABASE, "key": DATABASE_KEY, "info": {"id": new_database_id()}}
+    upsert(connection, table, [drawn], replaced=("scope",))
+    return _read_id(connection, table, lock=True)
+
+
+def _read_id(connection: Connection, table: Table, *, lock: bool) -> str | None:
+    row = select(table.c.info).where(table.c.scope == DATABASE, table.c.key == DATABASE_KEY)
+    info = connection.execute(row.with_for_update() if lock else row).scalar()
+    value = info.get("id") if isinstance(info, dict) else None
+    return value if is_database_id(value) else None
