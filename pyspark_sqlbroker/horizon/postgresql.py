@@ -1,4 +1,7 @@
-"""The horizon of PostgreSQL: on a primary, and on a standby, which sees none of its own."""
+"""The horizon of PostgreSQL: of a primary, and of a standby, which goes by its primary.
+
+A standby sees no transaction of its primary.
+"""
 
 import time
 from datetime import datetime
