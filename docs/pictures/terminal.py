@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from docs.pictures import shop
-from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.cli.app import AppGroup, app
 
 WIDTH = 110
 """Characters of a line."""
@@ -78,14 +78,12 @@ def svgs() -> dict[str, str]:
 
 def page() -> str:
     """The pictures, each below the command and what the command says of itself."""
-    callbacks = [each.callback for each in app.registered_commands if each.callback is not None]
-    helps = {each.__name__.replace("_", "-"): each.__doc__ for each in callbacks}
+    helps = {name: text for name, (_, text) in AppGroup.table.items()}
     helps["jobs"] = "List the newest bulk actions."
     parts = []
     for name, words in VIEWS.items():
-        what = " ".join((helps[words[0]] or "").partition("\n\n")[0].split())
         picture = f"![What sqlbroker {' '.join(words)} prints.](commands/{name}.svg)"
-        parts.append(f"### {words[0]}\n\n{what}\n\n{picture}\n")
+        parts.append(f"### {words[0]}\n\n{helps[words[0]]}\n\n{picture}\n")
     return "\n".join(parts)
 
 

@@ -3,7 +3,6 @@
 import sys
 
 from faststream_sqlbroker.core.distribution import shared_files_warning
-from faststream_sqlbroker.exceptions import SqlBrokerError
 
 
 def main() -> None:
@@ -18,6 +17,11 @@ def main() -> None:
         sys.exit(f"{error.name!r} is not installed: pip install 'sqlbroker[cli]'")
     try:
         app()
-    except SqlBrokerError as error:
+    except Exception as error:
+        # Not before: its base classes import FastStream, which `--help` does without.
+        from faststream_sqlbroker.exceptions import SqlBrokerError  # noqa: PLC0415
+
+        if not isinstance(error, SqlBrokerError):
+            raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

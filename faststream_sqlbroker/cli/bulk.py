@@ -10,10 +10,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import DeadLetterGroup, Job
-from faststream_sqlbroker.cli.console import PlainConsole
-from faststream_sqlbroker.cli.groups import BulkRun, To, WhichEnded, grouped
-from faststream_sqlbroker.cli.shown import (
+from faststream_sqlbroker.cli.options import BulkRun, To, WhichEnded, grouped
+from faststream_sqlbroker.cli.output import (
     AsJson,
+    PlainConsole,
     ask,
     print_json,
     print_line,

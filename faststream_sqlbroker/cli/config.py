@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from faststream_sqlbroker.cli.shown import AsJson, print_json, print_line
+from faststream_sqlbroker.cli.output import AsJson, print_json, print_line
 from faststream_sqlbroker.exceptions import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Check files that describe a service.")
+config = typer.Typer(no_args_is_help=True, help="Check files that describe a service.")
 
 
-@app.command()
+@config.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The file of YAML.")], as_json: AsJson = False
 ) -> None:
@@ -41,7 +41,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@config.command()
 def schema() -> None:
     """Print the JSON Schema of such a file, for editors."""
     from faststream_sqlbroker.config import json_schema  # noqa: PLC0415 - an extra

@@ -1,8 +1,14 @@
-"""What is wrong, in words of the shell: `broker.admin` names methods and arguments of Python."""
+"""Errors in one line and in words of the shell: `broker.admin` names methods and arguments of
+Python.
+"""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import AccessError, SetupError, StoreError
 
@@ -34,7 +40,43 @@ WORDS = (
 
 
 @contextmanager
-def errors_of_the_shell() -> Iterator[None]:
+def database_errors() -> Iterator[None]:
+    """Errors of the database and of Spark as one line, and words of the shell: a traceback could
+    show the URL, and its password.
+
+    Raises:
+        StoreError: the database refused, or does not answer; or Spark failed, as where it cannot
+            write files.
+    """
+    try:
+        with _errors_of_the_shell():
+            yield
+    except SQLAlchemyError as error:
+        raise StoreError(
+            f"the database answered: {_line(getattr(error, 'orig', None) or error)}"
+        ) from None
+    except _spark_errors() as error:
+        raise StoreError(f"Spark answered: {_line(error)}") from None
+
+
+def _spark_errors() -> tuple[type[Exception], ...]:
+    """None where pyspark is not installed."""
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark is an extra
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
+    except ModuleNotFoundError:
+        return ()
+    return Py4JError, PySparkException
+
+
+def _line(error: object) -> str:
+    """The first line, without Java's stack, and without a file system's user and password."""
+    said = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip().splitlines()
+    return visible(re.sub(r"://\S*@", "://", said[0])) if said else type(error).__name__
+
+
+@contextmanager
+def _errors_of_the_shell() -> Iterator[None]:
     """Errors name commands and options, and say what to do without a connection.
 
     Raises:
@@ -50,14 +92,14 @@ def errors_of_the_shell() -> Iterator[None]:
             "the URL names its host, port, user and database"
         ) from None
     except (SetupError, AccessError) as error:
-        told = in_shell(str(error))
+        told = _in_shell(str(error))
         # Other subclasses have more than a text, and name nothing of Python.
         if told == str(error) or type(error) not in {SetupError, AccessError}:
             raise
         raise type(error)(told) from None
 
 
-def in_shell(text: str) -> str:
+def _in_shell(text: str) -> str:
     """`text` with a command's words in place of Python's."""
     for python, shell in WORDS:
         text = text.replace(python, shell)

@@ -10,10 +10,10 @@ from rich.live import Live
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import StoredMessage
-from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.look import QUEUE_COLUMNS, message_row, queue_row
-from faststream_sqlbroker.cli.shown import (
+from faststream_sqlbroker.cli.output import (
     AsJson,
+    PlainConsole,
     print_json_line,
     print_line,
     row_of,

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.groups import By
-from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.options import By
+from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.overview import nearest_name
 from faststream_sqlbroker.core.text import short

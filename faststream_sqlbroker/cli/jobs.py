@@ -7,20 +7,20 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Job
 from faststream_sqlbroker.cli.bulk import job_row, show_jobs, watched
-from faststream_sqlbroker.cli.groups import By, NoWait
-from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line, print_table
+from faststream_sqlbroker.cli.options import By, NoWait
+from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line, print_table
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
-app = typer.Typer(
+jobs = typer.Typer(
     invoke_without_command=True, help="Show bulk actions; stop, resume and undo them."
 )
 
 
-@app.callback()
-def jobs(
+@jobs.callback()
+def newest(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
     as_json: AsJson = False,
@@ -31,7 +31,7 @@ def jobs(
         show_jobs("Jobs", found, as_json=as_json)
 
 
-@app.command()
+@jobs.command()
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show how far a job has come."""
     job = _job(context, job_id)
@@ -42,13 +42,13 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
     print_table(f"Job {job.id}", ["field", "value"], rows)
 
 
-@app.command()
+@jobs.command()
 def stop(context: typer.Context, job_id: JobId, by: By = None, as_json: AsJson = False) -> None:
     """Let a job rest; what is done stays done."""
     _tell(run(context, lambda broker: broker.admin.stop_job(job_id, by=by)), as_json=as_json)
 
 
-@app.command()
+@jobs.command()
 def resume(
     context: typer.Context,
     job_id: JobId,
@@ -65,7 +65,7 @@ def resume(
     _tell_all(run(context, work), as_json=as_json)
 
 
-@app.command()
+@jobs.command()
 def undo(
     context: typer.Context,
     job_id: JobId,

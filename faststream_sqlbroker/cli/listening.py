@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.cli.shown import print_line
+from faststream_sqlbroker.cli.output import print_line
 from faststream_sqlbroker.exceptions import SchemaError, SetupError, StoreError
 from faststream_sqlbroker.schema.validate import advice, are_missing
 

@@ -1,4 +1,6 @@
-"""Commands that show what is there: queues, messages, show, explain, subscribers."""
+"""Commands that show what is there: queues, messages, subscribers, unknown outcomes, locks and
+schedules.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,7 +10,7 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import MessageDetail, MessagePage, QueueOverview, StoredMessage
-from faststream_sqlbroker.cli.shown import (
+from faststream_sqlbroker.cli.output import (
     AsJson,
     age,
     print_json,
@@ -256,3 +258,40 @@ def _mode(subscriber: Any) -> str:
     if subscriber.drained:
         return "drained"
     return "paused" if subscriber.paused else "claims"
+
+
+Limit = Annotated[int, typer.Option(min=1, help="Most lines to show.")]
+
+
+def unknown(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help="Only messages of this queue.")] = None,
+    limit: Limit = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List messages whose handler may or may not have run."""
+    found = run(context, lambda broker: broker.admin.unknown(queue, limit=limit))
+    _print_listing(
+        "Unknown outcomes", "message_id queue key started_at worker", found, as_json=as_json
+    )
+
+
+def locks(context: typer.Context, limit: Limit = 100, as_json: AsJson = False) -> None:
+    """List the locks that have a holder."""
+    found = run(context, lambda broker: broker.admin.locks(limit=limit))
+    _print_listing("Locks", "key fence acquired_at held_until worker", found, as_json=as_json)
+
+
+def schedules(context: typer.Context, limit: Limit = 1_000, as_json: AsJson = False) -> None:
+    """List the schedules of all processes, with their last and next times."""
+    found = run(context, lambda broker: broker.admin.schedules(limit=limit))
+    columns = "name expression tz last_fire_at next_fire_at failures_count paused_by"
+    _print_listing("Schedules", columns, found, as_json=as_json)
+
+
+def _print_listing(title: str, columns: str, found: Sequence[Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json([row_of(each) for each in found])
+        return
+    names = columns.split()
+    print_table(title, names, [[getattr(each, name) for name in names] for each in found])

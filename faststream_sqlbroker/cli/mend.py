@@ -10,11 +10,11 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Repair
 from faststream_sqlbroker.cli.bulk import do_bulk
-from faststream_sqlbroker.cli.console import PlainConsole
-from faststream_sqlbroker.cli.groups import BulkRun, By, Targets, Which, grouped, means_all
 from faststream_sqlbroker.cli.look import MessageId, empty_hint, headers_of
-from faststream_sqlbroker.cli.shown import (
+from faststream_sqlbroker.cli.options import BulkRun, By, Targets, Which, grouped, means_all
+from faststream_sqlbroker.cli.output import (
     AsJson,
+    PlainConsole,
     Yes,
     ask,
     print_json,

@@ -1,9 +1,18 @@
-"""Options that several commands take, declared once."""
+"""Options that several commands take, declared once; a command takes a group of them as one
+argument.
+"""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from faststream_sqlbroker.cli.output import AsJson, Yes
+from faststream_sqlbroker.exceptions import SetupError
 
 Url = Annotated[
     str,
@@ -55,3 +64,113 @@ Primary = Annotated[
         help="URL of the primary, if --url is a standby.",
     ),
 ]
+
+
+MessageIds = Annotated[
+    list[str] | None, typer.Argument(help="Ids of messages; else all that match the options.")
+]
+By = Annotated[str | None, typer.Option(help="Who does it; default the host and the process id.")]
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Leave the work to the processes with subscribers.")
+]
+To = Annotated[str | None, typer.Option(help="Another queue for all of them.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which messages; all that is given must match."""
+
+    queue: Annotated[str | None, typer.Option(help="Messages of this queue.")] = None
+    key: Annotated[str | None, typer.Option(help="Messages of this key.")] = None
+    error: Annotated[str | None, typer.Option(help="A part of the last error.")] = None
+    since: Annotated[str | None, typer.Option(help='How long ago at most, like "1h".')] = None
+    until: Annotated[str | None, typer.Option(help='How long ago at least, like "5m".')] = None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """What was given."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class WhichEnded(Which):
+    """Which archived messages."""
+
+    reason: Annotated[str | None, typer.Option(help="Why they ended; all of it.")] = None
+    fingerprint: Annotated[str | None, typer.Option(help="Of their error, as dead shows it.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BulkRun:
+    """How a command over many messages is run."""
+
+    rate: Annotated[
+        float | None, typer.Option(help="Most messages a second; default: no limit.")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only, and change nothing.")] = (
+        False
+    )
+    no_wait: NoWait = False
+    by: By = None
+    yes: Yes = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Messages with ids, or all that wait."""
+
+    message_ids: MessageIds = None
+    every: Annotated[bool, typer.Option("--all", help="All messages that wait.")] = False
+
+
+def means_all(targets: Targets, which: Which, run: BulkRun) -> bool:
+    """Whether a command is for all messages that match, not for those with ids.
+
+    Raises:
+        SetupError: it is for neither, or for both.
+    """
+    if targets.message_ids and (which.filters or targets.every):
+        raise SetupError("give ids of messages, or options that say which, not both")
+    if targets.message_ids and (run.rate is not None or run.no_wait):
+        raise SetupError("--rate and --no-wait are for all messages that match, not for ids")
+    if not targets.message_ids and not which.filters and not targets.every:
+        raise SetupError(
+            "which messages? give their ids, or --queue, --key, --error, --since or --until; "
+            "--all means all messages that wait"
+        )
+    return not targets.message_ids
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of each argument that is a group as options of its own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    shown: list[inspect.Parameter] = []
+    for each in inspect.signature(command).parameters.values():
+        kind = groups.get(each.name)
+        if kind is None:
+            shown.append(each.replace(annotation=hints[each.name], kind=each.KEYWORD_ONLY))
+            continue
+        types = get_type_hints(kind, include_extras=True)
+        shown += [
+            inspect.Parameter(
+                field.name, each.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+            )
+            for field in fields(kind)
+        ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, kind in groups.items():
+            own = {field.name: given.pop(field.name) for field in fields(kind)}
+            given[name] = kind(**own)
+        command(**given)
+
+    # Typer reads both.
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in shown}
+    return run

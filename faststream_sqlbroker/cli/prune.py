@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import Retention, SqlBroker
-from faststream_sqlbroker.cli.groups import By
-from faststream_sqlbroker.cli.session import database_errors
-from faststream_sqlbroker.cli.shown import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.options import By
+from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 

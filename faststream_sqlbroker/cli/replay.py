@@ -6,12 +6,11 @@ import typer
 from rich.table import Table
 
 import pyspark_sqlbroker as our
-from faststream_sqlbroker.cli.console import PlainConsole
-from faststream_sqlbroker.cli.exported import read_path
+from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.look import headers_of
 from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, Until, Url
-from faststream_sqlbroker.cli.session import database_errors, quiet_session
-from faststream_sqlbroker.cli.shown import AsJson, print_json, refuse_json, row_of
+from faststream_sqlbroker.cli.output import AsJson, PlainConsole, print_json, refuse_json, row_of
+from faststream_sqlbroker.cli.session import quiet_session, read_path
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import pyspark_sqlbroker as lake
-from faststream_sqlbroker.cli.console import PlainConsole
-from faststream_sqlbroker.cli.exported import read_path
+from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.options import (
     ArchiveTable,
     Jars,
@@ -18,8 +17,8 @@ from faststream_sqlbroker.cli.options import (
     Since,
     Until,
 )
-from faststream_sqlbroker.cli.session import database_errors, quiet_session
-from faststream_sqlbroker.cli.shown import AsJson, print_json
+from faststream_sqlbroker.cli.output import AsJson, PlainConsole, print_json
+from faststream_sqlbroker.cli.session import quiet_session, read_path
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.moments import Moment, parse_moment

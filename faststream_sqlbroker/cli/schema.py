@@ -1,6 +1,9 @@
-"""Commands for the tables: sql shows the migrations, migrate runs them."""
+"""Commands for the tables: sql shows the migrations, migrate runs them, partitions adds those of
+the archive on PostgreSQL.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -8,13 +11,18 @@ from sqlalchemy import Connection, inspect, select
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin.arguments import operator_name
-from faststream_sqlbroker.cli.groups import By
-from faststream_sqlbroker.cli.shown import AsJson, Yes, print_json, print_line
-from faststream_sqlbroker.cli.target import Target, run
+from faststream_sqlbroker.cli.options import By
+from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.target import run, target_of
+from faststream_sqlbroker.database.partitions import add_noted
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.functions import render_functions
 from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions
+from faststream_sqlbroker.schema.partitions import (
+    convert_archive,
+    need_postgresql,
+)
 
 Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
 
@@ -35,7 +43,7 @@ def sql(
     as_json: AsJson = False,
 ) -> None:
     """Print the migrations, or the functions, as SQL; nothing is connected to."""
-    target = context.find_object(Target) or Target()
+    target = target_of(context)
     if database is None or target.app is not None:
         broker = target.broker()
         config = broker._store.tables.config  # noqa: SLF001 - the same package
@@ -146,3 +154,66 @@ def _dialect(name: str) -> str:
             f"--database must be one of {', '.join(MIGRATED)} or mariadb, got {name!r}"
         )
     return found
+
+
+def partitions(
+    context: typer.Context,
+    every: Annotated[
+        str | None,
+        typer.Option(help="day, week or month; default that of --app."),
+    ] = None,
+    convert: Annotated[
+        bool, typer.Option("--convert", help="Turn an archive without partitions into one.")
+    ] = False,
+    by: By = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add the partitions of the archive that are missing; PostgreSQL, as its owner.
+
+    --convert builds a unique index first, which takes as long as reading the archive; messages are
+    archived during it.
+    """
+    if convert and not yes:
+        ask("partitions: the archive will be converted", as_json=as_json)
+    converted, added = run(
+        context, lambda broker: _add_partitions(broker, every, by, convert=convert)
+    )
+    if as_json:
+        print_json({"converted": converted, "added": added})
+        return
+    if converted:
+        print_line("the archive has partitions now")
+    print_line(f"{len(added)} partitions added" + "".join(f"\n{name}" for name in added))
+
+
+async def _add_partitions(
+    broker: SqlBroker, every: str | None, by: str | None, *, convert: bool
+) -> tuple[bool, list[str]]:
+    who = operator_name(by)
+    store = broker._store  # noqa: SLF001 - the same package
+    config = store.tables.config
+    if every is not None:
+        config = replace(config, archive_partitions=every)
+    need_postgresql(broker.engine.dialect.name, config)
+    converted = False
+    if convert:
+        # An index can only be built concurrently outside of a transaction.
+        alone = broker.engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with alone.connect() as connection:
+            converted = await connection.run_sync(convert_archive, config)
+        if converted:
+            given = {"every": config.archive_partitions}
+            async with broker.engine.begin() as connection:
+                await connection.run_sync(note_action, store.dialect, "convert_archive", who, given)
+    added: list[str] = []
+
+    def add(connection: Connection) -> str | None:
+        return add_noted(connection, store.dialect, config, who)
+
+    while True:
+        async with broker.engine.begin() as connection:
+            name = await connection.run_sync(add)
+        if name is None:
+            return converted, added
+        added.append(name)

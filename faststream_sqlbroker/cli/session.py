@@ -1,21 +1,15 @@
-"""What the commands that use Spark share: a quiet session, and errors in one line."""
+"""What commands read by Spark: a quiet session, and the rows of an export."""
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy.exc import SQLAlchemyError
-
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.errors import errors_of_the_shell
-from faststream_sqlbroker.core.text import visible
-from faststream_sqlbroker.exceptions import StoreError
 from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.load.selection import Selection
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 QUIET = {
     "spark.ui.enabled": "false",
@@ -32,37 +26,33 @@ def quiet_session(
     return spark.build_session(databases=kinds, master=master, jars=jars or (), config=QUIET)
 
 
-@contextmanager
-def database_errors() -> Iterator[None]:
-    """Errors of the database and of Spark as one line, and words of the shell: a traceback could
-    show the URL, and its password.
-
-    Raises:
-        StoreError: the database refused, or does not answer; or Spark failed, as where it cannot
-            write files.
+def read_path(
+    session: "SparkSession",
+    path: str,
+    chosen: Selection,
+    ids: Collection[int] = (),
+    *,
+    last_only: bool = False,
+) -> "DataFrame":
+    """The selected rows of an export, whose files are counted, or of any other Parquet with these
+    columns; with `last_only` no row of a message that was archived again later.
     """
-    try:
-        with errors_of_the_shell():
-            yield
-    except SQLAlchemyError as error:
-        raise StoreError(
-            f"the database answered: {_line(getattr(error, 'orig', None) or error)}"
-        ) from None
-    except _spark_errors() as error:
-        raise StoreError(f"Spark answered: {_line(error)}") from None
+    from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
+
+    frame = (
+        spark.read_export(session, path) if _is_ours(session, path) else session.read.parquet(path)
+    )
+    selected = filter_rows(frame, chosen, ids=ids)
+    if not last_only:
+        return selected
+    # A message that was redriven may have its later row outside of the selection.
+    later = frame.selectExpr("id AS later_id", "archived_at AS later_at")
+    newer = (selected["id"] == later["later_id"]) & (selected["archived_at"] < later["later_at"])
+    return selected.join(later, newer, "left_anti")
 
 
-def _spark_errors() -> tuple[type[Exception], ...]:
-    """None where pyspark is not installed."""
-    try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark is an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
-    except ModuleNotFoundError:
-        return ()
-    return Py4JError, PySparkException
+def _is_ours(session: "SparkSession", path: str) -> bool:
+    """Whether there is the log of a Delta table; other Parquet needs no deltalake."""
+    from pyspark_sqlbroker.lake.s3 import open_folders  # noqa: PLC0415 - as above
 
-
-def _line(error: object) -> str:
-    """The first line, without Java's stack, and without a file system's user and password."""
-    said = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip().splitlines()
-    return visible(re.sub(r"://\S*@", "://", said[0])) if said else type(error).__name__
+    return bool(open_folders(session, path, None).names("_delta_log"))

@@ -10,23 +10,23 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.cli.options import Jars
+from faststream_sqlbroker.cli.output import PlainConsole
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.drivers import DRIVERS, need_jar, need_java, wanted_kinds
 
 OLDEST_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
 
-app = typer.Typer(no_args_is_help=True, help="Check Java, Spark and the JDBC drivers.")
+spark = typer.Typer(no_args_is_help=True, help="Check Java, Spark and the JDBC drivers.")
 
 
-@app.callback()
+@spark.callback()
 def commands() -> None:
     """Make the commands a group, even if there is only one."""
 
 
-@app.command()
+@spark.command()
 def check(
     database: Annotated[
         list[str] | None,

@@ -9,7 +9,7 @@ from typing import TypeVar
 import typer
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
-from faststream_sqlbroker.cli.session import database_errors
+from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -57,6 +57,11 @@ class Target:
             ) from None
 
 
+def target_of(context: typer.Context) -> Target:
+    """What the options before the command of this context said."""
+    return Target(*context.obj)
+
+
 def run(
     context: typer.Context,
     work: Callable[[SqlBroker], Awaitable[T]],
@@ -67,7 +72,7 @@ def run(
 
     Errors of the database are errors of this package, without the URL.
     """
-    target = context.find_object(Target) or Target()
+    target = target_of(context)
 
     async def working() -> T:
         broker = target.broker(logger)

@@ -68,16 +68,14 @@ TRANSACTIONS = {
     "database/explain/explanations.py": "one snapshot of several statements, which reads only",
     "database/sql/mysql/start.sql": "where a driver in autocommit would commit each statement",
     "database/sqlite/dialect.py": "SQLite's write lock, within a transaction of the engine",
-    "cli/partitions.py": "an operator's command, without a broker",
-    "cli/schema.py": "the same, and Alembic's migrations",
+    "cli/schema.py": "an operator's commands, without a broker, and Alembic's migrations",
     "fastapi.py": "the session of a request, which is the application's",
     "testing/database.py": "the file of a test",
 }
 """Where transactions begin, and whose they are."""
 BEGINS = re.compile(r"^(BEGIN|START TRANSACTION)\b(?!;)")
 CONNECTIONS = {
-    "cli/partitions.py": "an operator's command, without a broker",
-    "cli/schema.py": "the same",
+    "cli/schema.py": "an operator's commands, without a broker",
     "testing/database.py": "the file of a test",
     "testing/producer.py": "a publish in the transaction of a test",
     "testing/store.py": "counts the transactions of a test",

@@ -1,4 +1,6 @@
-"""How commands show what they found: as JSON for programs, as tables for people."""
+"""How commands show what they found: as JSON for programs, as tables for people. Names and texts of
+others are shown as they are, and cannot drive the terminal.
+"""
 
 import json
 import math
@@ -11,11 +13,33 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
-from faststream_sqlbroker.cli.console import PlainConsole
 from faststream_sqlbroker.core.overview import Count
+from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import SetupError
+
+
+class PlainConsole(Console):
+    """A console to which text is text: no markup, no emoji codes, no colours of its own, no control
+    characters.
+
+    Args:
+        stderr: Print there and not to stdout.
+        width: Characters of a line; None: what the terminal has.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich does it, for lines as well as cells and titles; U+FFFD stands for what would not
+        be seen.
+        """
+        return super().render_str(visible(text), **options)
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
