@@ -9,10 +9,10 @@ from faststream_sqlbroker.admin.arguments import (
     check_limit,
     destination,
     filter_text,
+    filters_of,
     operator_name,
     text_or_none,
 )
-from faststream_sqlbroker.admin.filters import filters_of
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import flag, name_problem
 from faststream_sqlbroker.core.jobs import (

@@ -1,13 +1,25 @@
-"""Which messages there are."""
+"""Which messages there are: pages, single ones and why they wait, dead letters, those whose outcome
+is not known, and those with a lookup value.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from faststream_sqlbroker.admin.arguments import message_number
-from faststream_sqlbroker.admin.explaining import Explaining
-from faststream_sqlbroker.admin.filters import filters_of
+from faststream_sqlbroker.admin.arguments import (
+    check_limit,
+    filters_of,
+    message_number,
+    operator_name,
+    text_or_none,
+)
+from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.dead_letters import DeadLetters
+from faststream_sqlbroker.core.mirror import MirroredMessage, checked_info
+from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import Explanation
 from faststream_sqlbroker.core.stored import (
     MessageDetail,
     MessagePage,
@@ -18,14 +30,19 @@ from faststream_sqlbroker.core.stored import (
 )
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import PublishError, SetupError
 
+MOST_GROUPS = 1_000
+"""Groups of one answer."""
 MOST_LISTED = 1_000
 """Messages of one page."""
 
 
-class Messages(Explaining):
-    """Lists of messages, and single ones."""
+class Messages(Operations):
+    """Lists of messages, and single ones.
+
+    Those with a lookup value can be found from their publish until they leave the message table.
+    """
 
     async def messages(
         self,
@@ -135,3 +152,177 @@ class Messages(Explaining):
             came_from(message.headers),
             await self._store.messages.progress(number),
         )
+
+    async def explain(self, message_id: int | str) -> Explanation:
+        """Explain why a message is not running, or how it ended.
+
+        It reads one snapshot and counts at most 1 000 messages, so it is cheap at any time and from
+        any process. The answer holds for the moment of the snapshot. docs/howto/operating.md lists
+        the codes.
+
+        Args:
+            message_id: As `publish` returns it; or as text, as in a handler's `message.message_id`.
+
+        Raises:
+            SetupError: `message_id` is not a whole number of 64 bits.
+        """
+        number = message_number(message_id)
+        return (await self._store.explanations.explain(number)).at_place(self._pipelines)
+
+    async def dead_letters(
+        self,
+        *,
+        queue: str | None = None,
+        key: str | None = None,
+        error: str | None = None,
+        reason: str | None = None,
+        fingerprint: str | None = None,
+        since: Duration | datetime | None = None,
+        until: Duration | datetime | None = None,
+        limit: int = 50,
+    ) -> DeadLetters:
+        """The FAILED messages of the archive, grouped by their errors; the largest group first.
+
+        Errors of one type from the same place in the code are one group, whatever their texts say:
+        the place is the function of the last three stack frames. Messages without an error are
+        grouped by their reason. It looks at 20 000 messages at most, the last archived first, and
+        then says until when.
+
+        Dead letters that were moved to a queue (`dead_letter_queue=`) are live messages there:
+        `messages` lists them.
+
+        Args:
+            queue: Only of this queue.
+            key: Only of this key.
+            error: A part of the last error.
+            reason: The whole reason.
+            fingerprint: Only this group.
+            since: Archived at this time or later: an aware datetime, or how long ago.
+            until: Archived before this time.
+            limit: Most groups; 1 to 1 000.
+
+        Raises:
+            SetupError: an argument is not valid, or there is no archive.
+        """
+        if not 1 <= limit <= MOST_GROUPS:
+            raise SetupError(f"limit must be 1 to {MOST_GROUPS}, got {limit!r}")
+        filters = filters_of(
+            has_archive=self._store.messages.has_archive,
+            state=MessageState.FAILED,
+            queue=queue,
+            key=key,
+            error=error,
+            reason=reason,
+            fingerprint=fingerprint,
+            since=since,
+            until=until,
+        )
+        return await self._store.messages.dead_letters(filters, limit)
+
+    async def unknown(self, queue: str | None = None, *, limit: int = 100) -> list[UnknownOutcome]:
+        """Messages whose handler may or may not have run, or may not have finished; oldest first.
+
+        `AckPolicy.ACK_FIRST` removes a message before its handler starts. The message is listed
+        here in three cases: its process sent no heartbeat for `release_stuck_timeout` afterwards;
+        the answer to the COMMIT of the removal was lost although it was committed; or its handler
+        was cancelled or abandoned at the end of `graceful_timeout`. The message itself is in the
+        archive.
+
+        Args:
+            queue: List only messages of this queue.
+            limit: Most messages to return; 1 or more.
+
+        Raises:
+            ValueError: `limit` is less than 1.
+        """
+        check_limit(limit)
+        return await self._store.starts.unknown(queue, limit)
+
+    async def forget_unknown(self, *message_ids: int, by: str | None = None) -> int:
+        """Remove messages from the list of `unknown`, once their outcome was found out.
+
+        Args:
+            message_ids: Those of the messages.
+            by: Who does it, as text, for the `audit`; default the host and the process id.
+
+        Returns:
+            How many of them were on the list.
+
+        Raises:
+            SetupError: `by` is not text.
+        """
+        return await self._changing.starts.forget(message_ids, operator_name(by))
+
+    async def count_mirrored(self, *, lookup: str | None = None, info: str | None = None) -> int:
+        """How many live messages were published with this lookup value and have this info.
+
+        Without `lookup` the records of all lookup values are read.
+
+        Args:
+            lookup: The lookup value; None: any.
+            info: The whole info text; None: any.
+
+        Raises:
+            ValueError: `lookup` is no lookup value, or `info` no info text.
+        """
+        return await self._store.mirror.count(_lookup(lookup), _info(info))
+
+    async def mirrored(
+        self, *, lookup: str | None = None, info: str | None = None, limit: int = 100
+    ) -> list[MirroredMessage]:
+        """These messages, by id, with their headers and bodies.
+
+        Args:
+            lookup: As of `count_mirrored`.
+            info: As of `count_mirrored`.
+            limit: Most messages to return; 1 or more.
+
+        Raises:
+            ValueError: an argument is not valid.
+        """
+        check_limit(limit)
+        return await self._store.mirror.find(_lookup(lookup), _info(info), limit)
+
+    async def set_info(
+        self,
+        lookup: str,
+        info: str | None,
+        *,
+        id: int | None = None,  # noqa: A002
+        by: str | None = None,
+    ) -> int:
+        """Replace the info of the live messages with this lookup value, also while they run.
+
+        Args:
+            lookup: The lookup value.
+            info: The new text, at most 1,000 characters; None: none.
+            id: Only of the message with this id.
+            by: Who does it, as text, for the `audit`. Without it the audit has no entry: handlers
+                may set the info of each message.
+
+        Returns:
+            Of how many messages.
+
+        Raises:
+            ValueError: an argument is not valid.
+            SetupError: `by` is not text.
+        """
+        found = _lookup(lookup)
+        if found is None:
+            raise ValueError("set_info needs a lookup value, got None")
+        text = _info(info)
+        return await self._changing.mirror.set_info(found, id, text, text_or_none("by", by))
+
+
+def _lookup(value: str | None) -> str | None:
+    if value is not None and (problem := name_problem(value)) is not None:
+        msg = f"{short(value)} cannot be a lookup value: {problem}"
+        raise ValueError(msg)
+    return value
+
+
+def _info(value: str | None) -> str | None:
+    try:
+        return checked_info(value)
+    except PublishError as error:
+        raise ValueError(str(error)) from None

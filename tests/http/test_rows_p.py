@@ -16,7 +16,7 @@ from faststream.redis import RedisBroker
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.admin import diagnosis
+from faststream_sqlbroker.admin import health
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.http import HttpApp
 from faststream_sqlbroker.schema.migrate import HEAD
@@ -178,9 +178,9 @@ async def test_p15_a_part_that_hangs_or_fails_stays_alone(
 ) -> None:
     """P15: each part is bounded in time, and fails by itself."""
     # The limit is short for the one that hangs: the others may need longer on a busy machine.
-    part = diagnosis._part
+    part = health._part
     monkeypatch.setattr(
-        diagnosis,
+        health,
         "_part",
         lambda name, look, limit: part(name, look, limit if name == "database" else LONG),
     )

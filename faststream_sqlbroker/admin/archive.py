@@ -1,4 +1,4 @@
-"""Removing old messages from the archive."""
+"""The archive: old messages are removed, and partitions are added."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from faststream_sqlbroker.database.retention import Pruner
 from faststream_sqlbroker.exceptions import SetupError
 
 
-class ArchivePruning(Operations):
-    """`prune`."""
+class Archive(Operations):
+    """Old messages and partitions of the archive."""
 
     async def prune(
         self, retention: Retention, *, dry_run: bool = False, by: str | None = None
@@ -49,6 +49,33 @@ class ArchivePruning(Operations):
         pruned = await pruner.prune()
         await rows.note_pruned(begun, pruned)
         return pruned
+
+    async def add_partitions(self, *, by: str | None = None) -> list[str]:
+        """Make the partitions that are missing of the current period and of the next four.
+
+        A started broker of the archive's owner does so once an hour, without an entry of the audit.
+
+        Args:
+            by: Who does it, as text, for the `audit`; default the host and the process id.
+
+        Returns:
+            The names of those that were made.
+
+        Raises:
+            SetupError: the archive has no `archive_partitions`, or `by` is not text.
+            AccessError: the user is not the archive's owner.
+            SchemaError: the archive in the database is not partitioned yet.
+        """
+        if not self._store.partitions.there:
+            raise SetupError(
+                'the archive has no partitions: SqlBrokerSchemaConfig(archive_partitions="week") '
+                "names them (PostgreSQL only)"
+            )
+        made = []
+        who = operator_name(by)
+        while name := await self._changing.partitions.add(who):
+            made.append(name)
+        return made
 
 
 def _given(retention: Retention) -> dict[str, Any]:
