@@ -58,8 +58,8 @@ class SqlBrokerServing:
         self._serving_ended = False
         if health_port is not None:
             host, port = probe_address(health_port)
-            http = _http()
-            self._probes = http.ProbeServer(http.probe_app(self._service(http)), host, port)
+            http, server = _http()
+            self._probes = server.ProbeServer(http.probe_app(self._service(http)), host, port)
 
     def asgi(
         self,
@@ -108,7 +108,7 @@ class SqlBrokerServing:
             SetupError: there is no authentication, or an option is not valid.
             MissingExtraError: the extra is not installed.
         """
-        http = _http()
+        http, _ = _http()
         options = http.HttpOptions(
             max_body=max_body,
             body_timeout=body_timeout,
@@ -133,7 +133,7 @@ class SqlBrokerServing:
         **options: Any,
     ) -> "HttpApp":
         """The application of `sqlbroker serve`, whose process handles no messages."""
-        http = _http()
+        http, _ = _http()
         service = self._service(http, alone=True, channels=channels, queues=queues)
         app: HttpApp = http.HttpApp(service, auth, http.HttpOptions(**options))
         return app
@@ -316,18 +316,18 @@ def probe_address(value: int | str) -> tuple[str, int]:
     return host or EVERYWHERE, port
 
 
-def _http() -> Any:
-    """The names of the package `http` that are needed here.
+def _http() -> tuple[Any, Any]:
+    """The application and the server of the package `http`.
 
     Raises:
         MissingExtraError: the extra is not installed.
     """
     try:
-        from faststream_sqlbroker.http import parts  # noqa: PLC0415 - an extra
+        from faststream_sqlbroker.http import app, server  # noqa: PLC0415 - an extra
     except ImportError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in {"uvicorn", "jinja2"}:
             raise
         msg = f"HTTP needs '{missing}', which is not installed: pip install 'sqlbroker[http]'"
         raise MissingExtraError(msg) from error
-    return parts
+    return app, server

@@ -35,8 +35,7 @@ def listening(
     """
     import uvicorn  # noqa: PLC0415 - an extra
 
-    from faststream_sqlbroker.http.protocol import LimitedProtocol  # noqa: PLC0415 - an extra
-    from faststream_sqlbroker.http.server import bound  # noqa: PLC0415 - an extra
+    from faststream_sqlbroker.http.server import LimitedProtocol, bound  # noqa: PLC0415 - as above
 
     # The peer's address must be the true one: it decides whether a header is trusted.
     config = uvicorn.Config(

@@ -9,8 +9,7 @@ try:
     from faststream_sqlbroker.core.channels import Channel, Channels, Consumer
     from faststream_sqlbroker.core.queue_api import Queues, QueueTokens
     from faststream_sqlbroker.http.app import HttpApp
-    from faststream_sqlbroker.http.basic import BasicAuth, Login
-    from faststream_sqlbroker.http.passwords import hash_password
+    from faststream_sqlbroker.http.basic import BasicAuth, Login, hash_password
     from faststream_sqlbroker.http.proxies import ProxyAuth
     from faststream_sqlbroker.http.users import Role, User
 except ImportError as error:

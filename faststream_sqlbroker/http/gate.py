@@ -13,8 +13,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.failures import Failures, RightTokens
-from faststream_sqlbroker.http.lockout import LockedOut, Look, are_random
+from faststream_sqlbroker.http.lockout import Failures, LockedOut, Look, RightTokens, are_random
 from faststream_sqlbroker.http.proxies import Network, is_of, parsed_address, peer
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.users import Authentication, Role, User, role_of

@@ -1,22 +1,26 @@
-"""The producer of a broker under test: a publish delivers, too."""
+"""The producer of a broker under test: a publish delivers, too, and the reply to a request is there
+when the first attempt has ended.
+"""
 
+import asyncio
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from faststream.exceptions import SubscriberNotFound
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
-from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.flow.publish import Publisher
+from faststream_sqlbroker.flow.shielded import ShieldedCalls
+from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, ReplyAddress, Requests
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from faststream_sqlbroker.database.store import Store
     from faststream_sqlbroker.flow.publish_limits import PublishLimits
-    from faststream_sqlbroker.flow.tasks.requests import Requests
     from faststream_sqlbroker.response import SqlBrokerPublishCommand
     from faststream_sqlbroker.testing.pump import Pump
     from faststream_sqlbroker.testing.transactions import HeldPublishes
@@ -26,7 +30,7 @@ class FakeProducer(SqlBrokerProducer):
     """Encodes, checks and writes as ever; then the handlers run."""
 
     def __init__(
-        self, publisher: "FakePublisher", requests: "Requests", pump: "Pump", **options: Any
+        self, publisher: "FakePublisher", requests: Requests, pump: "Pump", **options: Any
     ) -> None:
         """`options` are those of `SqlBrokerProducer`."""
         super().__init__(publisher, requests, **options)
@@ -46,7 +50,7 @@ class FakeProducer(SqlBrokerProducer):
         return message_id
 
     @override
-    async def publish_batch(self, cmd: "SqlBrokerPublishCommand") -> "list[int | None]":
+    async def publish_batch(self, cmd: "SqlBrokerPublishCommand") -> list[int | None]:
         """Write all bodies, and run their first attempts, as `publish`."""
         ids = await super().publish_batch(cmd)
         if cmd.connection is None and any(ids):
@@ -81,8 +85,8 @@ class FakePublisher(Publisher):
 
     @override
     async def _write(
-        self, rows: "Sequence[NewMessage]", *, connection: Any = None
-    ) -> "list[int | None]":
+        self, rows: Sequence[NewMessage], *, connection: Any = None
+    ) -> list[int | None]:
         if connection is None or not rows:
             return await super()._write(rows, connection=None)
         plain: Any = connection
@@ -104,7 +108,7 @@ class FakePublisher(Publisher):
     def _is_ours(self, connection: Connection) -> bool:
         return self._given is not None and connection.engine.pool is self._given.pool
 
-    async def _reserve(self, rows: "Sequence[NewMessage]") -> "list[int | None]":
+    async def _reserve(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """The ids that `rows` will have: written, with all checks, and removed again."""
         async with self._pump.unclaimed():
             ids = await self._store.insert(rows)
@@ -119,7 +123,7 @@ class FakePublisher(Publisher):
         await self._pump.published(list(told.values()), self.table)
 
     @override
-    def _write_sync(self, rows: "Sequence[NewMessage]", *, connection: Any) -> "list[int | None]":
+    def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
         """The ids of what is held back are negative: without an event loop none can be had from the
         database.
         """
@@ -134,3 +138,73 @@ class FakePublisher(Publisher):
         kept = [(-next(self._negative), row) for row in rows]
         self._held.hold(plain, lambda: self._insert(kept))
         return [message_id for message_id, _ in kept]
+
+
+class TestRequests(Requests):
+    """Asks as ever; no loop looks for the reply, as the handler runs before it is read."""
+
+    __test__ = False
+
+    def __init__(self, publisher: "FakePublisher", pump: "Pump", **parts: Any) -> None:
+        """`parts` are those of `Requests`."""
+        super().__init__(publisher=publisher, **parts)
+        self._table = publisher.table
+        self._pump = pump
+        self._shielded = ShieldedCalls()
+
+    @override
+    async def ask(
+        self, row: NewMessage, address: ReplyAddress, correlation_id: str | None, timeout: float
+    ) -> ClaimedMessage:
+        """As `Requests.ask`; a later attempt than the first one is not waited for.
+
+        Raises:
+            Exception: what the handler has raised, after its outcome was written.
+            SubscriberNotFound: no subscriber under test has the queue; nothing is written.
+            TimeoutError: the first attempt has not ended within `timeout` seconds of real time, or
+                it has sent no reply.
+        """
+        self._refuse_own_transaction()
+        if not self._pump.is_consumed(row.queue):
+            raise SubscriberNotFound(f"no subscriber of this test has the queue {row.queue!r}")
+        limit = asyncio.timeout(timeout)
+        ids: list[int | None] = []
+
+        async def publish() -> None:
+            ids.extend(await self._publisher.publish([row]))
+
+        try:
+            async with limit:
+                await self._shielded.run(publish())
+                await self._pump.published(ids, self._table)
+        except asyncio.CancelledError:
+            await self._withdraw(ids)
+            raise
+        except TimeoutError as error:
+            if limit.expired():
+                await self._withdraw(ids)
+            if not limit.expired():
+                raise  # the handler's own
+            msg = f"no reply to the request to queue {row.queue!r} within {timeout} s"
+            raise TimeoutError(msg) from error
+        # Those of other requests, which run at the same time, stay for them.
+        for reply in await self._store.replies.read(address.queue):
+            if _is_for(reply, address, correlation_id):
+                await self._store.replies.remove([reply.id])
+                reply.claimed_monotonic = self._clock.monotonic()
+                return reply
+        raise TimeoutError(
+            f"no reply to the request to queue {row.queue!r}: its first attempt has sent none, or "
+            "has not begun; under TestSqlBroker no later one is waited for"
+        )
+
+    async def _withdraw(self, ids: Sequence[int | None]) -> None:
+        """Remove a request that is over: in the time of the test it would not expire."""
+        await self._pump.database.remove(self._table, [i for i in ids if i is not None])
+
+
+def _is_for(reply: ClaimedMessage, address: ReplyAddress, correlation_id: str | None) -> bool:
+    reply_id = reply.headers.get(REPLY_ID)
+    if reply_id is None:
+        return correlation_id == reply.headers.get("correlation_id")
+    return bool(reply_id == address.id)

@@ -9,7 +9,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker import MaxDepth, Retention, SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.broker.scheduling import ScheduleOptions
-from faststream_sqlbroker.config import ServiceConfig, json_schema, models, objects
+from faststream_sqlbroker.config import ServiceConfig, json_schema, models
 from faststream_sqlbroker.config.fields import Section
 from faststream_sqlbroker.core import retry
 from faststream_sqlbroker.core.policies import Policy
@@ -68,7 +68,7 @@ def test_users_have_the_options_of_the_http_package() -> None:
 def test_each_policy_and_each_strategy_has_a_key() -> None:
     definitions = json_schema()["$defs"]
     assert set(definitions["Policy"]["properties"]) == {
-        objects.key_of(kind) for kind in get_args(Policy)
+        models.key_of(kind) for kind in get_args(Policy)
     }
     strategies = {
         kind
@@ -76,16 +76,16 @@ def test_each_policy_and_each_strategy_has_a_key() -> None:
         if isinstance(kind, type) and kind.__name__.endswith("Strategy")
     }
     assert set(definitions["RetryStrategy"]["properties"]) == {
-        objects.key_of(kind) for kind in strategies
+        models.key_of(kind) for kind in strategies
     }
-    assert objects.key_of(retry.ConstantWithJitterRetryStrategy) == "constant_with_jitter"
+    assert models.key_of(retry.ConstantWithJitterRetryStrategy) == "constant_with_jitter"
 
 
 @pytest.mark.parametrize(
     "kind",
     [
         *get_args(Policy),
-        *objects.STRATEGIES,
+        *models.STRATEGIES,
         Retention,
         MaxDepth,
         SqlBrokerSchemaConfig,

@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.cli.listening import listening
-from faststream_sqlbroker.http import protocol
+from faststream_sqlbroker.http import server as module
 from faststream_sqlbroker.http.server import InnerServer
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
@@ -206,8 +206,8 @@ async def test_no_header_is_added(site: Site) -> None:
 
 @pytest.mark.attack("a head, or a body of a refused request, that never ends", "closed in 10 s")
 async def test_slow_requests_are_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = partial(monkeypatch.setattr, protocol, "HEAD_TIMEOUT", 0.1)
-    answered = protocol.LimitedProtocol.on_response_complete
+    short = partial(monkeypatch.setattr, module, "HEAD_TIMEOUT", 0.1)
+    answered = module.LimitedProtocol.on_response_complete
 
     def answered_once(connection: Any) -> None:
         # Not before: a busy machine may need longer for a head that is sent at once.
@@ -215,20 +215,20 @@ async def test_slow_requests_are_closed(site: Site, monkeypatch: pytest.MonkeyPa
         answered(connection)
 
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "HEAD_TIMEOUT", 0.1)
+        patch.setattr(module, "HEAD_TIMEOUT", 0.1)
         assert await site.raw(b"GET /health/live HTTP/1.1\r\nX-Slow: ") == b""
-    monkeypatch.setattr(protocol.LimitedProtocol, "on_response_complete", answered_once)
+    monkeypatch.setattr(module.LimitedProtocol, "on_response_complete", answered_once)
     begun = b"PUT /channel/a HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
     assert (await site.raw(begun, b"x")).startswith(b"HTTP/1.1 401")
     # The second request of a connection, too.
-    monkeypatch.setattr(protocol, "HEAD_TIMEOUT", LONG)
+    monkeypatch.setattr(module, "HEAD_TIMEOUT", LONG)
     first = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
     assert (await site.raw(first, b"GET / HT")).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.attack("a client that does not read its answer", "closed in 30 s")
 async def test_slow_readers_are_closed(broker: SqlBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "READ_TIMEOUT", 0.2)
+    monkeypatch.setattr(module, "READ_TIMEOUT", 0.2)
     ended = asyncio.Event()
 
     async def endless(_scope: Any, _receive: Any, send: Any) -> None:

@@ -29,12 +29,18 @@ from faststream_sqlbroker.http import (
     hash_password,
 )
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.basic import credentials
+from faststream_sqlbroker.http.basic import COST, StoredPassword, credentials, stored_password
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.failures import MOST_KNOWN, WINDOW, Failures, RightTokens
 from faststream_sqlbroker.http.gate import NO_USER, WRONG
-from faststream_sqlbroker.http.lockout import HELD, LOOKS, LockedOut
-from faststream_sqlbroker.http.passwords import COST, StoredPassword, stored_password
+from faststream_sqlbroker.http.lockout import (
+    HELD,
+    LOOKS,
+    MOST_KNOWN,
+    WINDOW,
+    Failures,
+    LockedOut,
+    RightTokens,
+)
 from tests.faststream.conftest import Heard
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite

@@ -1,10 +1,32 @@
-"""What operators do on the pages; each goes to the audit under the user's name."""
+"""What operators do on the pages; each goes to the audit under the user's name. Actions on many
+messages are first a dry run, then what it has counted, by a job.
+"""
 
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from time import time
 from typing import Any
 
+from faststream_sqlbroker.core.jobs import Job, job_info, job_of
 from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.dashboard.asked import Asked, Done, decimal, moment_or_age, whole
+from faststream_sqlbroker.http.csrf import Csrf
+from faststream_sqlbroker.http.dashboard.asked import (
+    Asked,
+    Done,
+    Shown,
+    decimal,
+    given_filter,
+    moment_or_age,
+    search_of,
+    whole,
+)
 from faststream_sqlbroker.http.dashboard.rendering import query_text
 
 
@@ -121,3 +143,115 @@ async def forget_schedule(asked: Asked) -> Done:
 def rate_of(asked: Asked) -> float | None:
     """Most messages a second of a bulk action."""
     return decimal(asked.sent("rate"), "rate")
+
+
+LIFE = 900.0
+"""Seconds for which a dry run can be confirmed."""
+Log = Callable[..., None]
+
+
+class Bulk:
+    """Plans, begins and follows jobs."""
+
+    def __init__(self, csrf: Csrf, log: Log) -> None:
+        """Plans are signed by `csrf`: they come back from the browser."""
+        self._csrf = csrf
+        self._log = log
+        self._running: set[asyncio.Task[Any]] = set()
+        self._used: dict[str, float] = {}
+        """The signatures of plans that were begun here, each with the time when it expires."""
+
+    async def plan(self, asked: Asked) -> Shown:
+        """Count what an action would change; nothing is changed."""
+        fields = given_filter(asked.sent)
+        job = await _planned(asked, asked.needed("action"), search_of(fields, asked.settings))
+        text = json.dumps({"job": job_info(job), "made_at": time()}, sort_keys=True)
+        values = {"job": job, "plan": text, "signature": self._signature(asked, text)}
+        return Shown("plan.html", {**values, "search": fields})
+
+    async def begin(self, asked: Asked) -> Done:
+        """Run what a dry run of this user has counted.
+
+        Raises:
+            Problem: it is not what the dry run has made (400), is older than 15 minutes, or was
+                begun in this process before (409).
+        """
+        text = asked.needed("plan")
+        signature = asked.needed("signature")
+        if not self._csrf.is_signed(signature, asked.user.name, text):
+            raise Problem(400, "this is not a plan that a dry run has made here: do it again")
+        plan = json.loads(text)
+        self._use(signature, plan["made_at"])
+        # What comes back is what was counted, up to the last message that was there then.
+        job = replace(job_of("", from_microseconds(0), plan["job"]), created_at=None)
+        begun = await asked.admin.run_job(job, wait=False)
+        return self._followed(asked, begun.id, "begun")
+
+    async def stop(self, asked: Asked) -> Done:
+        """Let a job rest."""
+        found = await asked.admin.stop_job(_id(asked), by=asked.user.name)
+        return Done(f"/ui/jobs/{found.id}", "stopped")
+
+    async def resume(self, asked: Asked) -> Done:
+        """Let it go on."""
+        found = await asked.admin.resume_job(_id(asked), wait=False, by=asked.user.name)
+        return self._followed(asked, found.id, "goes_on")
+
+    async def undo(self, asked: Asked) -> Done:
+        """Take back what it has done."""
+        found = await asked.admin.undo(_id(asked), wait=False, by=asked.user.name)
+        return self._followed(asked, found.id, "undoing")
+
+    def _use(self, signature: str, made_at: float) -> None:
+        """Refuse a second click, and a page that was left open."""
+        now = time()
+        if now - made_at > LIFE:
+            raise Problem(409, "the dry run is older than 15 minutes: do it again")
+        if signature in self._used:
+            raise Problem(409, "this dry run was confirmed before: its job is in the list of jobs")
+        # Before anything is awaited: two requests at once must not both pass. Also if the job then
+        # fails to begin: it may be stored all the same.
+        self._used = {each: end for each, end in self._used.items() if end > now}
+        self._used[signature] = made_at + LIFE
+
+    def _signature(self, asked: Asked, text: str) -> str:
+        return self._csrf.signature(asked.user.name, text)
+
+    def _followed(self, asked: Asked, job_id: str, note: str) -> Done:
+        """Work on the job here, too: it may be that no other process has a subscriber."""
+        # The event loop holds tasks weakly: without the set it could vanish half-way.
+        task = asyncio.create_task(self._work(asked.admin.wait_for_job(job_id)))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return Done(f"/ui/jobs/{job_id}", note)
+
+    async def _work(self, work: Awaitable[Job]) -> None:
+        try:
+            await work
+        except SqlBrokerError as error:
+            # It is stored: other processes go on with it.
+            self._log(logging.WARNING, f"HTTP: a job does not go on in this process: {error}")
+
+
+async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
+    admin = asked.admin
+    to = asked.sent("to")
+    options: dict[str, Any] = {"rate": rate_of(asked), "by": asked.user.name, "dry_run": True}
+    if action == "redrive":
+        # It looks into the archive anyway, and takes no such argument.
+        search.pop("archived", None)
+        return await admin.redrive(**search, to=to, **options)
+    if "archived" in search:
+        raise Problem(400, "only a redrive takes archived messages: search without the archive")
+    if action == "cancel":
+        return await admin.bulk_cancel(reason=asked.sent("why"), **search, **options)
+    if action == "retry":
+        return await admin.bulk_retry(**search, **options)
+    if action == "move":
+        return await admin.bulk_move(asked.needed("to"), **search, **options)
+    raise Problem(400, f"action must be redrive, cancel, retry or move, got {short(action)}")
+
+
+def _id(asked: Asked) -> str:
+    job_id: str = asked.request.path_params["job"]
+    return job_id

@@ -1,4 +1,6 @@
-"""What a page or an action gets, and what it answers with."""
+"""What a page or an action gets, what it answers with, and the search for messages, as an address
+and a form have it.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 
 from faststream_sqlbroker.core.overview import JobCounts
+from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
@@ -176,3 +179,55 @@ def decimal(text: str | None, name: str) -> float | None:
         return float(text)
     except ValueError:
         raise Problem(400, f"{name} must be a number, got {short(text)}") from None
+
+
+SEARCH_FIELDS = (
+    "queue",
+    "state",
+    "key",
+    "error",
+    "reason",
+    "fingerprint",
+    "header",
+    "value",
+    "since",
+    "until",
+    "archived",
+)
+"""Their names."""
+STATES = tuple(state.name for state in MessageState)
+_TEXTS = ("queue", "state", "key", "error", "reason", "fingerprint")
+
+
+def given_filter(given: Callable[[str], str | None]) -> dict[str, str]:
+    """What was filled in, by the names of the fields; `given` reads a field."""
+    return {name: value for name in SEARCH_FIELDS if (value := given(name)) is not None}
+
+
+def search_of(fields: Mapping[str, str], settings: Settings) -> dict[str, Any]:
+    """The arguments of `admin.messages`.
+
+    Raises:
+        Problem: the name of a header and its value do not come together (400), or headers are
+            hidden (403): who may search by them can guess them.
+    """
+    if not settings.bodies and {"header", "value"} & fields.keys():
+        raise Problem(403, "headers are hidden here, so there is no search by them")
+    found: dict[str, Any] = {name: fields[name] for name in _TEXTS if name in fields}
+    for name in ("since", "until"):
+        if name in fields:
+            found[name] = moment_or_age(fields[name])
+    if ("header" in fields) != ("value" in fields):
+        raise Problem(400, "a search by a header needs its name and its value")
+    if "header" in fields:
+        found["headers"] = {fields["header"]: fields["value"]}
+    if is_archived(fields):
+        found["archived"] = True
+    return found
+
+
+def is_archived(fields: Mapping[str, str]) -> bool:
+    """Whether the search looks into the archive."""
+    state = fields.get("state", "").upper()
+    ended = state in {each.name for each in ARCHIVED_STATES}
+    return ended or bool({"archived", "reason", "fingerprint"} & fields.keys())

@@ -12,11 +12,11 @@ from starlette.responses import Response
 from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.dashboard.drawing import spark_points
 from faststream_sqlbroker.http.dashboard.rendering import (
     count_text,
     length_text,
     rate_text,
+    spark_points,
     status_text,
 )
 from faststream_sqlbroker.http.dashboard.shared import PERIOD, REST

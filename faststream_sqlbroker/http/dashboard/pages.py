@@ -7,14 +7,15 @@ from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.status import error_text
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.dashboard.asked import Asked, Shown
-from faststream_sqlbroker.http.dashboard.drawing import boxes
-from faststream_sqlbroker.http.dashboard.filters import (
+from faststream_sqlbroker.http.dashboard.asked import (
     STATES,
+    Asked,
+    Shown,
     given_filter,
     is_archived,
     search_of,
 )
+from faststream_sqlbroker.http.dashboard.rendering import boxes
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.http.dashboard.live import Live

@@ -1,8 +1,11 @@
-"""Templates become pages: everything that they show is escaped."""
+"""Templates become pages: everything that they show is escaped. With the words of the pages, and
+the positions of what they draw as SVG.
+"""
 
 import json
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from faststream_sqlbroker.core.overview import Count, QueueOverview
-from faststream_sqlbroker.http.dashboard.drawing import spark_points
-from faststream_sqlbroker.http.dashboard.words import plain_schedule
+from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.stored import StoredMessage
 
 LONGEST_BODY = 100_000
 """Characters of a body that a page shows."""
@@ -126,3 +129,94 @@ def _indented(body: Any) -> str:
 def query_text(values: Mapping[str, Any]) -> str:
     """Parameters of an address, without those that are None or empty."""
     return urlencode({name: value for name, value in values.items() if value not in {None, ""}})
+
+
+MENU = (
+    ("/", "Overview", "o"),
+    ("/ui/queues", "Queues", "q"),
+    ("/ui/messages", "Messages", "m"),
+    ("/ui/dead-letters", "Dead letters", "d"),
+    ("/ui/schedules", "Schedules", "s"),
+    ("/ui/policies", "Policies", "p"),
+    ("/ui/locks", "Locks", "l"),
+    ("/ui/workers", "Workers", "w"),
+    ("/ui/channels", "Pull consumers", "c"),
+    ("/ui/mirror", "Lookup", "f"),
+    ("/ui/jobs", "Bulk jobs", "j"),
+    ("/ui/audit", "Audit", "a"),
+    ("/ui/verify", "Verify", "v"),
+)
+"""The pages of the menu: address, name, and the key that follows `g`."""
+FOR_ADMINS = (("/ui/diagnosis", "Diagnosis", "i"),)
+"""Those that only administrators may see."""
+_SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
+
+
+def plain_schedule(expression: str) -> str:
+    """When a cron expression fires, in words; the expression itself without the extra `schedule`.
+
+    The table may hold what another program has written, so nothing is raised.
+    """
+    # Without the extra, too: a dashboard must not need what only declares schedules.
+    try:
+        from cronsim import CronSim  # noqa: PLC0415 - an extra
+
+        return str(CronSim(expression, _SOME_DAY).explain())
+    except Exception:  # noqa: BLE001 - cronsim raises errors of several kinds for odd texts
+        return expression
+
+
+WIDTH = 120
+"""Of a sparkline, in its own units."""
+HEIGHT = 24
+"""Of it, too."""
+
+
+def spark_points(values: Sequence[int]) -> str:
+    """The points of a polyline that shows `values` from left to right."""
+    if not values:
+        return ""
+    highest = max(*values, 1)
+    step = WIDTH / max(len(values) - 1, 1)
+    return " ".join(
+        f"{n * step:.1f},{HEIGHT - 1 - (HEIGHT - 2) * value / highest:.1f}"
+        for n, value in enumerate(values)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A state in the diagram of a message."""
+
+    state: str
+    x: int
+    y: int
+    at: datetime | None
+    """When the message came to it, as far as its row tells."""
+    current: bool
+
+
+_PLACES = {
+    MessageState.PENDING: (10, 80),
+    MessageState.PROCESSING: (240, 80),
+    MessageState.RETRYABLE: (240, 190),
+    MessageState.COMPLETED: (470, 10),
+    MessageState.FAILED: (470, 80),
+    MessageState.DISCARDED: (470, 150),
+}
+
+
+def boxes(message: StoredMessage) -> list[Box]:
+    """The states, with the times that the row of `message` has of them."""
+    retried = message.last_attempt_at if message.state is MessageState.RETRYABLE else None
+    times = {
+        MessageState.PENDING: message.created_at,
+        MessageState.PROCESSING: message.acquired_at,
+        MessageState.RETRYABLE: retried,
+    }
+    if message.archived_at is not None:
+        times[message.state] = message.archived_at
+    return [
+        Box(state.name, x, y, times.get(state), state is message.state)
+        for state, (x, y) in _PLACES.items()
+    ]

@@ -12,13 +12,12 @@ from starlette.staticfiles import StaticFiles
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.dashboard import actions, checks, fleet, pages
+from faststream_sqlbroker.http.dashboard import actions, fleet, pages
+from faststream_sqlbroker.http.dashboard.actions import Bulk
 from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Done, Settings, Shown
-from faststream_sqlbroker.http.dashboard.bulk import Bulk
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
-from faststream_sqlbroker.http.dashboard.rendering import environment
+from faststream_sqlbroker.http.dashboard.rendering import FOR_ADMINS, MENU, environment
 from faststream_sqlbroker.http.dashboard.shared import Answers, lately_of
-from faststream_sqlbroker.http.dashboard.words import FOR_ADMINS, MENU
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import told_problem, unknown_problem
@@ -41,9 +40,9 @@ PAGES: Mapping[str, Page] = {
     "/ui/locks": fleet.locks,
     "/ui/workers": fleet.workers,
     "/ui/channels": fleet.channels,
-    "/ui/mirror": checks.mirror,
-    "/ui/verify": checks.verify,
-    "/ui/diagnosis": checks.diagnosis,
+    "/ui/mirror": fleet.mirror,
+    "/ui/verify": fleet.verify,
+    "/ui/diagnosis": fleet.diagnosis,
     "/ui/jobs": fleet.jobs,
     "/ui/jobs/{job}": fleet.job,
     "/ui/audit": fleet.audit,
@@ -113,7 +112,7 @@ class DashboardRoutes:
 
     async def _found(self, asked: Asked, page: Page) -> Shown:
         """What a page shows: anew for who opens it, shared by all whose open pages refresh."""
-        if page is checks.verify:
+        if page is fleet.verify:
             return await page(asked, self._live)  # It reads only what its user asks for.
         query = sorted(
             each for each in asked.request.query_params.multi_items() if each[0] != "note"

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.exceptions import LockLostError
-from faststream_sqlbroker.http.dashboard import bulk
+from faststream_sqlbroker.http.dashboard import actions
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.dashboard.conftest import fill, hidden, post, token_of
@@ -173,7 +173,7 @@ async def test_a_dry_run_that_was_left_open_cannot_be_confirmed(
     await broker.publish({}, "a", delay="1h")
     answer = await post(web, "/ui/plan", OLA, action="retry", queue="a")
     plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
-    monkeypatch.setattr(bulk, "LIFE", -60.0)
+    monkeypatch.setattr(actions, "LIFE", -60.0)
     late = await post(web, "/ui/begin", OLA, **plan)
     assert late.status_code == 409
     assert "older than 15 minutes" in late.text

@@ -12,7 +12,7 @@ from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.core.channels import Channels
 from faststream_sqlbroker.core.policies import Window
 from faststream_sqlbroker.core.stored import StoredMessage
-from faststream_sqlbroker.http.dashboard import checks, routes
+from faststream_sqlbroker.http.dashboard import fleet, routes
 from faststream_sqlbroker.http.dashboard.rendering import LONGEST_BODY, body_text, environment
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.dashboard.conftest import EVIL, PAGES, fill, hidden, post, token_of
@@ -290,7 +290,7 @@ async def test_verify_goes_on_where_it_ended_and_tells_what_is_wrong(
     page = await read(web, "/ui/verify?run=on", "vic")
     assert "1 retry_without_attempt: it is RETRYABLE, but had no attempt" in page.text
     assert str(numbers[2]) in page.text
-    monkeypatch.setattr(checks, "MOST_ROWS", 1)
+    monkeypatch.setattr(fleet, "MOST_ROWS", 1)
     path: str | None = "/ui/verify?run=on"
     found = ""
     for _ in range(20):
