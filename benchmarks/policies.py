@@ -24,7 +24,7 @@ from faststream_sqlbroker import (
     Window,
 )
 from faststream_sqlbroker.core.policies import Policy
-from faststream_sqlbroker.subscriber.pipeline.choice import GENERIC, VARIABLE
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import GENERIC, VARIABLE
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from benchmarks.compare import Comparison, Reading, Round, Suite, alone, over
 from benchmarks.harness import Variant
-from faststream_sqlbroker.subscriber.pipeline.choice import COMPILED
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import COMPILED
 
 PROGRAM = (sys.executable, "-m", "benchmarks.policies")
 PROCESSES = (sys.executable, "-m", "benchmarks.processes")

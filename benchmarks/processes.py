@@ -15,7 +15,7 @@ from benchmarks.ours import DEADLINE, QUEUE, check_rows, engine_of, subscriber_o
 from benchmarks.policies import WORKS, subscribe
 from benchmarks.server import server_cpu
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.subscriber.pipeline.choice import GENERIC, VARIABLE
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import GENERIC, VARIABLE
 
 PATIENCE = 60.0
 """Seconds for processes to start, and to stop."""

@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from faststream_sqlbroker.broker import broker
 from faststream_sqlbroker.broker.engine import through_pgbouncer
-from faststream_sqlbroker.database import server as database_server
+from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.testing import clock
 from tests import garbage, quick_tables, scheduling
@@ -282,8 +282,12 @@ def _kept_tables(_quick_tables: QuickTables) -> KeptTables:
 @pytest.fixture(scope="session", autouse=True)
 def _quick_tables() -> Iterator[QuickTables]:
     quick = QuickTables()
+
+    async def create_tables(server: Any) -> None:
+        await server._database.run(lambda connection: quick(connection, server._tables))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database_server, "create_all", quick)
+        patch.setattr(DatabaseServer, "create_tables", create_tables)
         patch.setattr(broker, "build_tables", quick_tables.built)
         # Our commands have a hundred options, which each test of a command would build.
         patch.setattr(typer.testing, "_get_command", cache(typer.main.get_command))

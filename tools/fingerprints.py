@@ -2,9 +2,9 @@
 
 python -m tools.fingerprints
 
-They are of the installed FastStream and FastDepends. A digest belongs into
-faststream_sqlbroker/subscriber/pipeline/known.py once its function was read, and does what the
-compiled pipeline does in its place.
+They are of the installed FastStream and FastDepends. A digest belongs into `KNOWN` of
+faststream_sqlbroker/subscriber/pipeline/fingerprints.py once its function was read, and does what
+the compiled pipeline does in its place.
 """
 
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import digests

@@ -1,10 +1,10 @@
 """Operations for people who run the broker: one file a subject."""
 
 from faststream_sqlbroker.admin.admin import Admin
-from faststream_sqlbroker.core.dead_letters import DeadLetterGroup, DeadLetters
-from faststream_sqlbroker.core.diagnosis import Diagnosis, DiagnosisPart
 from faststream_sqlbroker.core.health import (
     DatabaseHealth,
+    Diagnosis,
+    DiagnosisPart,
     Health,
     OpenTransaction,
     ProcessHealth,
@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.health import (
 )
 from faststream_sqlbroker.core.jobs import Failure, Job
 from faststream_sqlbroker.core.mirror import MirroredMessage
-from faststream_sqlbroker.core.overview import Count, QueueOverview
+from faststream_sqlbroker.core.overview import Count, DeadLetterGroup, DeadLetters, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
 from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.rows import UnknownOutcome

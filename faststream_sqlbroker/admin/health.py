@@ -15,8 +15,14 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.admin.arguments import LONGEST_AGE, check_limit
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.diagnosis import Diagnosis, DiagnosisPart
-from faststream_sqlbroker.core.health import OLD_TRANSACTION, DatabaseHealth, Health, ProcessHealth
+from faststream_sqlbroker.core.health import (
+    OLD_TRANSACTION,
+    DatabaseHealth,
+    Diagnosis,
+    DiagnosisPart,
+    Health,
+    ProcessHealth,
+)
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, positive_seconds

@@ -15,8 +15,8 @@ from faststream_sqlbroker.admin.arguments import (
 )
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import name_problem
-from faststream_sqlbroker.core.dead_letters import DeadLetters
 from faststream_sqlbroker.core.mirror import MirroredMessage, checked_info
+from faststream_sqlbroker.core.overview import DeadLetters
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import Explanation

@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.core.diagnosis import Surroundings
-from faststream_sqlbroker.core.health import ProcessHealth
+from faststream_sqlbroker.core.health import ProcessHealth, Surroundings
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler

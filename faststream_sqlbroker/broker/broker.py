@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from faststream_sqlbroker.adapter.broker import FastDependsConfig
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.broker.config import SqlBrokerConfig
 from faststream_sqlbroker.broker.configured import SqlBrokerConfigured
 from faststream_sqlbroker.broker.engine import make_engine, make_listen_engine
@@ -28,39 +27,28 @@ from faststream_sqlbroker.broker.registrator import SqlBrokerRegistrator
 from faststream_sqlbroker.broker.reserving import SqlBrokerReserving
 from faststream_sqlbroker.broker.serving import SqlBrokerServing
 from faststream_sqlbroker.broker.start_stop import StartStop
-from faststream_sqlbroker.broker.startup_warnings import startup_warnings
 from faststream_sqlbroker.broker.under_test import SqlBrokerUnderTest
 from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.depth import MaxDepth, checked_depths
-from faststream_sqlbroker.core.diagnosis import Surroundings
-from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
-from faststream_sqlbroker.core.retention import NO_ARCHIVE, Retention, checked_retention
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
-from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.debug_log import DebugLog, checked_header
 from faststream_sqlbroker.flow.fleet.heartbeat import INTERVAL, Heartbeat
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping, JobRunner
 from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from faststream_sqlbroker.flow.fleet.rights import Rights
-from faststream_sqlbroker.flow.fleet.sampling import Sampler
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
-from faststream_sqlbroker.flow.publish_limits import PublishLimits
-from faststream_sqlbroker.flow.tasks.archive_upkeep import PartitionLoop, RetentionLoop, growth_line
 from faststream_sqlbroker.flow.tasks.requests import Requests
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.partitions import need_postgresql
 from faststream_sqlbroker.schema.tables import build_tables
-from faststream_sqlbroker.schema.validate import advice
 from faststream_sqlbroker.subscriber.checks import time_or_none
-from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 if TYPE_CHECKING:
     from fast_depends import Provider
@@ -78,6 +66,17 @@ if TYPE_CHECKING:
         IdGenerator,
         LoggerProto,
     )
+    from faststream_sqlbroker.admin import Admin
+    from faststream_sqlbroker.core.health import ProcessHealth, Surroundings
+    from faststream_sqlbroker.core.retention import Retention
+    from faststream_sqlbroker.flow.consumer import Consumer
+    from faststream_sqlbroker.flow.debug_log import DebugLog
+    from faststream_sqlbroker.flow.fleet.sampling import Sampler
+    from faststream_sqlbroker.flow.publish_limits import PublishLimits
+    from faststream_sqlbroker.flow.tasks.archive_upkeep import PartitionLoop, RetentionLoop
+
+# What few processes use, such as `admin`, is imported where it is made: it would be a third of the
+# time of each start.
 
 
 class SqlBroker(
@@ -103,7 +102,7 @@ class SqlBroker(
         presence_interval: Duration = INTERVAL,
         max_payload: int | None = None,
         max_depth: "Mapping[str, MaxDepth | int] | None" = None,
-        retention: Retention | None = None,
+        retention: "Retention | None" = None,
         metrics: Recorder | None = None,
         health_port: int | str | None = None,
         debug_header: str | None = None,
@@ -227,11 +226,20 @@ class SqlBroker(
         self._max_depth = checked_depths(max_depth)
         if max_payload is not None:
             whole_number("max_payload", max_payload, other=" of bytes, or None")
-        self._retention = checked_retention(retention)
-        if retention is not None and store.tables.archive is None:
-            raise SetupError(NO_ARCHIVE)
-        self._debug: DebugLog | None = None
+        self._retention = retention
+        if retention is not None:
+            from faststream_sqlbroker.core.retention import (  # noqa: PLC0415
+                NO_ARCHIVE,
+                checked_retention,
+            )
+
+            checked_retention(retention)
+            if store.tables.archive is None:
+                raise SetupError(NO_ARCHIVE)
+        self._debug: "DebugLog | None" = None
         if debug_header is not None:
+            from faststream_sqlbroker.flow.debug_log import DebugLog, checked_header  # noqa: PLC0415
+
             self._debug = DebugLog(checked_header(debug_header), self._tell_debug, clock)
         self._serve_probes(health_port, metrics)
         self._work_on(store, clock)
@@ -298,17 +306,23 @@ class SqlBroker(
         self._jobs = JobRunner(store, self._log_of_loops, clock)
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock, self._jobs)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
-        self._partitions: PartitionLoop | None = None
-        if store.partitions.there:
+        self._partitions: "PartitionLoop | None" = None
+        if self._has_partitions:
+            from faststream_sqlbroker.flow.tasks.archive_upkeep import PartitionLoop  # noqa: PLC0415
+
             self._partitions = PartitionLoop(store, self._log_of_loops, clock)
-        self._pruning: RetentionLoop | None = None
+        self._pruning: "RetentionLoop | None" = None
         if self._retention is not None:
+            from faststream_sqlbroker.flow.tasks.archive_upkeep import RetentionLoop  # noqa: PLC0415
+
             self._pruning = RetentionLoop(store, self._retention, self._log_of_loops, clock)
 
-    def _publish_limits(self, store: Store, clock: Clock) -> PublishLimits | None:
+    def _publish_limits(self, store: Store, clock: Clock) -> "PublishLimits | None":
         """What publishes are held to; None if nothing."""
         if self._max_payload is None and not self._max_depth:
             return None
+        from faststream_sqlbroker.flow.publish_limits import PublishLimits  # noqa: PLC0415
+
         return PublishLimits(
             store,
             self._max_depth,
@@ -324,23 +338,27 @@ class SqlBroker(
         self._scheduler.wake()
         self._jobs.look()
 
-    def _make_sampler(self) -> Sampler | None:
+    def _make_sampler(self) -> "Sampler | None":
         """What reads gauges; None if no metrics are asked for."""
         recorder = self._recorder
         if recorder is None:
             return None
+        from faststream_sqlbroker.flow.fleet.sampling import Sampler  # noqa: PLC0415
+
         log = self._log_of_loops
         return Sampler(self._store, recorder, log, self._clock, self._running_consumers)
 
-    def _running_consumers(self) -> Iterator[tuple[tuple[str, ...], Consumer]]:
+    def _running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
         for subscriber in self.subscribers:
-            consumer = getattr(subscriber, "consumer", None)
-            if isinstance(consumer, Consumer):
+            consumer: Consumer | None = getattr(subscriber, "consumer", None)
+            if consumer is not None:
                 yield subscriber.queues, consumer  # type: ignore[attr-defined]
 
     @property
-    def admin(self) -> Admin:
+    def admin(self) -> "Admin":
         """Operations for operators, such as pausing a queue; they work before `start`, too."""
+        from faststream_sqlbroker.admin import Admin  # noqa: PLC0415
+
         return Admin(
             self._store,
             channel=self._wakeups.channel,
@@ -355,7 +373,9 @@ class SqlBroker(
             surroundings=self._surroundings,
         )
 
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self) -> "Surroundings":
+        from faststream_sqlbroker.core.health import Surroundings  # noqa: PLC0415
+
         relays: dict[str, bool] = {}
         for each in self.subscribers:
             relays |= getattr(each, "relays", {})
@@ -366,7 +386,9 @@ class SqlBroker(
             is_running=self.running,
         )
 
-    def _process_health(self) -> ProcessHealth:
+    def _process_health(self) -> "ProcessHealth":
+        from faststream_sqlbroker.core.health import ProcessHealth  # noqa: PLC0415
+
         running = tuple(consumer.health for _, consumer in self._running_consumers())
         return ProcessHealth(self._activities, running)
 
@@ -413,6 +435,8 @@ class SqlBroker(
             await self._check_schema()
         await self._check_trigger()
         await self._refuse_pull_queues()
+        from faststream_sqlbroker.broker.startup_warnings import startup_warnings  # noqa: PLC0415
+
         for level, text in startup_warnings(self._store, self.subscribers):
             self._log_of_loops(level, text)
         self._scheduler.plan(self.schedules)
@@ -430,13 +454,20 @@ class SqlBroker(
             self._partitions.start(self._wakeups.outages)
         if self._pruning is not None:
             self._pruning.start(self._wakeups.outages)
-        elif self.subscribers and (growth := await growth_line(self._store)):
-            self._log_of_loops(logging.INFO, growth)
+        elif self.subscribers:
+            from faststream_sqlbroker.broker.startup_warnings import growth_line  # noqa: PLC0415
+
+            if growth := await growth_line(self._store):
+                self._log_of_loops(logging.INFO, growth)
 
     @property
     def _adds_partitions(self) -> bool:
         """Whether this process looks for missing partitions: one that only publishes does not."""
-        return self._store.partitions.there and bool(self.subscribers or self._retention)
+        return self._has_partitions and bool(self.subscribers or self._retention)
+
+    @property
+    def _has_partitions(self) -> bool:
+        return self._store.tables.config.archive_partitions is not None
 
     @property
     def _activities(self) -> Activities:
@@ -457,14 +488,16 @@ class SqlBroker(
     async def _check_schema(self) -> None:
         problems = await self._store.server.differences()
         if problems:
+            from faststream_sqlbroker.schema.validate import advice  # noqa: PLC0415
+
             msg = f"{advice(problems)}\nvalidate_schema_on_start=False starts all the same"
             # `faststream run` prints a long traceback before the text; the log shows it at once.
             self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
             raise SchemaError(msg)
 
     async def _check_trigger(self) -> None:
-        ours = [each for each in self.subscribers if isinstance(each, QueueSubscriber)]
-        told_only = any(each.config.settings.told_only for each in ours)
+        subscribers: list[Any] = self.subscribers
+        told_only = any(each.config.settings.told_only for each in subscribers)
         if (
             told_only
             and self._store.can_listen

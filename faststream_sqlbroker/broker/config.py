@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from faststream import UnderlyingDriverAnnotation
 from faststream.exceptions import IncorrectState
@@ -11,14 +11,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from faststream_sqlbroker.adapter.broker import BrokerConfig
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.flow.consumer import Consumer
-from faststream_sqlbroker.flow.debug_log import DebugLog
 from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping
 from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from faststream_sqlbroker.flow.fleet.rights import Rights
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.flow.consumer import Consumer
+    from faststream_sqlbroker.flow.debug_log import DebugLog
 
 
 def _driver_annotations() -> dict[Any, Any]:
@@ -60,9 +62,9 @@ class SqlBrokerConfig(BrokerConfig):
     rights: Rights
     direct_claimer: DirectClaimer
     recorder: Recorder | None = None
-    debug: DebugLog | None = None
-    make_consumer: Callable[..., Consumer] = Consumer
-    """Makes the loops of a subscriber; a test makes some that it moves on by itself."""
+    debug: "DebugLog | None" = None
+    make_consumer: "Callable[..., Consumer] | None" = None
+    """Makes the loops of a subscriber in place of `Consumer`; a test moves them on by itself."""
     note_failure: Callable[[Any, BaseException], None] = _not_noted
     """Told of a row, or a batch, and what its handler has raised; for tests."""
     default_driver_annotations: Any = field(default_factory=_driver_annotations)

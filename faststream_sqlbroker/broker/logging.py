@@ -4,7 +4,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from faststream_sqlbroker.adapter.logger import (
+from faststream_sqlbroker.adapter.broker import (
     DefaultLoggerStorage,
     get_broker_logger,
     make_logger_state,

@@ -7,8 +7,12 @@ from faststream.message import gen_cor_id
 from faststream_sqlbroker.adapter.broker import BrokerUsecase
 from faststream_sqlbroker.adapter.messages import DefaultCodec
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
-from faststream_sqlbroker.subscriber.pipeline.choice import GENERIC, chosen
-from faststream_sqlbroker.subscriber.pipeline.fingerprints import unknown, warn_once
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import (
+    GENERIC,
+    chosen,
+    unknown,
+    warn_once,
+)
 from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 
 _STEPS = ("connect", "middlewares", "_basic_publish")

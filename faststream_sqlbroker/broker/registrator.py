@@ -14,22 +14,16 @@ from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.publisher.config import (
-    QueuePublisherConfig,
-    QueuePublisherSpecificationConfig,
-)
-from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
-from faststream_sqlbroker.publisher.usecase import QueuePublisher
 from faststream_sqlbroker.subscriber.checks import no_handler
-from faststream_sqlbroker.subscriber.factory import create_subscriber
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
-from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
 
     from faststream_sqlbroker.adapter.messages import CodecProto
     from faststream_sqlbroker.adapter.values import CustomCallable
+    from faststream_sqlbroker.publisher.usecase import QueuePublisher
+    from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
 class HandlerOptions(TypedDict, total=False):
@@ -73,7 +67,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         queues: str | Sequence[str] | Mapping[str, int] = (),
         *more_queues: str,
         **options: Unpack[AllSubscriberOptions],
-    ) -> QueueSubscriber:
+    ) -> "QueueSubscriber":
         """Subscribe a handler to one or several queues.
 
         Args:
@@ -146,7 +140,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
 
     def _subscribe(
         self, names: Any, options: Mapping[str, Any], place: PipelineStep | None = None
-    ) -> QueueSubscriber:
+    ) -> "QueueSubscriber":
         endpoint: dict[str, Any] = {
             name: value
             for name, value in options.items()
@@ -155,6 +149,9 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         own: Any = {name: value for name, value in options.items() if name not in endpoint}
         if own.get("forward_to") is not None:
             no_handler([name for name in _OF_HANDLERS if endpoint.get(name)])
+        # A process that only publishes needs none of what runs handlers.
+        from faststream_sqlbroker.subscriber.factory import create_subscriber  # noqa: PLC0415
+
         subscriber = create_subscriber(
             make_settings(names, own),
             outer_config=self.config,
@@ -187,7 +184,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         description: str | None = None,
         schema: Any | None = None,
         include_in_schema: bool = True,
-    ) -> QueuePublisher:
+    ) -> "QueuePublisher":
         """Declare a publisher: stack it on a handler, or call its `publish`.
 
         Args:
@@ -219,6 +216,14 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         if not isinstance(batch, bool):
             msg = f"a publisher's batch must be True or False, got {short(batch)}"
             raise SetupError(msg)
+        # `broker.publish` needs none of it.
+        from faststream_sqlbroker.publisher.usecase import (  # noqa: PLC0415
+            QueuePublisher,
+            QueuePublisherConfig,
+            QueuePublisherSpecification,
+            QueuePublisherSpecificationConfig,
+        )
+
         publisher = QueuePublisher(
             QueuePublisherConfig(
                 _outer_config=self.config,  # type: ignore[arg-type]

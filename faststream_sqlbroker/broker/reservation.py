@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.correlation import CorrelationIds
@@ -12,11 +12,13 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import Duration, delay_seconds, lease_seconds
-from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import LeaseLostError, SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.parser import CONTENT_TYPE, correlation_id_of
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.database.messages.direct_claim import Replaced
 
 
 class SameBody:
@@ -264,7 +266,9 @@ class Reservation(ReceivedMessage):
             raise self._lost()
         self._end = end
 
-    async def _replaced(self, body: Any) -> Replaced:
+    async def _replaced(self, body: Any) -> "Replaced":
+        from faststream_sqlbroker.database.messages.direct_claim import Replaced  # noqa: PLC0415
+
         payload, content_type = await self._producer.encode(body)
         if content_type == self._headers.get(CONTENT_TYPE):
             return Replaced(payload)

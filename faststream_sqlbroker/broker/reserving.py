@@ -1,18 +1,21 @@
-"""`broker.pop` and `broker.reserve`: single messages for application code."""
+"""`broker.pop`, `broker.reserve` and `broker.lock`: single messages and locks for applications."""
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from faststream_sqlbroker.broker.locking import SqlBrokerLocking
-from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
+from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
+from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
 from faststream_sqlbroker.database.store import Store
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
@@ -20,6 +23,65 @@ from faststream_sqlbroker.flow.tasks.locks import Locks
 from faststream_sqlbroker.flow.tasks.schedules import Scheduler
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
+    from faststream_sqlbroker.flow.tasks.locks import Lock, Locks
+
+
+class SqlBrokerLocking(SqlBrokerPublishing):
+    """Locks by key, across all processes that use the tables."""
+
+    _shielded: ShieldedCalls
+    _log_of_loops: Any
+
+    @cached_property
+    def _locks(self) -> "Locks":
+        from faststream_sqlbroker.flow.tasks.locks import Locks  # noqa: PLC0415
+
+        return Locks(self._store, self._shielded, self._log_of_loops, self._wakeups.clock)
+
+    def lock(
+        self, key: str, *, lease: Duration = "30s", wait: Duration | None = None
+    ) -> "AbstractAsyncContextManager[Lock]":
+        """Lock `key` while a block runs: `async with broker.lock("report") as lock:`.
+
+        At most one holder has the lock at a time, in all processes, while its lease runs by the
+        database's clock. The lease is renewed after each third of it while the block runs, and runs
+        out when the process dies. Each holder gets a `fence` greater than all earlier ones. The
+        lock holds no transaction and no connection. It is not reentrant, and needs no started
+        broker.
+
+        A cancelled `lock` leaves the key unlocked. If the answer to its COMMIT is lost, the key may
+        stay locked until the lease runs out.
+
+        Args:
+            key: 1 to 255 characters. Its row stays in the table for ever, so the set of keys should
+                be limited.
+            lease: How long the lock stays locked after its process died: seconds, a timedelta or
+                text like "30s". Make it longer than any pause of the event loop.
+            wait: How long to wait for the current holder: None without limit, 0 tries once. A
+                statement under way at the end is waited for.
+
+        Raises:
+            LockNotAcquiredError: another holder kept the lock for the whole waiting time.
+            LockLostError: at the end of a block that may have run without the lock, unless the
+                block raised itself.
+            SetupError: an argument is not valid.
+            NotSupportedError: on SQLite, in a handler with transactional=True.
+            StoreError: the database refused the statement, or could not be reached at the first
+                try; a later outage is waited out.
+        """
+        if (problem := name_problem(key)) is not None:
+            raise SetupError(f"{short(key)} cannot be the key of a lock: {problem}")
+        return self._lock(key, lease_seconds(lease), wait_seconds(wait))
+
+    @asynccontextmanager
+    async def _lock(self, key: str, lease: float, wait: float | None) -> "AsyncIterator[Lock]":
+        await self.connect()
+        async with self._locks.hold(key, lease, wait) as lock:
+            yield lock
+
 
 POP_LEASE = 60.0
 """Seconds. Never runs out: the transaction that leases a popped message also removes it."""
@@ -44,7 +106,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
         """Make the parts that work without subscribers; called before FastStream's `__init__`."""
         store.dialect.warn = partial(log, logging.WARNING)
         self._shielded = ShieldedCalls()
-        self._locks = Locks(store, self._shielded, log, wakeups.clock)
+        vars(self).pop("_locks", None)  # those of another store
         self._direct_claimer = DirectClaimer(store, wakeups, self._shielded, log, recorder)
         self._scheduler = Scheduler(store, wakeups, log)
 
@@ -54,7 +116,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
         *more_queues: str,
         wait: Duration | None = 0,
         max_deliveries: int | Auto | None = "auto",
-    ) -> ReceivedMessage | None:
+    ) -> "ReceivedMessage | None":
         """Take and remove the first due message: it is delivered at most once.
 
         The transaction that takes the message also archives it as COMPLETED. If the call is
@@ -87,6 +149,8 @@ class SqlBrokerReserving(SqlBrokerLocking):
             remove=True,
         )
 
+        from faststream_sqlbroker.broker.reservation import ReceivedMessage  # noqa: PLC0415
+
         async def read(row: ClaimedMessage) -> ReceivedMessage:
             ids = self._direct_claimer.correlation_ids
             return ReceivedMessage(row, await self._decoded(row), ids)
@@ -103,7 +167,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
         wait: Duration | None = 0,
         retry_strategy: RetryStrategyProto | Auto | None = "auto",
         max_deliveries: int | Auto | None = "auto",
-    ) -> Reservation | None:
+    ) -> "Reservation | None":
         """Lease the first due message: it is delivered at least once.
 
         A message that is not settled before its lease ends is released by the next claim of a
@@ -140,6 +204,8 @@ class SqlBrokerReserving(SqlBrokerLocking):
             most_deliveries=checks.most_deliveries(max_deliveries, checks.most_attempts(strategy)),
             remove=False,
         )
+
+        from faststream_sqlbroker.broker.reservation import Reservation  # noqa: PLC0415
 
         async def read(row: ClaimedMessage) -> Reservation:
             return Reservation(

@@ -4,25 +4,23 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from faststream_sqlbroker.broker.http_publish import HttpPublish
-from faststream_sqlbroker.core.channels import Channels, ids_of
-from faststream_sqlbroker.core.health import ProcessHealth
 from faststream_sqlbroker.core.metrics import Recorder
-from faststream_sqlbroker.core.overview import JobCounts
-from faststream_sqlbroker.core.queue_api import Queues
 from faststream_sqlbroker.core.retry import default_retry_strategy
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
-from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs, refuse_subscriber
-from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.core.channels import Channels, Queues
+    from faststream_sqlbroker.core.health import ProcessHealth
+    from faststream_sqlbroker.core.overview import JobCounts
+    from faststream_sqlbroker.core.stored import Redact
+    from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
+    from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
     from faststream_sqlbroker.http.app import HttpApp
 
 HIGHEST_PORT = 65_535
@@ -31,7 +29,7 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104 - an orchestrator asks from another machine
 _ADDRESS = re.compile(
     r"((\[(?P<host>[^\]]+)\]|(?P<name>[^:\[\]]+)):)?(?P<port>[0-9]{1,5})", re.ASCII
 )
-J = TypeVar("J", PullJobs, QueueJobs)
+J = TypeVar("J", "PullJobs", "QueueJobs")
 
 
 class SqlBrokerServing:
@@ -44,7 +42,7 @@ class SqlBrokerServing:
     _direct_claimer: DirectClaimer
     _recorder: Recorder | None
     _log_of_loops: Callable[..., None]
-    _process_health: Callable[[], ProcessHealth]
+    _process_health: "Callable[[], ProcessHealth]"
     running: bool
     subscribers: Any
     admin: Any
@@ -65,8 +63,8 @@ class SqlBrokerServing:
         self,
         auth: Any,
         *,
-        channels: Channels | None = None,
-        queues: Queues | None = None,
+        channels: "Channels | None" = None,
+        queues: "Queues | None" = None,
         max_body: int = 1024 * 1024,
         body_timeout: Duration = 10.0,
         max_failures: int = 10,
@@ -74,7 +72,7 @@ class SqlBrokerServing:
         csrf_secret: str | None = None,
         dashboard: Literal["full", "read_only", "off"] = "full",
         show_bodies: bool = True,
-        redact: Redact | None = None,
+        redact: "Redact | None" = None,
     ) -> "HttpApp":
         """An ASGI application of this broker; it needs the extra `http`, and no started broker.
 
@@ -128,8 +126,8 @@ class SqlBrokerServing:
     def _asgi_alone(
         self,
         auth: Any,
-        channels: Channels | None = None,
-        queues: Queues | None = None,
+        channels: "Channels | None" = None,
+        queues: "Queues | None" = None,
         **options: Any,
     ) -> "HttpApp":
         """The application of `sqlbroker serve`, whose process handles no messages."""
@@ -143,8 +141,8 @@ class SqlBrokerServing:
         http: Any,
         *,
         alone: bool = False,
-        channels: Channels | None = None,
-        queues: Queues | None = None,
+        channels: "Channels | None" = None,
+        queues: "Queues | None" = None,
     ) -> Any:
         return http.Service(
             ping=self.ping,
@@ -163,7 +161,7 @@ class SqlBrokerServing:
             exposition=self._exposition,
         )
 
-    def _queue_jobs(self, queues: Queues) -> Callable[[], QueueJobs]:
+    def _queue_jobs(self, queues: "Queues") -> "Callable[[], QueueJobs]":
         """The messages of queues.
 
         Raises:
@@ -173,6 +171,9 @@ class SqlBrokerServing:
         strategy = default_retry_strategy() if strategy == "auto" else strategy
         checks.retry_strategy(strategy)
         most = checks.most_deliveries(queues.max_deliveries, checks.most_attempts(strategy))
+
+        from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
+        from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs  # noqa: PLC0415
 
         def make() -> QueueJobs:
             return QueueJobs(
@@ -190,12 +191,14 @@ class SqlBrokerServing:
 
         return self._of_each_store(make)
 
-    def _pull_jobs(self, channels: Channels) -> Callable[[], PullJobs]:
+    def _pull_jobs(self, channels: "Channels") -> "Callable[[], PullJobs]":
         """The jobs of the channels.
 
         Raises:
             SetupError: the channels do not fit the broker.
         """
+        from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
+        from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs  # noqa: PLC0415
 
         def make() -> PullJobs:
             return PullJobs(
@@ -242,7 +245,12 @@ class SqlBrokerServing:
         """
         subscribed = self._subscribed_queues()
         for queue in subscribed:
-            # Most names cannot be such a queue, so mostly nothing is asked.
+            # Most names cannot be such a queue, so mostly nothing is imported and nothing asked.
+            if "/" not in queue:
+                continue
+            from faststream_sqlbroker.core.channels import ids_of  # noqa: PLC0415
+            from faststream_sqlbroker.flow.tasks.pull_jobs import refuse_subscriber  # noqa: PLC0415
+
             if (ids := ids_of(queue)) is not None and await self._is_pulled(*ids):
                 refuse_subscriber(queue, subscribed)
 
@@ -250,6 +258,8 @@ class SqlBrokerServing:
         found = await self._store.channels.find(channel, consumer)
         if found is None or found.type != "pull":
             return False
+        from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs  # noqa: PLC0415
+
         for jobs in self._jobs_of_http:
             if not isinstance(jobs, PullJobs) or jobs.store is not self._store:
                 continue
@@ -262,7 +272,7 @@ class SqlBrokerServing:
     async def _pulled(self) -> list[str]:
         return await self._store.channels.pulled()
 
-    async def _job_counts(self, queues: Sequence[str]) -> list[JobCounts]:
+    async def _job_counts(self, queues: Sequence[str]) -> "list[JobCounts]":
         return await self._store.overviews.jobs(queues)
 
     async def _differences(self) -> list[str]:

@@ -1,13 +1,15 @@
-"""Warnings at the start of a broker about settings that may surprise."""
+"""What the log tells at the start of a broker: settings that may surprise, a growing archive."""
 
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from faststream_sqlbroker.broker.pipelines import endless_way
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.distribution import shared_files_warning
 from faststream_sqlbroker.core.policies import Concurrency, Throttle
 from faststream_sqlbroker.database.store import Store
+from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
@@ -30,6 +32,25 @@ def startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple
             "its process ends"
         )
         yield logging.INFO, text
+
+
+async def growth_line(store: Store) -> str | None:
+    """How fast the archive grows, for the log of a start without retention; None if there is
+    nothing to tell, or this process may not read it.
+    """
+    needed = frozenset({Activity.PRUNE})
+    try:
+        if store.tables.archive is None or (await store.access.find_lacks(needed)).lacks:
+            return None
+        per_day = await store.server.archive_growth()
+    except StoreError:
+        return None  # A start does not fail for a line of the log.
+    if not per_day:
+        return None
+    return (
+        f"the archive grows by about {per_day:,} messages a day, and nothing removes them: "
+        'SqlBroker(retention=Retention(completed="30d")) would'
+    )
 
 
 def _transactional_workers(subscribers: Iterable[QueueSubscriber]) -> int:

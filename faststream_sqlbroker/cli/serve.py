@@ -21,9 +21,8 @@ from faststream_sqlbroker.cli.listening import (
 )
 from faststream_sqlbroker.cli.output import print_line
 from faststream_sqlbroker.cli.target import run
-from faststream_sqlbroker.core.channels import Channels
+from faststream_sqlbroker.core.channels import Channels, Queues
 from faststream_sqlbroker.core.imports import imported
-from faststream_sqlbroker.core.queue_api import Queues
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 

@@ -12,7 +12,17 @@ from typing import Any, get_type_hints
 
 from faststream import AckPolicy
 
-FOR_TYPE_CHECKERS = {"AckPolicy": AckPolicy}
+from faststream_sqlbroker.core.channels import Channels, Queues
+from faststream_sqlbroker.core.retention import Retention
+from faststream_sqlbroker.core.stored import Redact
+
+FOR_TYPE_CHECKERS = {
+    "AckPolicy": AckPolicy,
+    "Channels": Channels,
+    "Queues": Queues,
+    "Redact": Redact,
+    "Retention": Retention,
+}
 """What annotations name that their modules import for type checkers only."""
 
 

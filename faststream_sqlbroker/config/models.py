@@ -13,12 +13,11 @@ from faststream_sqlbroker.broker.scheduling import ScheduleOptions
 from faststream_sqlbroker.config.declared import options_of_call, options_of_class, options_of_dict
 from faststream_sqlbroker.config.fields import Age, Section, built, choice, derived
 from faststream_sqlbroker.core import retry
-from faststream_sqlbroker.core.channels import Channel, Channels, Consumer
+from faststream_sqlbroker.core.channels import Channel, Channels, Consumer, Queues, QueueTokens
 from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.checks import KINDS
-from faststream_sqlbroker.core.queue_api import Queues, QueueTokens
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig

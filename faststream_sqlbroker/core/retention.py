@@ -135,10 +135,3 @@ class Step:
     rows: int
     last: Place | None
     """The last row that it has found; None: there is none any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How fast the archive grows."""
-
-    per_day: int

@@ -9,9 +9,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 from uuid import UUID
 
+from faststream_sqlbroker.core.ended import rates_of
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.stored import policies_json, read_policies
-from faststream_sqlbroker.core.rates import rates_of
 from faststream_sqlbroker.core.states import MessageState
 
 HOLDER_BYTES = 8

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -26,8 +27,10 @@ from faststream_sqlbroker.database.parts.handler_locks import HandlerLocks
 from faststream_sqlbroker.database.parts.ordered import OrderedClaims
 from faststream_sqlbroker.database.parts.policy_state import note_started
 from faststream_sqlbroker.database.parts.units import settle_units
-from faststream_sqlbroker.database.postgresql.quick_jobs import QuickJobs
 from faststream_sqlbroker.database.query import Work
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.database.postgresql.quick_jobs import QuickJobs
 
 
 class Dialect(Operations):
@@ -35,7 +38,7 @@ class Dialect(Operations):
 
     ordered: OrderedClaims
     """Claims that keep the order of each key."""
-    quick_jobs: QuickJobs | None = None
+    quick_jobs: "QuickJobs | None" = None
     """Single statements for jobs of pull consumers; None: they take transactions."""
     handler_locks: HandlerLocks
     """The locks that transactions of handlers begin with."""

@@ -1,17 +1,19 @@
 """All SQL, one module for each database."""
 
+from importlib import import_module
 from typing import Any
 
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.mysql.dialect import MariadbDialect, MysqlDialect
-from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
-from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 
-DIALECTS: dict[str, type[Dialect]] = {
-    d.name: d for d in (PostgresqlDialect, MysqlDialect, MariadbDialect, SqliteDialect)
+DIALECTS = {
+    "postgresql": "faststream_sqlbroker.database.postgresql.dialect.PostgresqlDialect",
+    "mysql": "faststream_sqlbroker.database.mysql.dialect.MysqlDialect",
+    "mariadb": "faststream_sqlbroker.database.mysql.dialect.MariadbDialect",
+    "sqlite": "faststream_sqlbroker.database.sqlite.dialect.SqliteDialect",
 }
+"""The class of each database; a process imports that of its own."""
 
 __all__ = ("DIALECTS", "Dialect", "dialect_for")
 
@@ -22,9 +24,11 @@ def dialect_for(sqlalchemy_dialect: Any, tables: Tables) -> Dialect:
     Raises:
         SetupError: the database is none of those supported.
     """
-    found = DIALECTS.get(sqlalchemy_dialect.name)
-    if found is None:
+    home = DIALECTS.get(sqlalchemy_dialect.name)
+    if home is None:
         known = ", ".join(DIALECTS)
         msg = f"the broker does not support {sqlalchemy_dialect.name!r}; use one of {known}"
         raise SetupError(msg)
-    return found(tables, sqlalchemy_dialect)
+    module, _, name = home.rpartition(".")
+    dialect: Dialect = getattr(import_module(module), name)(tables, sqlalchemy_dialect)
+    return dialect

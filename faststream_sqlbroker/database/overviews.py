@@ -19,8 +19,8 @@ from sqlalchemy import Connection, Select, TextClause, case, func, literal_colum
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import queue_of
+from faststream_sqlbroker.core.ended import per_minute
 from faststream_sqlbroker.core.overview import Count, How, JobCounts, QueueOverview
-from faststream_sqlbroker.core.rates import per_minute
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.database.constants import SQLITE_COUNTS

@@ -13,19 +13,16 @@ from sqlalchemy import (
     Connection,
     Select,
     and_,
-    case,
     delete,
-    func,
     literal_column,
     or_,
     select,
-    true,
 )
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.jobs import Job
-from faststream_sqlbroker.core.retention import Growth, Place, Pruned, Retention, Step
+from faststream_sqlbroker.core.retention import Place, Pruned, Retention, Step
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.loaded_windows import REST, LoadedPruner, LoadedWindows
@@ -34,7 +31,7 @@ from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.loaded_windows import archive_of, behind
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
-from faststream_sqlbroker.schema.types import MYSQL, clock, later
+from faststream_sqlbroker.schema.types import MYSQL, later
 
 T = TypeVar("T")
 
@@ -42,10 +39,6 @@ BATCH = 1_000
 """Rows that one transaction removes: it locks them until it commits, some 20 ms."""
 WALK = 20_000
 """Rows that one statement walks over to find the newest `max_rows`."""
-MAX_SAMPLE = 10_000
-"""Rows that are read at most to tell how fast the archive grows."""
-DAY = 86_400.0
-"""Seconds."""
 FROM_START = 3_600.0
 """Seconds after which a pass begins at the oldest row again. Others begin where the last one ended:
 what is kept for longer is not read each time."""
@@ -179,25 +172,6 @@ class ArchiveRetention:
             audit.save(connection, self._table, ended, None)
 
         await self._database.run(end_job, Activity.OPERATE)
-
-    async def growth(self) -> Growth:
-        """How many messages were archived in the last day, or would be at the newest's pace."""
-        c = archive_of(self._dialect).c
-        newest = (
-            select(c.archived_at)
-            .where(c.archived_at > later(literal_column(str(-round(DAY * 1_000_000)))))
-            .order_by(c.archived_at.desc(), c.id.desc())
-            .limit(MAX_SAMPLE)
-            .subquery()
-        )
-        since = newest.c.archived_at
-        # The clock is read by the same statement: a second one would make a fast archive look slow.
-        statement = select(func.count(), func.min(since), case((true(), clock())))
-        total, first, now = await self._read(lambda connection: connection.execute(statement).one())
-        if total < MAX_SAMPLE:
-            return Growth(total)
-        seconds = max(1.0, (now - first).total_seconds())
-        return Growth(round(total * DAY / seconds))
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.run(work, Activity.PRUNE, write=False)

@@ -8,9 +8,20 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, inspect, select, text
+from sqlalchemy import (
+    Connection,
+    TextClause,
+    case,
+    func,
+    inspect,
+    literal_column,
+    select,
+    text,
+    true,
+)
 from sqlalchemy.exc import DBAPIError
 
+from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.health import (
     DatabaseHealth,
     OpenTransaction,
@@ -21,10 +32,14 @@ from faststream_sqlbroker.database.constants import MAX_SESSIONS
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.mysql.errors import NO_PROCESS
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.triggers import has_notify_trigger
-from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
+from faststream_sqlbroker.schema.types import MYSQL, clock, is_mariadb, later
 from faststream_sqlbroker.schema.validate import differences
+
+MAX_SAMPLE = 10_000
+"""Rows that are read at most to tell how fast the archive grows."""
+DAY = 86_400.0
+"""Seconds."""
 
 
 class DatabaseServer:
@@ -69,6 +84,8 @@ class DatabaseServer:
         Raises:
             SchemaError: a table of that name is not the broker's.
         """
+        from faststream_sqlbroker.schema.migrate import create_all  # noqa: PLC0415
+
         await self._database.run(lambda c: create_all(c, self._tables))
 
     async def differences(self) -> list[str]:
@@ -78,6 +95,28 @@ class DatabaseServer:
     async def has_notify_trigger(self) -> bool:
         """Whether the table of messages has the triggers of `notify_trigger` (PostgreSQL)."""
         return await self._database.run(lambda c: has_notify_trigger(c, self._tables), write=False)
+
+    async def archive_growth(self) -> int:
+        """How many messages were archived in the last day, or would be at the newest's pace."""
+        assert self._tables.archive is not None  # noqa: S101 - the caller has looked
+        c = self._tables.archive.c
+        newest = (
+            select(c.archived_at)
+            .where(c.archived_at > later(literal_column(str(-round(DAY * 1_000_000)))))
+            .order_by(c.archived_at.desc(), c.id.desc())
+            .limit(MAX_SAMPLE)
+            .subquery()
+        )
+        since = newest.c.archived_at
+        # The clock is read by the same statement: a second one would make a fast archive look slow.
+        statement = select(func.count(), func.min(since), case((true(), clock())))
+        total, first, now = await self._database.run(
+            lambda connection: connection.execute(statement).one(), Activity.PRUNE, write=False
+        )
+        if total < MAX_SAMPLE:
+            return int(total)
+        seconds: float = max(1.0, (now - first).total_seconds())
+        return round(int(total) * DAY / seconds)
 
     async def schema_version(self) -> str | None:
         """The newest migration that the tables note; None: another program migrates them."""

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -30,45 +31,73 @@ from faststream_sqlbroker.core.settle import needed_to_write
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database import pool
 from faststream_sqlbroker.database.access import AccessChecks
-from faststream_sqlbroker.database.bulk.store import JobStore
 from faststream_sqlbroker.database.connections import Checkouts, LoopSemaphore
-from faststream_sqlbroker.database.dead_sessions import DeadSessionWatch
-from faststream_sqlbroker.database.depths import Depths
 from faststream_sqlbroker.database.dialects import Dialect, dialect_for
 from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.errors import ErrorClasses
-from faststream_sqlbroker.database.explain.explanations import Explanations
 from faststream_sqlbroker.database.listen import listening
-from faststream_sqlbroker.database.locks import LockStore
-from faststream_sqlbroker.database.messages.ack_first import AckFirstStarts
-from faststream_sqlbroker.database.messages.direct_claim import DirectClaims
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.database.messages.inserts import Inserts
-from faststream_sqlbroker.database.mirror import MirrorStore
-from faststream_sqlbroker.database.overviews import QueueOverviews
-from faststream_sqlbroker.database.partitions import ArchivePartitions
-from faststream_sqlbroker.database.parts import cancels
+from faststream_sqlbroker.database.parts import audit, cancels
 from faststream_sqlbroker.database.parts.ordered import Cursors
-from faststream_sqlbroker.database.policies.policy_holds import PolicyHolds
-from faststream_sqlbroker.database.policies.store import PolicyStore
-from faststream_sqlbroker.database.pull import ChannelStore
 from faststream_sqlbroker.database.query import Query
-from faststream_sqlbroker.database.queue_states import QueueStates
-from faststream_sqlbroker.database.repairs import Repairs
-from faststream_sqlbroker.database.replies import ReplyStore
-from faststream_sqlbroker.database.retention import ArchiveRetention
-from faststream_sqlbroker.database.schedules import Schedules
 from faststream_sqlbroker.database.server import DatabaseServer
-from faststream_sqlbroker.database.stored_messages import StoredMessages
 from faststream_sqlbroker.database.subscribers import LiveSubscribers
-from faststream_sqlbroker.database.tokens import QueueTokenStore
-from faststream_sqlbroker.database.verification import Verifier
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
+
+    from faststream_sqlbroker.database.bulk.store import JobStore
+    from faststream_sqlbroker.database.dead_sessions import DeadSessionWatch
+    from faststream_sqlbroker.database.depths import Depths
+    from faststream_sqlbroker.database.explain.explanations import Explanations
+    from faststream_sqlbroker.database.locks import LockStore
+    from faststream_sqlbroker.database.messages.ack_first import AckFirstStarts
+    from faststream_sqlbroker.database.messages.direct_claim import DirectClaims
+    from faststream_sqlbroker.database.mirror import MirrorStore
+    from faststream_sqlbroker.database.overviews import QueueOverviews
+    from faststream_sqlbroker.database.partitions import ArchivePartitions
+    from faststream_sqlbroker.database.policies.policy_holds import PolicyHolds
+    from faststream_sqlbroker.database.policies.store import PolicyStore
+    from faststream_sqlbroker.database.pull import ChannelStore
+    from faststream_sqlbroker.database.queue_states import QueueStates
+    from faststream_sqlbroker.database.repairs import Repairs
+    from faststream_sqlbroker.database.replies import ReplyStore
+    from faststream_sqlbroker.database.retention import ArchiveRetention
+    from faststream_sqlbroker.database.schedules import Schedules
+    from faststream_sqlbroker.database.stored_messages import StoredMessages
+    from faststream_sqlbroker.database.tokens import QueueTokenStore
+    from faststream_sqlbroker.database.verification import Verifier
+
+
+class _Subject:
+    """A subject of the store, which is imported and made when it is first asked for: a process pays
+    for those that it uses.
+    """
+
+    def __init__(self, home: str, *arguments: str) -> None:
+        self._home = home
+        self._arguments = arguments
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, store: Any, owner: type | None = None) -> Any:
+        if store is None:
+            return self
+        module, _, name = self._home.rpartition(".")
+        arguments = [getattr(store, argument) for argument in ("_database", *self._arguments)]
+        subject = getattr(import_module(module), name)(*arguments)
+        # Two threads may have made it at once: both get the same one.
+        return vars(store).setdefault(self._name, subject)
+
+
+def _subject(home: str, *arguments: str) -> Any:
+    """The class at `home`, made of the database and of attributes of the store."""
+    return _Subject(home, *arguments)
 
 
 class Store:
@@ -83,6 +112,46 @@ class Store:
         UnknownOutcomeError: the answer to the COMMIT was lost.
         StoreError: the database refused the statement.
     """
+
+    channels: "ChannelStore" = _subject("faststream_sqlbroker.database.pull.ChannelStore")
+    depths: "Depths" = _subject("faststream_sqlbroker.database.depths.Depths")
+    explanations: "Explanations" = _subject(
+        "faststream_sqlbroker.database.explain.explanations.Explanations"
+    )
+    jobs: "JobStore" = _subject("faststream_sqlbroker.database.bulk.store.JobStore")
+    locks: "LockStore" = _subject("faststream_sqlbroker.database.locks.LockStore")
+    messages: "StoredMessages" = _subject(
+        "faststream_sqlbroker.database.stored_messages.StoredMessages"
+    )
+    mirror: "MirrorStore" = _subject("faststream_sqlbroker.database.mirror.MirrorStore")
+    overviews: "QueueOverviews" = _subject("faststream_sqlbroker.database.overviews.QueueOverviews")
+    partitions: "ArchivePartitions" = _subject(
+        "faststream_sqlbroker.database.partitions.ArchivePartitions"
+    )
+    policies: "PolicyStore" = _subject("faststream_sqlbroker.database.policies.store.PolicyStore")
+    policy_holds: "PolicyHolds" = _subject(
+        "faststream_sqlbroker.database.policies.policy_holds.PolicyHolds"
+    )
+    queue_states: "QueueStates" = _subject("faststream_sqlbroker.database.queue_states.QueueStates")
+    queue_tokens: "QueueTokenStore" = _subject(
+        "faststream_sqlbroker.database.tokens.QueueTokenStore"
+    )
+    repairs: "Repairs" = _subject("faststream_sqlbroker.database.repairs.Repairs")
+    replies: "ReplyStore" = _subject("faststream_sqlbroker.database.replies.ReplyStore")
+    retention: "ArchiveRetention" = _subject(
+        "faststream_sqlbroker.database.retention.ArchiveRetention", "partitions"
+    )
+    schedules: "Schedules" = _subject("faststream_sqlbroker.database.schedules.Schedules")
+    silent: "DeadSessionWatch" = _subject(
+        "faststream_sqlbroker.database.dead_sessions.DeadSessionWatch"
+    )
+    starts: "AckFirstStarts" = _subject(
+        "faststream_sqlbroker.database.messages.ack_first.AckFirstStarts"
+    )
+    takes: "DirectClaims" = _subject(
+        "faststream_sqlbroker.database.messages.direct_claim.DirectClaims", "correlation_ids"
+    )
+    verifier: "Verifier" = _subject("faststream_sqlbroker.database.verification.Verifier")
 
     database_class: type[Database] = Database
     """What runs its transactions; a test counts them."""
@@ -131,29 +200,8 @@ class Store:
         """Of messages without one; the policy state has what they are made of."""
         self.server = DatabaseServer(database)
         self.access = AccessChecks(database)
-        self.starts = AckFirstStarts(database)
-        self.policies = PolicyStore(database)
-        self.policy_holds = PolicyHolds(database)
-        self.locks = LockStore(database)
-        self.takes = DirectClaims(database, self.correlation_ids)
         self.live_subscribers = self.subscribers(database, self.correlation_ids)
-        self.replies = ReplyStore(database)
-        self.explanations = Explanations(database)
-        self.silent = DeadSessionWatch(database)
-        self.schedules = Schedules(database)
-        self.queue_states = QueueStates(database)
-        self.overviews = QueueOverviews(database)
-        self.messages = StoredMessages(database)
-        self.jobs = JobStore(database)
-        self.verifier = Verifier(database)
-        self.repairs = Repairs(database)
         self._inserts = Inserts(database)
-        self.partitions = ArchivePartitions(database)
-        self.retention = ArchiveRetention(database, self.partitions)
-        self.channels = ChannelStore(database)
-        self.mirror = MirrorStore(database)
-        self.queue_tokens = QueueTokenStore(database)
-        self.depths = Depths(database)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)
         if listen_engine is not None:
@@ -379,6 +427,12 @@ class Store:
             return cancels.end_expired(connection, self.dialect, queues, asked, archive=archive)
 
         return await self._database.run(work, doing=lambda: frozenset(doing))
+
+    async def job_due_in(self) -> float | None:
+        """Seconds until the next batch of a bulk action is due; None: none is left."""
+        return await self._database.run(
+            lambda c: audit.due_in(c, self.dialect), Activity.OPERATE, write=False
+        )
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
         """Seconds until the first lease of any worker in `queues` ends; None without a lease."""

@@ -13,7 +13,7 @@ from uuid import UUID
 from sqlalchemy import Connection, bindparam, func, select
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.dead_letters import DeadLetterGroup, DeadLetters
+from faststream_sqlbroker.core.overview import DeadLetterGroup, DeadLetters
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.stored import (

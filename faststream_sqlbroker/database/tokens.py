@@ -3,8 +3,7 @@
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.channels import Registered
-from faststream_sqlbroker.core.queue_api import QueueRole
+from faststream_sqlbroker.core.channels import QueueRole, Registered
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import channels
 from faststream_sqlbroker.database.parts.audit import note_action

@@ -14,7 +14,6 @@ from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.flow.debug_log import DebugLog, WatchedInflight
 from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
 from faststream_sqlbroker.flow.deliver.cancels import Cancels
 from faststream_sqlbroker.flow.deliver.delivery import Handle
@@ -39,6 +38,7 @@ from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
+    from faststream_sqlbroker.flow.debug_log import DebugLog
 
 FINAL_FLUSH_TIMEOUT = 10.0
 """Most seconds for the last flush; what is not written by then comes back when its lease runs out.
@@ -71,7 +71,7 @@ class Consumer:
         recorder: Recorder | None = None,
         lookout: Lookout | None = None,
         housekeeping: Housekeeping | None = None,
-        debug: DebugLog | None = None,
+        debug: "DebugLog | None" = None,
     ) -> None:
         """`settings` are the subscriber's; `handle` gets a row, or a tuple of rows with batch=True.
 
@@ -134,7 +134,13 @@ class Consumer:
         signals = Signals()
         debug = self._debug
         own = (log, clock, signals, self._metrics)
-        held = self.inflight = Inflight(*own) if debug is None else WatchedInflight(debug, *own)
+        if debug is None:
+            held = Inflight(*own)
+        else:
+            from faststream_sqlbroker.flow.debug_log import WatchedInflight  # noqa: PLC0415
+
+            held = WatchedInflight(debug, *own)
+        self.inflight = held
         held.slots.start_is_final = self._cancellable and not s.batch
         if self._heartbeat is not None:
             held.ended = self.registration.ended

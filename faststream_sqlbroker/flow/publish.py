@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
 from faststream_sqlbroker.database.messages.handler import only_writer
 from faststream_sqlbroker.exceptions import NotSupportedError
-from faststream_sqlbroker.flow.debug_log import DebugLog
-from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
@@ -17,6 +15,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from faststream_sqlbroker.database.store import Store
+    from faststream_sqlbroker.flow.debug_log import DebugLog
+    from faststream_sqlbroker.flow.publish_limits import PublishLimits
 
 
 class Publisher:
@@ -26,8 +26,8 @@ class Publisher:
         self,
         store: "Store",
         wakeups: Wakeups,
-        limits: PublishLimits | None = None,
-        debug: DebugLog | None = None,
+        limits: "PublishLimits | None" = None,
+        debug: "DebugLog | None" = None,
     ) -> None:
         """Write to `store`, within `limits`; `debug` tells of single messages."""
         self._debug = debug
@@ -74,7 +74,12 @@ class Publisher:
         return handler.connection
 
     async def _admitted(
-        self, limits: PublishLimits, rows: Sequence[NewMessage], *, connection: Any, droppable: bool
+        self,
+        limits: "PublishLimits",
+        rows: Sequence[NewMessage],
+        *,
+        connection: Any,
+        droppable: bool,
     ) -> list[int | None]:
         if not rows:
             return []

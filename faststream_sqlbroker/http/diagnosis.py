@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from faststream_sqlbroker.admin import Admin
-from faststream_sqlbroker.core.diagnosis import Diagnosis, DiagnosisPart
+from faststream_sqlbroker.core.health import Diagnosis, DiagnosisPart
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.http.users import Role, User
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from faststream_sqlbroker.core.queue_api import LONGEST_WAIT
+from faststream_sqlbroker.core.channels import LONGEST_WAIT
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_body
 from faststream_sqlbroker.http.mistakes import mistakes
 

@@ -14,10 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from faststream_sqlbroker.core.channels import Registered, token_fits
+from faststream_sqlbroker.core.channels import QUEUE_ROLES, QueueRole, Registered, token_fits
 from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Reject, Release
-from faststream_sqlbroker.core.queue_api import QUEUE_ROLES, QueueRole
 from faststream_sqlbroker.core.reasons import REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.rows import NewMessage as Row

@@ -1,19 +1,28 @@
-"""A publisher bound to a queue: called directly, or stacked on a subscriber."""
+"""A publisher bound to a queue, called directly or stacked on a subscriber; its configuration, and
+what AsyncAPI documents show of it.
+"""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from faststream.response import PublishCommand
+from faststream.specification.asyncapi.utils import resolve_payloads
+from faststream.specification.schema import Message, Operation, PublisherSpec
 from typing_extensions import Unpack, override
 
-from faststream_sqlbroker.adapter.endpoints import PublisherUsecase
+from faststream_sqlbroker.adapter.broker import BrokerConfig
+from faststream_sqlbroker.adapter.endpoints import (
+    PublisherSpecification,
+    PublisherSpecificationConfig,
+    PublisherUsecase,
+    PublisherUsecaseConfig,
+)
 from faststream_sqlbroker.call_assertions import SqlCallAssertions, SqlHandlerCallWrapper
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.tasks.requests import request_timeout
-from faststream_sqlbroker.publisher.config import QueuePublisherConfig
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
-from faststream_sqlbroker.publisher.specification import QueuePublisherSpecification
 from faststream_sqlbroker.response import (
     PublishOptions,
     RequestOptions,
@@ -28,6 +37,56 @@ if TYPE_CHECKING:
         T_HandlerReturn,
     )
     from faststream_sqlbroker.message import SqlBrokerMessage
+
+
+@dataclass(kw_only=True)
+class QueuePublisherConfig(PublisherUsecaseConfig):
+    """The arguments of `broker.publisher`; `queue` is without the routers' prefix."""
+
+    queue: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
+    reply_to: str = ""
+    batch: bool = False
+
+
+@dataclass(kw_only=True)
+class QueuePublisherSpecificationConfig(PublisherSpecificationConfig):
+    """The data of a publisher's AsyncAPI documentation."""
+
+    queue: str = ""
+
+
+class QueuePublisherSpecification(
+    PublisherSpecification[BrokerConfig, QueuePublisherSpecificationConfig]
+):
+    """One channel for the queue. AsyncAPI has no bindings for SQL, so they stay empty."""
+
+    @property
+    def address(self) -> str:
+        """The queue, with the routers' prefix."""
+        return f"{self._outer_config.prefix}{self.config.queue}"
+
+    @property
+    def name(self) -> str:
+        """The channel's key."""
+        return self.config.title_ or f"{self.address}:Publisher"
+
+    def get_schema(self) -> dict[str, PublisherSpec]:
+        """The channel by its key."""
+        return {
+            self.name: PublisherSpec(
+                address=self.address,
+                description=self.config.description_,
+                operation=Operation(
+                    message=Message(
+                        title=f"{self.name}:Message",
+                        payload=resolve_payloads(self.get_payloads(), "Publisher"),
+                    ),
+                    bindings=None,
+                ),
+                bindings=None,
+            )
+        }
 
 
 class QueuePublisher(SqlCallAssertions, PublisherUsecase):

@@ -8,11 +8,11 @@ from faststream_sqlbroker.core.routing import PipelineStep
 from faststream_sqlbroker.parser import SqlBrokerBatchParser
 from faststream_sqlbroker.subscriber.config import (
     QueueSubscriberConfig,
+    QueueSubscriberSpecification,
     QueueSubscriberSpecificationConfig,
 )
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 from faststream_sqlbroker.subscriber.running_calls import NoCalls
-from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 if TYPE_CHECKING:

@@ -28,7 +28,10 @@ from faststream_sqlbroker.handler_calls import adapt, refuse_generator, runs_in_
 from faststream_sqlbroker.publisher.reply import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.checks import policy_fits
-from faststream_sqlbroker.subscriber.config import QueueSubscriberConfig
+from faststream_sqlbroker.subscriber.config import (
+    QueueSubscriberConfig,
+    QueueSubscriberSpecification,
+)
 from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
 from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
@@ -40,7 +43,6 @@ from faststream_sqlbroker.subscriber.pulling import (
 )
 from faststream_sqlbroker.subscriber.relay import ForwardHeaders, relays, unstarted_publishers
 from faststream_sqlbroker.subscriber.running_calls import RunningCalls
-from faststream_sqlbroker.subscriber.specification import QueueSubscriberSpecification
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
 
 if TYPE_CHECKING:
@@ -267,7 +269,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
                 outer.wakeups.clock,
             )
             settings, ack_first = changed(settings, batch=True), False
-        consumer: Consumer = outer.make_consumer(
+        consumer: Consumer = (outer.make_consumer or Consumer)(
             store=outer.store,
             wakeups=outer.wakeups,
             settings=settings,

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
-from faststream_sqlbroker.core.dead_letters import DeadLetters
+from faststream_sqlbroker.core.overview import DeadLetters
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database import stored_messages

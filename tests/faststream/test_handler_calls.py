@@ -18,7 +18,7 @@ from faststream_sqlbroker import SqlBroker, SqlBrokerRoute, SqlBrokerRouter, Tes
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.fastapi import SqlBrokerRouter as FastAPIRouter
 from faststream_sqlbroker.flow.threads import in_thread
-from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import VARIABLE
 from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.helpers import eventually
 

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import (
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerMessage, TestSqlBroker
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
-from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import VARIABLE
 from tests.faststream.conftest import QUICK, Look, on_each
 from tests.helpers import eventually
 

@@ -12,7 +12,7 @@ from faststream_sqlbroker import ConstantRetryStrategy, Once, SqlBroker, TestSql
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.worker import Worker
-from faststream_sqlbroker.subscriber.pipeline.choice import VARIABLE
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import VARIABLE
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faststream_sqlbroker.subscriber.pipeline.choice import GENERIC, VARIABLE
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import GENERIC, VARIABLE
 from tests.conftest import Servers
 from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS

@@ -11,12 +11,12 @@ from starlette.requests import HTTPConnection
 from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.core.channels import (
     RANDOM_TOKEN,
+    QueueRole,
     Registered,
     hashed_token,
     new_token,
     token_fits,
 )
-from faststream_sqlbroker.core.queue_api import QueueRole
 from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.http import (
     BasicAuth,

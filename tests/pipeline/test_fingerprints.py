@@ -9,7 +9,7 @@ from fast_depends.core import CallModel
 
 from faststream_sqlbroker.adapter.pipeline import HandlerItem
 from faststream_sqlbroker.subscriber.pipeline import fingerprints
-from faststream_sqlbroker.subscriber.pipeline.known import KNOWN
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import KNOWN
 from faststream_sqlbroker.subscriber.pipeline.replaced import ARGUMENTS, PIPELINE, REPLACED
 from tests.pipeline.seen import Seen
 from tests.pipeline.test_choice import prepared, run_one

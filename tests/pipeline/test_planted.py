@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from faststream_sqlbroker.subscriber.pipeline import dependencies, guard, models
+from faststream_sqlbroker.subscriber.pipeline import choice, dependencies, models
 from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
 from faststream_sqlbroker.subscriber.pipeline.answers import Answers
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
@@ -70,7 +70,7 @@ def dependencies_not_cached(patch: pytest.MonkeyPatch) -> None:
 
 
 def changes_not_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(guard.Guard, "holds", lambda _self: True)
+    patch.setattr(choice.Guard, "holds", lambda _self: True)
 
 
 def dict_not_copied(patch: pytest.MonkeyPatch) -> None:

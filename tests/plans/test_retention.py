@@ -15,6 +15,7 @@ from faststream_sqlbroker.database.loaded_windows import LoadedWindows
 from faststream_sqlbroker.database.partitions import ArchivePartitions
 from faststream_sqlbroker.database.parts import loaded_windows
 from faststream_sqlbroker.database.retention import BATCH, ArchiveRetention
+from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
 from tests.plans.conftest import SYNC_DRIVERS, TABLES, DatabaseOf
@@ -144,5 +145,6 @@ def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, databas
 @pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
 def test_growth_is_that_of_a_day(archived: Engine, database: str) -> None:
     with archived.connect() as connection:
-        growth = asyncio.run(retention_on(connection).growth())
-    assert 1_430 <= growth.per_day <= 1_440
+        database: Any = DatabaseOf(connection)
+        per_day = asyncio.run(DatabaseServer(database).archive_growth())
+    assert 1_430 <= per_day <= 1_440

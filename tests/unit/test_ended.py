@@ -6,8 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from faststream_sqlbroker.core.ended import EndedCounts
-from faststream_sqlbroker.core.rates import per_minute, rates_of, summed
+from faststream_sqlbroker.core.ended import EndedCounts, per_minute, rates_of, summed
 from faststream_sqlbroker.core.rows import Acked, Settlement
 from faststream_sqlbroker.core.states import MessageState
 

@@ -28,7 +28,6 @@ INHERENT_CYCLES = [
         "faststream_sqlbroker.annotations",
         "faststream_sqlbroker.broker.broker",
         "faststream_sqlbroker.broker.config",
-        "faststream_sqlbroker.broker.locking",
         "faststream_sqlbroker.broker.publishing",
         "faststream_sqlbroker.broker.reserving",
     }

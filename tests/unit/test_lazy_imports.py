@@ -1,11 +1,20 @@
 """What a process imports: what it uses, and no more."""
 
 import ast
+import pkgutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sqlalchemy.ext.asyncio import create_async_engine
+
 import faststream_sqlbroker
+from faststream_sqlbroker.database import store
+from faststream_sqlbroker.database.dialects import DIALECTS, Dialect
+from faststream_sqlbroker.database.store import Store
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.tables import build_tables
 
 INIT = Path(faststream_sqlbroker.__file__)
 
@@ -33,6 +42,104 @@ def test_modules_that_users_name_need_no_import_of_their_own() -> None:
 def test_the_package_alone_imports_nothing_else() -> None:
     """Spark imports it, below `faststream_sqlbroker.core`, in every Python worker."""
     assert ours_after("import faststream_sqlbroker") == {"faststream_sqlbroker"}
+
+
+MOST_OF_A_BROKER = 160
+"""Modules that `SqlBroker` may import; before a subscriber is declared."""
+RARE = (
+    "admin",
+    "cli",
+    "client",
+    "config",
+    "database.bulk.store",
+    "database.explain",
+    "database.locks",
+    "database.mysql.dialect",
+    "database.overviews",
+    "database.policies",
+    "database.postgresql",
+    "database.pull",
+    "database.retention",
+    "database.schedules",
+    "database.verification",
+    "fastapi",
+    "flow.consumer",
+    "flow.locks",
+    "flow.partitions",
+    "flow.pull_jobs",
+    "http",
+    "prometheus",
+    "schema.functions",
+    "schema.migrate",
+    "subscriber.usecase",
+    "testing",
+)
+"""Those that a broker imports when they are asked for."""
+
+
+def test_a_broker_imports_little_and_nothing_rare() -> None:
+    ours = ours_after("from faststream_sqlbroker import SqlBroker")
+    assert len(ours) <= MOST_OF_A_BROKER
+    for name in RARE:
+        rare = f"faststream_sqlbroker.{name}"
+        assert not [module for module in ours if f"{module}.".startswith(f"{rare}.")]
+
+
+def test_a_start_with_a_plain_subscriber_imports_no_other_database_and_no_policies() -> None:
+    """Nor anything of the rest that the loops of this subscriber never ask for."""
+    started = """
+import asyncio, tempfile
+from faststream_sqlbroker import SqlBroker
+async def main(folder):
+    broker = SqlBroker(f"sqlite+aiosqlite:///{folder}/broker.db", logger=None)
+    broker.subscriber("orders")(lambda message: None)
+    await broker.create_tables()
+    async with broker:
+        await broker.start()
+with tempfile.TemporaryDirectory() as folder:
+    asyncio.run(main(folder))
+"""
+    ours = ours_after(started)
+    rare = {
+        "admin.admin",
+        "database.bulk.store",
+        "database.explain",
+        "database.locks",
+        "database.mysql.dialect",
+        "database.overviews",
+        "database.policies.claims",
+        "database.postgresql.dialect",
+        "database.pull",
+        "database.retention",
+        "database.schedules",
+        "database.verification",
+        "flow.pull_jobs",
+        "http",
+    }
+    assert ours.isdisjoint(f"faststream_sqlbroker.{name}" for name in rare)
+    assert "faststream_sqlbroker.subscriber.usecase" in ours
+
+
+def test_each_subject_of_the_store_is_where_it_is_said_to_be() -> None:
+    homes = [value for value in vars(Store).values() if isinstance(value, store._Subject)]
+    assert homes
+    for subject in homes:
+        assert isinstance(pkgutil.resolve_name(subject._home), type)
+
+
+def test_each_dialect_is_where_it_is_said_to_be() -> None:
+    for name, home in DIALECTS.items():
+        dialect = pkgutil.resolve_name(home)
+        assert issubclass(dialect, Dialect)
+        assert dialect.name == name
+
+
+def test_threads_that_ask_at_once_get_one_subject(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/broker.db")
+    ours = Store(engine, build_tables(SqlBrokerSchemaConfig()))
+    with ThreadPoolExecutor(8) as threads:
+        subjects = set(threads.map(lambda _: ours.locks, range(64)))
+    assert subjects == {ours.locks}
 
 
 def ours_after(code: str) -> set[str]:

@@ -13,7 +13,7 @@ from faststream_sqlbroker.core.retry import (
     RetryStrategyTemplate,
     next_delay,
 )
-from faststream_sqlbroker.core.retry.checks import LONGEST_DELAY_SECONDS
+from faststream_sqlbroker.core.retry.base import LONGEST_DELAY_SECONDS
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 LAST = FIRST + timedelta(minutes=1)

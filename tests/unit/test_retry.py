@@ -21,7 +21,7 @@ from faststream_sqlbroker.core.retry import (
     next_delay,
     retries_after,
 )
-from faststream_sqlbroker.core.retry.checks import LONGEST_DELAY_SECONDS
+from faststream_sqlbroker.core.retry.base import LONGEST_DELAY_SECONDS
 from faststream_sqlbroker.exceptions import SetupError
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)

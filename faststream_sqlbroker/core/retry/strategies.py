@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from random import Random
 
-from faststream_sqlbroker.core.retry.base import RetryStrategyTemplate
-from faststream_sqlbroker.core.retry.checks import (
+from faststream_sqlbroker.core.retry.base import (
     LONGEST_DELAY_SECONDS,
+    RetryStrategyTemplate,
     bounded,
     check_factor,
     steps,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.jobs import (
@@ -218,7 +218,7 @@ class JobStore:
 
     async def due_in(self, job_id: str | None = None) -> float | None:
         """Seconds until the next batch of the job, or of any, is due; None: none is left."""
-        return await self._read(lambda c: self._due_in(c, job_id))
+        return await self._read(lambda c: audit.due_in(c, self._dialect, job_id))
 
     async def step(self, job_id: str | None = None) -> Step:
         """Do one batch of the job, or of the first one that is due, if it is due and free.
@@ -236,7 +236,7 @@ class JobStore:
             job = self._lock_due(connection, job_id)
             if job is None:
                 found = None if job_id is None else audit.find(connection, self._table, job_id)
-                return Step(found, self._due_in(connection, job_id))
+                return Step(found, audit.due_in(connection, self._dialect, job_id))
             tried.append(_Batch(job))
             moved = self._batch(connection, job, tried)
             return self._saved(connection, job, moved, job_id)
@@ -331,17 +331,6 @@ class JobStore:
         locking = due.order_by(c.due_at, c.key).limit(1).with_for_update(skip_locked=True)
         row = connection.execute(locking).first()
         return None if row is None else job_of(*row)
-
-    def _due_in(self, connection: Connection, job_id: str | None) -> float | None:
-        """Seconds until the next batch of the job, or of any, is due; None: none is left."""
-        c = self._table.c
-        next_due = select(func.min(c.due_at)).where(c.scope == JOB, c.due_at.is_not(None))
-        if job_id is not None:
-            next_due = next_due.where(c.key == job_id)
-        due: datetime | None = connection.execute(next_due).scalar_one()
-        if due is None:
-            return None
-        return max(0.0, (due - self._dialect.now(connection)).total_seconds())
 
     def _batch(self, connection: Connection, job: Job, tried: list[_Batch]) -> Job:
         size = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))

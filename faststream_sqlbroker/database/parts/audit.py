@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, insert, null, select, update
+from sqlalchemy import Connection, Table, bindparam, func, insert, null, select, update
 
 from faststream_sqlbroker.core.jobs import Job, job_info, job_of
 from faststream_sqlbroker.database.dialects import Dialect
@@ -45,6 +45,16 @@ def find(connection: Connection, table: Table, job_id: str, *, lock: bool = Fals
     statement = select(table.c.key, table.c.created_at, table.c.info).where(*_one(table, job_id))
     row = connection.execute(statement.with_for_update() if lock else statement).first()
     return None if row is None else job_of(*row)
+
+
+def due_in(connection: Connection, dialect: Dialect, job_id: str | None = None) -> float | None:
+    """Seconds until the next batch of the job, or of any, is due; None: none is left."""
+    c = dialect.tables.policy_state.c
+    next_due = select(func.min(c.due_at)).where(c.scope == JOB, c.due_at.is_not(None))
+    if job_id is not None:
+        next_due = next_due.where(c.key == job_id)
+    due: datetime | None = connection.execute(next_due).scalar_one()
+    return None if due is None else max(0.0, (due - dialect.now(connection)).total_seconds())
 
 
 def save(connection: Connection, table: Table, job: Job, pause: float | None) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.checks import REPLY_QUEUES
-from faststream_sqlbroker.core.rates import summed
+from faststream_sqlbroker.core.ended import summed
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.live_subscribers import read_subscribers
 

@@ -17,7 +17,6 @@ from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.parts.ordered import Cursors
-from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.prefetch import prefetch_lease
@@ -28,6 +27,7 @@ from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.database.policies.request import Claim
     from faststream_sqlbroker.database.store import Store
 
 
@@ -219,8 +219,9 @@ class Claimer:
         self._registration = registration
         self._ready = ready
         self._clock = inflight.clock
-        self._cursors = Cursors()
-        self._position = ScanPosition(use=inflight.slots)
+        if settings.policies:
+            _ = store.policies  # imported now: the first claim would make the event loop wait
+        self.look_at_all()
         self._missed = 0
         self._told_at = float("-inf")
         self._shares = (
@@ -249,7 +250,10 @@ class Claimer:
     def look_at_all(self) -> None:
         """Let the next claim read from the beginning, not from where the last one ended."""
         self._cursors = Cursors()
-        self._position = ScanPosition(use=self._inflight.slots)
+        if self._settings.policies:
+            from faststream_sqlbroker.database.policies.request import ScanPosition  # noqa: PLC0415
+
+            self._position = ScanPosition(use=self._inflight.slots)
 
     async def claim(
         self, pairs: Sequence[ReadyPair], limit: int, suspicion: Suspicion | None
@@ -288,6 +292,10 @@ class Claimer:
         self, limit: int, suspicion: Suspicion | None, *, only: int | None = None
     ) -> ClaimResult:
         """As `claim`, from all open queues, under the subscriber's policies."""
+        from faststream_sqlbroker.database.policies.request import (  # noqa: PLC0415
+            PolicyClaimRequest,
+        )
+
         s = self._settings
         queues = self._ready.queues_in_turn()
         if self._shares is not None:
@@ -321,7 +329,7 @@ class Claimer:
         rows = Claimed(claim.rows, claim.suspects)
         return ClaimResult(rows, self._from_now(claim), claim.gated, claim.more)
 
-    def _from_now(self, claim: Claim) -> float | None:
+    def _from_now(self, claim: "Claim") -> float | None:
         """In how many seconds to claim again: a slow claim must not put the next one off."""
         if not claim.again or claim.read is None:
             return claim.again

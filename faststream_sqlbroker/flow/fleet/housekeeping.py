@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.database.bulk.store import ALL, REFUSED_PAUSE
 from faststream_sqlbroker.exceptions import StoreError, TransientStoreError
 from faststream_sqlbroker.flow.loop import Log
 
@@ -70,7 +69,7 @@ class JobRunner:
 
     async def _step(self) -> float | None:
         """Seconds until the next look at the jobs; None: none is left."""
-        due_in = await self._store.jobs.due_in()
+        due_in = await self._store.job_due_in()
         if due_in is None or due_in > 0 or not await self._has_rights():
             return due_in if self._may is not False else None
         try:
@@ -78,6 +77,8 @@ class JobRunner:
         except TransientStoreError:
             raise
         except StoreError as error:
+            from faststream_sqlbroker.database.bulk.store import REFUSED_PAUSE  # noqa: PLC0415
+
             text = f"a job of an operator rests for {REFUSED_PAUSE:.0f} s, others go on: {error}"
             self._log(logging.WARNING, text)
             return LONGEST_PAUSE
@@ -92,6 +93,9 @@ class JobRunner:
     async def _has_rights(self) -> bool:
         """Whether this process may do what jobs do; asked once, before the first one."""
         if self._may is None:
+            # Most processes never have a job to run.
+            from faststream_sqlbroker.database.bulk.store import ALL  # noqa: PLC0415
+
             # Asked, not tried: a refused statement would make the whole process unhealthy.
             access = await self._store.access.find_lacks(ALL)
             self._may = not access.lacks

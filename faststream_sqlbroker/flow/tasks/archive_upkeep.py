@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.retention import Retention
 from faststream_sqlbroker.database.retention import Pruner
-from faststream_sqlbroker.exceptions import AccessError, StoreError
+from faststream_sqlbroker.exceptions import AccessError
 from faststream_sqlbroker.flow.loop import FleetLoop, Log
 
 if TYPE_CHECKING:
@@ -61,25 +60,6 @@ class RetentionLoop(FleetLoop):
             )
             self._log(logging.WARNING, text)
         return PRUNE_INTERVAL
-
-
-async def growth_line(store: "Store") -> str | None:
-    """How fast the archive grows, for the log of a start without retention; None if there is
-    nothing to tell, or this process may not read it.
-    """
-    needed = frozenset({Activity.PRUNE})
-    try:
-        if store.tables.archive is None or (await store.access.find_lacks(needed)).lacks:
-            return None
-        growth = await store.retention.growth()
-    except StoreError:
-        return None  # A start does not fail for a line of the log.
-    if not growth.per_day:
-        return None
-    return (
-        f"the archive grows by about {growth.per_day:,} messages a day, and nothing removes them: "
-        'SqlBroker(retention=Retention(completed="30d")) would'
-    )
 
 
 PARTITION_LOCK = "sqlbroker.partitions"

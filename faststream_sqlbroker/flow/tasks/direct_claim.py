@@ -15,7 +15,6 @@ from faststream_sqlbroker.core.outcome import Ack, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_claimed
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.settlements import refusal, refusal_text
@@ -25,6 +24,7 @@ from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.database.messages.direct_claim import Replaced
     from faststream_sqlbroker.database.store import Store
 
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class DirectClaimer:
                 self._log(logging.ERROR, refusal_text(row, row.outcome), message_id=row.id)
         return taken.rows, taken.again
 
-    async def settle(self, settlement: Settlement, replaced: Replaced | None, queue: str) -> bool:
+    async def settle(self, settlement: Settlement, replaced: "Replaced | None", queue: str) -> bool:
         """Write what a reservation from `queue` ended in; whether its lease was still held.
 
         Raises:

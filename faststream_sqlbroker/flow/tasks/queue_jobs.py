@@ -9,13 +9,11 @@ from math import inf
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from faststream_sqlbroker.core.channels import Registered
+from faststream_sqlbroker.core.channels import QueueRole, Queues, Registered
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.outcome import Outcome, Release
-from faststream_sqlbroker.core.queue_api import QueueRole, Queues
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
@@ -24,6 +22,7 @@ from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectCl
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.database.messages.direct_claim import Replaced
     from faststream_sqlbroker.database.store import Store
 
 
@@ -359,7 +358,7 @@ class QueueJobs:
         message: LeasedMessage,
         outcome: Outcome,
         *,
-        replaced: Callable[[ClaimedMessage], Replaced] | None = None,
+        replaced: "Callable[[ClaimedMessage], Replaced] | None" = None,
         error: str | None = None,
     ) -> Settlement | None:
         """Write what the message has ended in; None: the lease is another's, nothing is written.

@@ -65,7 +65,7 @@ class Firing:
     """Publishes what is due, once in the whole fleet."""
 
     def __init__(self, store: "Store", wakeups: Wakeups, log: Log) -> None:
-        self._schedules = store.schedules
+        self._store = store
         self._wakeups = wakeups
         self._log = log
         self._clock = wakeups.clock
@@ -94,7 +94,7 @@ class Firing:
         """
         token = uuid4()
         try:
-            state = await self._schedules.hold(planned.name, token, LEASE)
+            state = await self._store.schedules.hold(planned.name, token, LEASE)
             if state is None:
                 return
             async with self._kept(planned.name, token):
@@ -107,7 +107,7 @@ class Firing:
             # answer was lost. What was published until now stays published.
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(GIVE_BACK_TIMEOUT):
-                    await self._schedules.give_back(planned.name, token)
+                    await self._store.schedules.give_back(planned.name, token)
             raise
 
     async def _publish_run(
@@ -187,7 +187,7 @@ class Firing:
         ended: bool,
     ) -> bool:
         lease = None if ended else LEASE
-        if not await self._schedules.publish(planned.name, token, state, rows, lease):
+        if not await self._store.schedules.publish(planned.name, token, state, rows, lease):
             text = (
                 f"the schedule {planned.name!r} was taken from this process, redefined, paused or "
                 "asked to run before its message was written; unless it is paused, the process "
@@ -210,7 +210,7 @@ class Firing:
             f"({count} times in a row), again in {pause:.0f} s: {error!r}"
         )
         self._log(logging.ERROR, text, exc_info=error)
-        await self._schedules.put_off(
+        await self._store.schedules.put_off(
             planned.name, token, replace(state, failures_count=count), pause
         )
 
@@ -241,7 +241,7 @@ class Firing:
         while True:
             await self._clock.sleep(LEASE / 3)
             try:
-                if not await self._schedules.extend(name, token, LEASE):
+                if not await self._store.schedules.extend(name, token, LEASE):
                     return
             except StoreError as error:
                 self._log(

@@ -11,12 +11,13 @@ from typing import Any
 from sqlalchemy.dialects import postgresql
 
 from faststream_sqlbroker.core.reasons import CANCELLED
-from faststream_sqlbroker.schema.functions.names import COMMENT, FunctionNames
-from faststream_sqlbroker.schema.functions.shared import (
+from faststream_sqlbroker.schema.functions.names import (
     CLAIMABLE,
+    COMMENT,
     LONGEST,
     MOST_LOAD,
     TEMPLATE,
+    FunctionNames,
     copied_columns,
 )
 from faststream_sqlbroker.schema.tables import Tables

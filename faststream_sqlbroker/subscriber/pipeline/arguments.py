@@ -11,6 +11,7 @@ from faststream_sqlbroker.subscriber.invalid_body import is_faststreams_call
 from faststream_sqlbroker.subscriber.pipeline.bodies import UNKNOWN, Load, decodes_by_itself
 from faststream_sqlbroker.subscriber.pipeline.context import local_repository, variable_of
 from faststream_sqlbroker.subscriber.pipeline.dependencies import Dependencies, Found
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 from faststream_sqlbroker.subscriber.pipeline.models import (
     CONTEXT,
     RESERVED,
@@ -19,7 +20,6 @@ from faststream_sqlbroker.subscriber.pipeline.models import (
     takes_any_object,
     takes_anything,
 )
-from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
 
 Call = Callable[[Any], Awaitable[Any]]
 """Decodes the body of a message and calls the handler; its checked result."""

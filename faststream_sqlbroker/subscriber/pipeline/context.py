@@ -5,7 +5,7 @@ from typing import Any
 
 from faststream_sqlbroker.adapter.pipeline import ContextRepo, ContextRepoComposition
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
 
 _ALWAYS = ("handler_", "logger")
 _OF_A_MESSAGE = ("log_context", "message")

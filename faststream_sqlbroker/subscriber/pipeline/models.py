@@ -12,9 +12,20 @@ from fast_depends.pydantic.serializer import (
 
 from faststream_sqlbroker.adapter.pipeline import Context, resolve_context_by_name
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.subscriber.async_context import AsyncContext
 from faststream_sqlbroker.subscriber.invalid_body import refuse
-from faststream_sqlbroker.subscriber.pipeline.uncompiled import NotCompiled
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import NotCompiled
+
+
+class AsyncContext(Context):
+    """A Context whose `use` is a coroutine.
+
+    FastStream runs a plain `use` in a thread, once per parameter, which is slower.
+    """
+
+    async def use(self, /, **kwargs: Any) -> Any:  # type: ignore[override]
+        """As Context's."""
+        return super().use(**kwargs)
+
 
 CONTEXT = "context__"
 """The argument in which FastDepends carries FastStream's context."""
