@@ -39,7 +39,8 @@ from faststream_sqlbroker.database.errors import ErrorClasses
 from faststream_sqlbroker.database.listen import listening
 from faststream_sqlbroker.database.messages.handler import HandlerTransaction, HandlerTransactions
 from faststream_sqlbroker.database.messages.inserts import Inserts
-from faststream_sqlbroker.database.parts import audit, cancels
+from faststream_sqlbroker.database.parts import audit, cancels, policy_state
+from faststream_sqlbroker.database.parts.mirror import keep_living
 from faststream_sqlbroker.database.parts.ordered import Cursors
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.database.server import DatabaseServer
@@ -433,6 +434,26 @@ class Store:
         return await self._database.run(
             lambda c: audit.due_in(c, self.dialect), Activity.OPERATE, write=False
         )
+
+    async def forget_expired(self, limit: int) -> int:
+        """Look at up to `limit` states of policies that have expired, and remove those that nothing
+        needs; at how many.
+        """
+        table = self.tables.policy_state
+        # Mostly there are none, and a transaction that writes has statements of its own.
+        if not await self._database.run(
+            lambda c: policy_state.has_expired(c, table),
+            Activity.CONSUME,
+            Activity.STATE,
+            write=False,
+        ):
+            return 0
+
+        def work(connection: Connection) -> int:
+            living = partial(keep_living, connection, self.dialect)
+            return policy_state.forget_expired(connection, table, limit, living)
+
+        return await self._database.run(work, Activity.CONSUME, Activity.STATE)
 
     async def lease_ends_in(self, queues: Sequence[str]) -> float | None:
         """Seconds until the first lease of any worker in `queues` ends; None without a lease."""

@@ -343,7 +343,7 @@ async def test_messages_go_on_when_heartbeats_fail(
 ) -> None:
     # Who looks for expired leases clears the same table, at the start too: without the table that
     # fails for good.
-    monkeypatch.setattr(broker._store.policies, "forget_expired", AsyncMock(return_value=0))
+    monkeypatch.setattr(broker._store, "forget_expired", AsyncMock(return_value=0))
     handled = collect(broker, "a", "b")
     await broker.admin.pause("a")
     await broker.start()

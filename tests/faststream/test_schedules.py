@@ -925,7 +925,7 @@ async def test_the_rows_of_a_schedule_are_no_locks_and_no_unknown_outcomes(
     await broker._store.schedules.hold("s", uuid4(), 30.0)
     assert await broker.admin.locks() == []
     assert await broker.admin.unknown() == []
-    assert await broker._store.policies.forget_expired(10) == 0
+    assert await broker._store.forget_expired(10) == 0
     async with engine.connect() as connection:
         assert (
             await connection.execute(text("SELECT count(*) FROM message_policy_state"))

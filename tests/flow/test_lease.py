@@ -264,7 +264,7 @@ async def test_returned_leases_are_reported_even_if_old_states_fail(
             raise TransientStoreError("the database is busy")
         return forgotten
 
-    monkeypatch.setattr(rig.store.policies, "forget_expired", forget_expired)
+    monkeypatch.setattr(rig.store, "forget_expired", forget_expired)
     await rig.put(1)
     await rig.claim(1)
     await rig.expire()

@@ -186,7 +186,7 @@ async def test_a_started_message_does_not_run_again_when_its_key_is_free(rig: Ri
     await asyncio.sleep(0.05)
     await rig.expire()
     assert await rig.store.release_stuck(["q"], 10) == 1
-    await rig.store.policies.forget_expired(10)
+    await rig.store.forget_expired(10)
     [row] = (await process.claim()).rows
     verdicts = await rig.store.policies.claim_keys([row], 0.01)
     assert verdicts[message][0].name == "UNKNOWN"

@@ -364,7 +364,7 @@ async def test_what_has_expired_is_forgotten_without_any_subscriber(
 
         await eventually(one_is_left)
         forgotten = AsyncMock()
-        monkeypatch.setattr(jobs.store.policies, "forget_expired", forgotten)
+        monkeypatch.setattr(jobs.store, "forget_expired", forgotten)
         await jobs._tick()
         assert not forgotten.called, "it comes once a minute"
 

@@ -286,7 +286,7 @@ def test_the_newest_is_known_as_long_as_it_waits(world: World) -> None:
     assert ids(world.claim(0, 20)) == []
     for _ in range(3):
         world.advance(2 * 86_400 * SECOND)
-        world.run(world.store.policies.forget_expired(1_000))
+        world.run(world.store.forget_expired(1_000))
     assert ids(world.claim(0, 20)) == [new]
     assert superseded(world) == {old: new}
 
@@ -639,7 +639,7 @@ def test_a_key_for_which_nothing_stands_by_is_forgotten_after_a_day(
     assert delivered(world, 8)
     assert superseded(world)
     world.advance(3 * 86_400 * SECOND)
-    world.run(world.store.policies.forget_expired(1_000))
+    world.run(world.store.forget_expired(1_000))
     assert world.run(known_keys(world)) == []
 
 

@@ -102,7 +102,7 @@ def test_slots_are_known_for_the_longest_period(world: World, kind: dict[str, st
     tell(world, {"quick": quick, "slow": slow})
     assert started(world, quick) == LOW
     world.advance(60_000_000)
-    world.run(world.store.policies.forget_expired(100))
+    world.run(world.store.forget_expired(100))
     tell(world, {"quick": quick, "slow": slow})
     for _ in range(HIGH):
         world.put("a")

@@ -149,7 +149,7 @@ class OnceMachine(Machine):
         if data.draw(st.sampled_from([False, False, False, True]), "much later"):
             self.world.advance(round(KEPT * 1e6))
         over = [key for key, owner in self.owners.items() if owner.until + KEPT * 1e6 <= self.now]
-        assert self.world.run(self.world.store.policies.forget_expired(100)) == len(over)
+        assert self.world.run(self.world.store.forget_expired(100)) == len(over)
         for key in over:
             del self.owners[key]
 

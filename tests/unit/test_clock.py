@@ -36,7 +36,7 @@ class Database:
     def __init__(self) -> None:
         self.searches = 0
         self.removals = 0
-        self.silent = self.policies = self
+        self.silent = self
 
     async def lease_ends_in(self, _queues: Sequence[str]) -> float | None:
         self.searches += 1

@@ -383,7 +383,7 @@ async def test_after_expired_leases_the_next_search_is_at_once_and_then_when_one
 
     class Store:
         def __init__(self) -> None:
-            self.policies = self.server = self.silent = self
+            self.server = self.silent = self
 
         async def lease_ends_in(self, _queues: Any) -> float | None:
             return ends.pop(0)

@@ -5,6 +5,7 @@ import pkgutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -64,9 +65,9 @@ RARE = (
     "database.verification",
     "fastapi",
     "flow.consumer",
-    "flow.locks",
-    "flow.partitions",
-    "flow.pull_jobs",
+    "flow.tasks.archive_upkeep",
+    "flow.tasks.locks",
+    "flow.tasks.pull_jobs",
     "http",
     "prometheus",
     "schema.functions",
@@ -82,6 +83,7 @@ def test_a_broker_imports_little_and_nothing_rare() -> None:
     assert len(ours) <= MOST_OF_A_BROKER
     for name in RARE:
         rare = f"faststream_sqlbroker.{name}"
+        assert find_spec(rare), "it has another name now"
         assert not [module for module in ours if f"{module}.".startswith(f"{rare}.")]
 
 
@@ -113,9 +115,11 @@ with tempfile.TemporaryDirectory() as folder:
         "database.retention",
         "database.schedules",
         "database.verification",
-        "flow.pull_jobs",
+        "flow.tasks.pull_jobs",
         "http",
     }
+    for name in rare:
+        assert find_spec(f"faststream_sqlbroker.{name}"), "it has another name now"
     assert ours.isdisjoint(f"faststream_sqlbroker.{name}" for name in rare)
     assert "faststream_sqlbroker.subscriber.usecase" in ours
 

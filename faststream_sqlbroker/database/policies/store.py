@@ -12,7 +12,6 @@ slots of the queue. The others, and all on databases without such statements, ho
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -36,7 +35,7 @@ from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import mirror, once, policy_state
+from faststream_sqlbroker.database.parts import once
 from faststream_sqlbroker.database.parts.live_subscribers import process_name
 from faststream_sqlbroker.database.policies.claims import PolicyClaims
 from faststream_sqlbroker.database.policies.intake import RENEWED, slot_scope
@@ -166,26 +165,6 @@ class PolicyStore:
             if claiming is None
             else await self._database.run(claiming, Activity.CONSUME, Activity.STATE)
         )
-
-    async def forget_expired(self, limit: int) -> int:
-        """Look at up to `limit` states that have expired, and remove those that nothing needs; at
-        how many.
-        """
-        table = self._dialect.tables.policy_state
-        # Mostly there are none, and a transaction that writes has statements of its own.
-        if not await self._database.run(
-            lambda c: policy_state.has_expired(c, table),
-            Activity.CONSUME,
-            Activity.STATE,
-            write=False,
-        ):
-            return 0
-
-        def work(connection: Connection) -> int:
-            living = partial(mirror.keep_living, connection, self._dialect)
-            return policy_state.forget_expired(connection, table, limit, living)
-
-        return await self._database.run(work, Activity.CONSUME, Activity.STATE)
 
     async def give_back_keys(self, rows: Sequence[ClaimedMessage]) -> None:
         """Free the keys of `rows` that are still claimed by them."""

@@ -152,7 +152,7 @@ class Housekeeping:
                 "the middle of a statement, and they kept rows of the broker locked"
             )
             self._log(logging.WARNING, text)
-        return await self._store.policies.forget_expired(BATCH) < BATCH
+        return await self._store.forget_expired(BATCH) < BATCH
 
 
 CLOCK_INTERVAL = 60.0

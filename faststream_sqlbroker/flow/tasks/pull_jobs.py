@@ -327,7 +327,7 @@ class PullJobs:
         now = self._wakeups.clock.monotonic()
         if now < self._clean_at:
             return
-        more = await self.store.policies.forget_expired(BATCH) == BATCH
+        more = await self.store.forget_expired(BATCH) == BATCH
         self._clean_at = now + (0.0 if more else CLEANED)
 
     async def _sweep(self, queue: str) -> None:
