@@ -19,7 +19,6 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
-from faststream_sqlbroker.flow.tasks.locks import Locks
 from faststream_sqlbroker.flow.tasks.schedules import Scheduler
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks
