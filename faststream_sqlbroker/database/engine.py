@@ -166,18 +166,23 @@ class Database:
             results.append(result)
 
         try:
-            async with (
-                self.errors.classed(doing, explained=True),
-                asyncio.timeout_at(deadline),
-                places,
-                self.checkouts(deadline - clock()) as connection,
-            ):
-                driver = await self.shortcut.alone(connection) if isinstance(work, Query) else None
-                if driver is None:
-                    await connection.run_sync(run)
-                else:
-                    committing = write
-                    results.append(await self._sent(connection, driver, work, write=write))
+            try:
+                async with (
+                    asyncio.timeout_at(deadline),
+                    places,
+                    self.checkouts(deadline - clock()) as connection,
+                ):
+                    driver = None
+                    if isinstance(work, Query):
+                        driver = await self.shortcut.alone(connection)
+                    if driver is None:
+                        await connection.run_sync(run)
+                    else:
+                        committing = write
+                        results.append(await self._sent(connection, driver, work, write=write))
+            except Exception as error:
+                await self.errors.convert(error, doing, explained=True)
+                raise
         except TransientStoreError as error:
             if results:
                 # The COMMIT was answered; the connection broke on its way back to the pool.

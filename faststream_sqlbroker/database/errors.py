@@ -71,19 +71,26 @@ class ErrorClasses:
         """
         try:
             yield
-        except SqlBrokerError:
-            raise
         # Not only SQLAlchemy's: it does not wrap a driver's error while connecting.
         except Exception as error:
-            ours = self.of(error)
-            if ours is None:
-                raise
-            if self._denied(error):
-                activities = doing() if callable(doing) else doing
-                self._on_denied(activities)
-                if explained and isinstance(ours, AccessError):
-                    ours = await self.explained(ours, activities)
-            raise ours from error
+            await self.convert(error, doing, explained=explained)
+            raise
+
+    async def convert(
+        self, error: Exception, doing: Doing = frozenset(), *, explained: bool = False
+    ) -> None:
+        """Raise what `error` is to users, as `classed` does; return if it is not the database's.
+
+        For a caller for which a context that is entered each time would cost too much.
+        """
+        if isinstance(error, SqlBrokerError) or (ours := self.of(error)) is None:
+            return
+        if self._denied(error):
+            activities = doing() if callable(doing) else doing
+            self._on_denied(activities)
+            if explained and isinstance(ours, AccessError):
+                ours = await self.explained(ours, activities)
+        raise ours from error
 
     async def explained(self, error: AccessError, activities: Activities) -> AccessError:
         """`error` with what is missing for `activities`; unchanged if that cannot be found out.
