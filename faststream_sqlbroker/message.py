@@ -26,15 +26,46 @@ from faststream_sqlbroker.control_exceptions import (
 from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
+from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import Duration, delay_seconds
-from faststream_sqlbroker.progress import report
+from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.adapter.values import AsyncCallable
 
-_ACK = Ack()
+__all__ = (
+    "SqlBrokerBatchMessage",
+    "SqlBrokerMessage",
+    "SqlBrokerMessageState",
+)
 
-__all__ = ("SqlBrokerBatchMessage", "SqlBrokerMessage", "SqlBrokerMessageState")
+
+_MAX_PROGRESS_TEXT = 1_000
+"""Bytes of the text that a handler says of its progress; longer text is cut."""
+
+
+async def _report(row: ClaimedMessage, fraction: float, text: str | None) -> bool:
+    """Write how far the handler of `row` has come; whether the lease is held, as far as is known.
+
+    Raises:
+        SetupError: an argument is not valid, or no running subscriber holds the row.
+    """
+    number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    if not number or not 0 <= fraction <= 1:
+        raise SetupError(f"fraction must be a number from 0 to 1, got {short(fraction)}")
+    if text is not None and not isinstance(text, str):
+        raise SetupError(f"text must be text, got {short(text)}")
+    holder = row.holder
+    if holder is None or holder.progress is None or holder.ack_first:
+        raise SetupError(
+            "only a message that a subscriber has leased tells of its progress; ACK_FIRST has "
+            "removed it before its handler starts"
+        )
+    said = None if text is None else clean_text(text, limit=_MAX_PROGRESS_TEXT)
+    return await holder.progress(row, float(fraction), said)
+
+
+_ACK = Ack()
 
 
 class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
@@ -220,7 +251,7 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: an argument is not valid, or ACK_FIRST has removed the message.
         """
-        return await report(self.raw_message, fraction, text)
+        return await _report(self.raw_message, fraction, text)
 
     async def _follow_raised(self, said: Said) -> None:
         try:

@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Admin, Health
-from faststream_sqlbroker.core.error_fingerprint import LENGTH
 from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, Job, job_info
+from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import ScheduleState, describe, worker_name
 from faststream_sqlbroker.core.stored import Filters
@@ -123,7 +123,7 @@ def _archived() -> Iterator[dict[str, Any]]:
         row |= {"attempts_count": 5, "deliveries_count": 5, "state": "FAILED"}
         error = INVALID if n % 8 == 0 else NO_ROUTE
         reason = "invalid_body" if n % 8 == 0 else "max_attempts"
-        mark = ("2c26b46b68ffc68f" if n % 8 == 0 else "9f86d081884c7d65")[:LENGTH]
+        mark = ("2c26b46b68ffc68f" if n % 8 == 0 else "9f86d081884c7d65")[:FINGERPRINT_LENGTH]
         row |= {"last_error": error, "reason": reason, "error_fingerprint": mark}
         yield {"id": 4600 + n, **row}
     for n in range(5):

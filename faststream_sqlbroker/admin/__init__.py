@@ -13,9 +13,9 @@ from faststream_sqlbroker.core.health import (
 )
 from faststream_sqlbroker.core.jobs import Failure, Job
 from faststream_sqlbroker.core.mirror import MirroredMessage
+from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.overview import Count, DeadLetterGroup, DeadLetters, QueueOverview
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
-from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.rows import UnknownOutcome
 from faststream_sqlbroker.core.status import (
     Explanation,

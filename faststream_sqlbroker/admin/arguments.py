@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
-from faststream_sqlbroker.core.error_fingerprint import LENGTH
+from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text, short, storable
@@ -229,9 +229,10 @@ def _key(value: str | None) -> str | None:
 
 
 def _fingerprint(value: str | None) -> str | None:
-    if value is not None and (not isinstance(value, str) or len(value) != LENGTH):
+    if value is not None and (not isinstance(value, str) or len(value) != FINGERPRINT_LENGTH):
         raise SetupError(
-            f"fingerprint must be the {LENGTH} digits that dead_letters shows, got {short(value)}"
+            f"fingerprint must be the {FINGERPRINT_LENGTH} digits that dead_letters shows, "
+            f"got {short(value)}"
         )
     return filter_text("fingerprint", value)
 

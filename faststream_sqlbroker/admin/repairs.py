@@ -13,7 +13,7 @@ from faststream_sqlbroker.admin.arguments import (
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.jobs import RETRY
-from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import SetupError

@@ -13,7 +13,6 @@ from faststream_sqlbroker.exceptions import (
     SetupError,
     SqlBrokerError,
 )
-from faststream_sqlbroker.security import parse_security
 
 if TYPE_CHECKING:
     from faststream.security import BaseSecurity
@@ -76,6 +75,8 @@ def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
         _refuse_other_databases(parsed)
         if security is None:
             return create_async_engine(given)
+        from faststream_sqlbroker.security import parse_security  # noqa: PLC0415
+
         url, arguments = parse_security(security, parsed)
         return create_async_engine(url, connect_args=arguments)
     except SqlBrokerError:

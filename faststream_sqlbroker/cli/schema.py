@@ -14,8 +14,8 @@ from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.cli.options import By
 from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line
 from faststream_sqlbroker.cli.target import run, target_of
-from faststream_sqlbroker.database.partitions import add_noted
 from faststream_sqlbroker.database.parts.audit import note_action
+from faststream_sqlbroker.database.retention import add_noted
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.functions import render_functions
 from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions

@@ -1,4 +1,7 @@
-"""Channels, their consumers and jobs; each operation is one transaction."""
+"""What clients over HTTP need: channels, their consumers and jobs, and the tokens of queues.
+
+Each operation is one transaction.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +17,7 @@ from faststream_sqlbroker.core.channels import (
     JobsPage,
     JobState,
     PullJob,
+    QueueRole,
     Registered,
     Step,
     queue_of,
@@ -26,12 +30,64 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit, channels, pull_jobs
+from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.message_walks import Walk
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.schema.types import MYSQL, clock
+
+SCOPE = "queue:"
+"""The scope of tokens is this and what they allow; the key is the queue."""
+
+
+class QueueTokenStore:
+    """Finds and makes them; the database has their hashes only.
+
+    Raises (from every operation):
+        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._table = database.tables.policy_state
+
+    async def find(self, queue: str, role: QueueRole) -> Registered | None:
+        """The token of the queue that allows `role`."""
+        query = channels.finding(self._dialect, (SCOPE + role, queue))
+        [found] = await self._database.run(query, Activity.STATE, write=False)
+        return found
+
+    async def put(
+        self,
+        queue: str,
+        role: QueueRole,
+        *,
+        by: str,
+        token: str | None = None,
+        rotate: bool = False,
+    ) -> Registered:
+        """Make the token, or with `rotate` another one, and note in the audit who did."""
+
+        def put(connection: Connection) -> Registered:
+            found = channels.put(
+                connection,
+                self._table,
+                SCOPE + role,
+                queue,
+                token=token,
+                changes={},
+                rotate=rotate,
+            )
+            if found.changed:
+                arguments = {"queue": queue, "role": role}
+                note_action(connection, self._dialect, "put_queue_token", by, arguments)
+            return found
+
+        return await self._database.run(put, Activity.STATE)
+
 
 SWEPT = 100
 """Expired leases that one transaction ends; bounds its length."""

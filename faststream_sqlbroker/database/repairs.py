@@ -15,12 +15,11 @@ from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, Job
-from faststream_sqlbroker.core.orders import CancelRequest
+from faststream_sqlbroker.core.orders import CancelRequest, Repair
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
 from faststream_sqlbroker.core.policies.standby import STANDBY
 from faststream_sqlbroker.core.reasons import CANCELLED
-from faststream_sqlbroker.core.repairs import Repair
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.core.times import from_microseconds

@@ -1,5 +1,5 @@
 """Removes finished messages from the archive by their age and their number, the oldest first, a few
-in each transaction.
+in each transaction; and adds and drops its partitions.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,14 +24,64 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.retention import Place, Pruned, Retention, Step
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.loaded_windows import REST, LoadedPruner, LoadedWindows
-from faststream_sqlbroker.database.partitions import ArchivePartitions
 from faststream_sqlbroker.database.parts import audit
+from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.loaded_windows import archive_of, behind
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.exceptions import AccessError, TransientStoreError
+from faststream_sqlbroker.schema import partitions
+from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import MYSQL, later
+
+
+class ArchivePartitions:
+    """Only for PostgreSQL's archives with partitions.
+
+    Raises (from every operation):
+        AccessError: the user is not the archive's owner.
+        TransientStoreError: a lock was not free within 2 seconds, or as `Store`.
+        StoreError: as `Store`.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._config = database.tables.config
+
+    @property
+    def there(self) -> bool:
+        """Whether the archive has partitions."""
+        return self._config.archive_partitions is not None
+
+    async def add(self, by: str | None = None) -> str | None:
+        """Make the next that is missing, and note who did unless `by` is None; its name, or None:
+        none is missing.
+        """
+        return await self._run(lambda c: add_noted(c, self._dialect, self._config, by))
+
+    async def drop(self, before: datetime, *, empty: bool) -> str | None:
+        """Drop the oldest that ended by `before`, with `empty` one without rows; its name."""
+        return await self._run(
+            lambda c: partitions.drop_partition(c, self._config, before, empty=empty)
+        )
+
+    async def _run(self, work: Callable[[Connection], str | None]) -> str | None:
+        # Who waits for a lock on the archive holds up all that comes later: rather try again.
+        return await self._database.run(work, patient=False)
+
+
+def add_noted(
+    connection: Connection, dialect: Dialect, config: SqlBrokerSchemaConfig, by: str | None
+) -> str | None:
+    """Make the next partition that is missing; unless `by` is None, the audit names who did."""
+    name = partitions.add_partition(connection, config)
+    if name is not None and by is not None:
+        note_action(connection, dialect, "add_partition", by, {"partition": name})
+    return name
+
 
 T = TypeVar("T")
 

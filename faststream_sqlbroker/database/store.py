@@ -60,17 +60,15 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.messages.direct_claim import DirectClaims
     from faststream_sqlbroker.database.mirror import MirrorStore
     from faststream_sqlbroker.database.overviews import QueueOverviews
-    from faststream_sqlbroker.database.partitions import ArchivePartitions
     from faststream_sqlbroker.database.policies.policy_holds import PolicyHolds
     from faststream_sqlbroker.database.policies.store import PolicyStore
-    from faststream_sqlbroker.database.pull import ChannelStore
+    from faststream_sqlbroker.database.pull import ChannelStore, QueueTokenStore
     from faststream_sqlbroker.database.queue_states import QueueStates
     from faststream_sqlbroker.database.repairs import Repairs
     from faststream_sqlbroker.database.replies import ReplyStore
-    from faststream_sqlbroker.database.retention import ArchiveRetention
+    from faststream_sqlbroker.database.retention import ArchivePartitions, ArchiveRetention
     from faststream_sqlbroker.database.schedules import Schedules
     from faststream_sqlbroker.database.stored_messages import StoredMessages
-    from faststream_sqlbroker.database.tokens import QueueTokenStore
     from faststream_sqlbroker.database.verification import Verifier
 
 
@@ -127,16 +125,14 @@ class Store:
     mirror: "MirrorStore" = _subject("faststream_sqlbroker.database.mirror.MirrorStore")
     overviews: "QueueOverviews" = _subject("faststream_sqlbroker.database.overviews.QueueOverviews")
     partitions: "ArchivePartitions" = _subject(
-        "faststream_sqlbroker.database.partitions.ArchivePartitions"
+        "faststream_sqlbroker.database.retention.ArchivePartitions"
     )
     policies: "PolicyStore" = _subject("faststream_sqlbroker.database.policies.store.PolicyStore")
     policy_holds: "PolicyHolds" = _subject(
         "faststream_sqlbroker.database.policies.policy_holds.PolicyHolds"
     )
     queue_states: "QueueStates" = _subject("faststream_sqlbroker.database.queue_states.QueueStates")
-    queue_tokens: "QueueTokenStore" = _subject(
-        "faststream_sqlbroker.database.tokens.QueueTokenStore"
-    )
+    queue_tokens: "QueueTokenStore" = _subject("faststream_sqlbroker.database.pull.QueueTokenStore")
     repairs: "Repairs" = _subject("faststream_sqlbroker.database.repairs.Repairs")
     replies: "ReplyStore" = _subject("faststream_sqlbroker.database.replies.ReplyStore")
     retention: "ArchiveRetention" = _subject(

@@ -1,11 +1,45 @@
-"""Where the broker's tables are."""
+"""Where the broker's tables are, and by which lengths of time the archive may be partitioned.
+
+All bounds of partitions are midnights of UTC.
+"""
 
 import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 
-from faststream_sqlbroker.core.archive_partitions import SIZES
 from faststream_sqlbroker.core.checks import one_of
 from faststream_sqlbroker.exceptions import SetupError
+
+PARTITION_SIZES = ("day", "week", "month")
+"""What `archive_partitions` may be; weeks begin on Monday."""
+PARTITIONS_AHEAD = 4
+"""Partitions that are kept ready behind the current one."""
+
+
+def partition_start(moment: datetime, size: str) -> datetime:
+    """The start of the partition that `moment` belongs to."""
+    day = moment.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+    if size == "week":
+        return day - timedelta(days=day.weekday())
+    return day.replace(day=1) if size == "month" else day
+
+
+def next_partition_start(start: datetime, size: str) -> datetime:
+    """The start of the partition after the one that begins at `start`."""
+    longest = {"day": 1, "week": 7, "month": 31}[size]
+    return partition_start(start + timedelta(days=longest), size)
+
+
+def partitions_wanted(now: datetime, size: str) -> list[tuple[datetime, datetime]]:
+    """Start and end of the current partition, and of the next `PARTITIONS_AHEAD`."""
+    start = partition_start(now, size)
+    found = []
+    for _ in range(PARTITIONS_AHEAD + 1):
+        end = next_partition_start(start, size)
+        found.append((start, end))
+        start = end
+    return found
+
 
 LONGEST_TABLE_NAME = 40
 """Characters; PostgreSQL cuts names at 63 bytes, and indexes and constraints add a suffix."""
@@ -51,7 +85,7 @@ class SqlBrokerSchemaConfig:
         if self.schema is not None:
             check_name("schema", self.schema)
         if self.archive_partitions is not None:
-            one_of("archive_partitions", self.archive_partitions, SIZES)
+            one_of("archive_partitions", self.archive_partitions, PARTITION_SIZES)
             if self.message_archive_table_name is None:
                 raise SetupError(
                     "archive_partitions needs an archive: give message_archive_table_name, or "

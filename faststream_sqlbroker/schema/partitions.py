@@ -13,9 +13,13 @@ from sqlalchemy import Connection, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateIndex
 
-from faststream_sqlbroker.core.archive_partitions import next_start, start_of, wanted
 from faststream_sqlbroker.exceptions import NotSupportedError, SchemaError
-from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
+from faststream_sqlbroker.schema.config import (
+    SqlBrokerSchemaConfig,
+    next_partition_start,
+    partition_start,
+    partitions_wanted,
+)
 from faststream_sqlbroker.schema.tables import build_tables, sorted_indexes
 
 LOCK_TIMEOUT = "2s"
@@ -111,7 +115,7 @@ def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str 
     _wait_little(connection)
     there = list_partitions(connection, archive)
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
-    for start, end in wanted(now, str(config.archive_partitions)):
+    for start, end in partitions_wanted(now, str(config.archive_partitions)):
         if any(each.end > start and (each.start is None or each.start < end) for each in there):
             continue
         if _default_has(connection, archive, start, end):
@@ -232,8 +236,8 @@ def need_postgresql(dialect_name: str, config: SqlBrokerSchemaConfig) -> None:
 
 def _first_end(connection: Connection, size: str) -> str:
     now: datetime = connection.execute(text("SELECT statement_timestamp()")).scalar_one()
-    current_end = next_start(start_of(now, size), size)
-    return next_start(current_end, size).isoformat()
+    current_end = next_partition_start(partition_start(now, size), size)
+    return next_partition_start(current_end, size).isoformat()
 
 
 def _build_key(connection: Connection, archive: Table) -> None:

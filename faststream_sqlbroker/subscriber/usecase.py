@@ -25,7 +25,7 @@ from faststream_sqlbroker.flow.fleet.rights import activities_of
 from faststream_sqlbroker.flow.loop import cancelled
 from faststream_sqlbroker.flow.tasks.pulled import PulledMessages
 from faststream_sqlbroker.handler_calls import adapt, refuse_generator, runs_in_thread
-from faststream_sqlbroker.publisher.reply import ReplyPublisher
+from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.checks import policy_fits
 from faststream_sqlbroker.subscriber.config import (

@@ -23,10 +23,9 @@ from faststream_sqlbroker.schema.tables import build_tables
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 from faststream_sqlbroker.testing.consumer import SteppedConsumer
 from faststream_sqlbroker.testing.database import TestDatabase
-from faststream_sqlbroker.testing.mocks import name_what_waits
 from faststream_sqlbroker.testing.producer import FakeProducer, FakePublisher, TestRequests
 from faststream_sqlbroker.testing.pump import Member, Pump
-from faststream_sqlbroker.testing.reports import Drained, Published, Waiting
+from faststream_sqlbroker.testing.reports import Drained, Published, Waiting, name_what_waits
 from faststream_sqlbroker.testing.store import StoreClock, TestStore
 from faststream_sqlbroker.testing.transactions import HeldPublishes
 

@@ -5,8 +5,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBrokerSchemaConfig
-from faststream_sqlbroker.core.archive_partitions import AHEAD
 from faststream_sqlbroker.database.store import Store
+from faststream_sqlbroker.schema.config import PARTITIONS_AHEAD
 from faststream_sqlbroker.schema.partitions import convert_archive
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.contract.conftest import Bench
@@ -88,5 +88,5 @@ async def store(engine: AsyncEngine, database: str) -> Store:
 async def test_partitions_are_there(bench: Bench) -> None:
     count = "SELECT count(*) FROM pg_inherits WHERE inhparent = to_regclass('message_archive')"
     async with bench.store.engine.connect() as connection:
-        assert await connection.scalar(text(count)) == 2 + AHEAD + 1
+        assert await connection.scalar(text(count)) == 2 + PARTITIONS_AHEAD + 1
     assert await bench.store.server.differences() == []

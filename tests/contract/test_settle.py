@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker.core.error_fingerprint import error_fingerprint
 from faststream_sqlbroker.core.outcome import (
     Abandon,
     Ack,
@@ -23,7 +22,7 @@ from faststream_sqlbroker.core.outcome import (
 )
 from faststream_sqlbroker.core.reasons import EXPIRED, SUPERSEDED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
-from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.core.settle import SettleRules, error_fingerprint, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.database.store import Store

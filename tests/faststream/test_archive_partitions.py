@@ -10,7 +10,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Retention, SetupError, SqlBroker, SqlBrokerSchemaConfig
-from faststream_sqlbroker.core.archive_partitions import AHEAD, next_start, start_of
+from faststream_sqlbroker.schema.config import (
+    PARTITIONS_AHEAD,
+    next_partition_start,
+    partition_start,
+)
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.accounts import account
@@ -54,8 +58,9 @@ async def fill(engine: AsyncEngine, *days: int) -> None:
     async with engine.begin() as connection:
         now: datetime = await connection.scalar(text("SELECT statement_timestamp()"))
         for ago in days:
-            start = start_of(now - timedelta(days=ago), "day")
-            bounds = f"FROM ('{start.isoformat()}') TO ('{next_start(start, 'day').isoformat()}')"
+            start = partition_start(now - timedelta(days=ago), "day")
+            end = next_partition_start(start, "day")
+            bounds = f"FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
             made = f"CREATE TABLE ago_{ago} PARTITION OF message_archive FOR VALUES {bounds}"
             if ago < 100:
                 await connection.execute(text(made.replace(":", "\\:")))
@@ -100,13 +105,15 @@ async def test_a_broker_adds_and_drops_partitions(
         found = await partitions(engine)
         gone = await ids(engine) == [message_id, 1001]
         told = bool(heard.texts("old partitions of the archive were dropped"))
-        return told and gone and len(found) == 1 + (AHEAD + 1) + 1 and "ago_20" not in found
+        return (
+            told and gone and len(found) == 1 + (PARTITIONS_AHEAD + 1) + 1 and "ago_20" not in found
+        )
 
     await eventually(done)
     assert seen == [7]
     [told] = heard.texts("old partitions of the archive were dropped")
     assert told.endswith("ago_20, ago_10")
-    assert len(heard.texts("was added to the archive")) == AHEAD + 1
+    assert len(heard.texts("was added to the archive")) == PARTITIONS_AHEAD + 1
     found = await parted.admin.message(message_id)
     assert found is not None
     assert found.message.state.name == "COMPLETED"
@@ -169,7 +176,7 @@ async def test_the_command(broker: SqlBroker, engine: AsyncEngine, database_url:
     assert "Go on?" in await shell.run(*convert, answer="n\n", code=1)
     found = await shell.json(*convert, "--yes", "--by", "Ann")
     assert found["converted"]
-    assert len(found["added"]) == AHEAD - 1
+    assert len(found["added"]) == PARTITIONS_AHEAD - 1
     assert "0 partitions added" in await shell.run("partitions", "--every", "day")
     done = [(each.action, each.by, each.arguments) for each in await broker.admin.audit()]
     added = [("add_partition", "Ann", {"partition": name}) for name in found["added"]]

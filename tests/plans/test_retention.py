@@ -12,9 +12,8 @@ from faststream_sqlbroker.core.retention import Place
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.dialects import dialect_for
 from faststream_sqlbroker.database.loaded_windows import LoadedWindows
-from faststream_sqlbroker.database.partitions import ArchivePartitions
 from faststream_sqlbroker.database.parts import loaded_windows
-from faststream_sqlbroker.database.retention import BATCH, ArchiveRetention
+from faststream_sqlbroker.database.retention import BATCH, ArchivePartitions, ArchiveRetention
 from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers

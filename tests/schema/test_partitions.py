@@ -19,9 +19,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker import SqlBrokerSchemaConfig
-from faststream_sqlbroker.core.archive_partitions import AHEAD, start_of, wanted
 from faststream_sqlbroker.exceptions import SchemaError
 from faststream_sqlbroker.schema import partitions as module
+from faststream_sqlbroker.schema.config import PARTITIONS_AHEAD, partition_start, partitions_wanted
 from faststream_sqlbroker.schema.migrate import create_all, upgrade
 from faststream_sqlbroker.schema.partitions import (
     add_partition,
@@ -51,7 +51,7 @@ A_TEST = 300.0
 def owner(database_url: str) -> Any:
     """A synchronous engine, in a week that does not end within the test."""
     engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
-    left = (start_of(now(engine) + 7 * DAY, "week") - now(engine)).total_seconds()
+    left = (partition_start(now(engine) + 7 * DAY, "week") - now(engine)).total_seconds()
     if left < A_TEST:
         time.sleep(left)
     yield engine
@@ -111,11 +111,11 @@ def test_new_tables_have_a_default_partition_and_four_ahead(
         assert is_partitioned(connection, tables().archive)
         assert differences(connection, tables()) == []
     moment = now(owner)
-    assert len(add_all(owner)) == AHEAD + 1
+    assert len(add_all(owner)) == PARTITIONS_AHEAD + 1
     assert add_all(owner) == []
     with owner.begin() as connection:
         found = list_partitions(connection, tables().archive)
-        assert [(each.start, each.end) for each in found] == wanted(moment, "week")
+        assert [(each.start, each.end) for each in found] == partitions_wanted(moment, "week")
         put(connection, (1, moment), (2, moment - 100 * DAY), (3, moment + 1000 * DAY))
     assert ids(owner, "message_archive_default") == [2, 3]
     assert ids(owner) == [1, 2, 3]
@@ -129,7 +129,7 @@ def test_a_range_that_the_default_partition_has_rows_of_is_left(
     moment = now(owner)
     with owner.begin() as connection:
         put(connection, (1, moment))
-    assert len(add_all(owner)) == AHEAD
+    assert len(add_all(owner)) == PARTITIONS_AHEAD
     assert ids(owner, "message_archive_default") == [1]
 
 
@@ -173,7 +173,7 @@ def test_an_archive_with_rows_is_converted(owner: Engine, database: str, databas
         checks = inspect(connection).get_check_constraints("message_archive_p0")
         assert [each["name"] for each in checks] == ["message_archive_state_check"]
     # What the first partition has is not made again.
-    assert len(add_all(owner)) == AHEAD - 1
+    assert len(add_all(owner)) == PARTITIONS_AHEAD - 1
     with owner.begin() as connection:
         put(connection, (100, moment), (101, moment + 15 * DAY))
     assert 100 in ids(owner, "message_archive_p0")
@@ -231,7 +231,7 @@ def test_partitions_that_are_old_are_dropped(owner: Engine, database: str) -> No
         create_all(connection, tables())
         moment = connection.scalars(text("SELECT statement_timestamp()")).one()
         for weeks in (5, 4, 3):
-            start = start_of(moment - weeks * 7 * DAY, "week")
+            start = partition_start(moment - weeks * 7 * DAY, "week")
             connection.execute(
                 text(
                     f"CREATE TABLE old_{weeks} PARTITION OF message_archive FOR VALUES FROM "
@@ -241,7 +241,7 @@ def test_partitions_that_are_old_are_dropped(owner: Engine, database: str) -> No
                 )
             )
         put(connection, (5, moment - 35 * DAY), (3, moment - 21 * DAY), (99, moment - 90 * DAY))
-    before = start_of(moment - 21 * DAY, "week")
+    before = partition_start(moment - 21 * DAY, "week")
 
     def drop(empty: bool) -> str | None:
         with owner.begin() as connection:
@@ -259,7 +259,7 @@ def test_a_row_that_comes_after_the_look_is_not_dropped(owner: Engine, database:
     with owner.begin() as connection:
         create_all(connection, tables())
         moment = connection.scalars(text("SELECT statement_timestamp()")).one()
-        start = start_of(moment - 35 * DAY, "week")
+        start = partition_start(moment - 35 * DAY, "week")
         bounds = f"FROM ('{start.isoformat()}') TO ('{(start + 7 * DAY).isoformat()}')"
         made = f"CREATE TABLE old_5 PARTITION OF message_archive FOR VALUES {bounds}"
         connection.execute(text(made.replace(":", "\\:")))
@@ -275,7 +275,7 @@ def test_a_row_that_comes_after_the_look_is_not_dropped(owner: Engine, database:
 
     with owner.begin() as connection:
         event.listen(connection, "after_cursor_execute", late_row)
-        before = start_of(moment - 21 * DAY, "week")
+        before = partition_start(moment - 21 * DAY, "week")
         assert drop_partition(connection, WEEKS, before, empty=True) is None
     assert looks == 2
     assert ids(owner) == [5]
@@ -307,5 +307,5 @@ def test_ids_are_found_by_an_index_in_each_partition(owner: Engine, database: st
             asked.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
         )
         plan = "\n".join(connection.scalars(text(f"EXPLAIN {plain}")).all())
-    assert plan.count("_pkey") == AHEAD + 2
+    assert plan.count("_pkey") == PARTITIONS_AHEAD + 2
     assert "Seq Scan" not in plan

@@ -2,10 +2,14 @@
 
 import pytest
 
-from faststream_sqlbroker.core.error_fingerprint import LENGTH, error_fingerprint
 from faststream_sqlbroker.core.outcome import Ack, Nack, Reject
 from faststream_sqlbroker.core.rows import Settlement
-from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.core.settle import (
+    FINGERPRINT_LENGTH,
+    SettleRules,
+    error_fingerprint,
+    settle,
+)
 from tests.unit.test_settle import claimed
 
 
@@ -35,7 +39,7 @@ def test_the_text_and_the_line_do_not_count() -> None:
     assert error_fingerprint(caught(refuse, 1)) == error_fingerprint(caught(refuse, 2))
     deep = [error_fingerprint(caught(look_up, number)) for number in (1, 2)]
     assert deep[0] == deep[1]
-    assert len(deep[0]) == LENGTH
+    assert len(deep[0]) == FINGERPRINT_LENGTH
 
 
 def test_the_type_the_place_and_the_way_to_it_count() -> None:
@@ -79,7 +83,7 @@ def test_an_error_that_cannot_be_read_has_one_too() -> None:
         def __traceback__(self) -> None:  # type: ignore[override]
             raise RuntimeError
 
-    assert len(error_fingerprint(HostileError())) == LENGTH
+    assert len(error_fingerprint(HostileError())) == FINGERPRINT_LENGTH
 
 
 @pytest.mark.parametrize("outcome", [Nack(error=ValueError("x")), Reject(None, ValueError("y"))])

@@ -11,7 +11,7 @@ from time import time
 from typing import Any
 
 from faststream_sqlbroker.core.jobs import Job, job_info, job_of
-from faststream_sqlbroker.core.repairs import Repair
+from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SqlBrokerError
