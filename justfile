@@ -46,7 +46,7 @@ test-stalled *args: setup
 test-quick *args: setup
     @sh tools/quick.sh "$@"
 
-# The tests of one module, as tests/MODULES.md has them: just test-of flow/flush.py
+# The tests of one module, as tests/MODULES.md has them: just test-of flow/deliver/flush.py
 test-of module *args: setup
     @{{ python }} -m tools.module_tests "$@"
 

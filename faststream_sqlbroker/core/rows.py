@@ -299,7 +299,7 @@ class Settlement:
     """The message that the reason is about."""
     error: str | None = None
     fingerprint: str | None = None
-    """Of `error`, as `core.error_fingerprint` makes it."""
+    """Of `error`, as `core.settle.error_fingerprint` makes it."""
     queue: str | None = None
     """The queue to move to (attempts and deliveries are reset, dedup_id dropped)."""
     payload: bytes | None = None

@@ -334,7 +334,7 @@ def _archive(
         *_hops_and_key(revision),
         # The message that its reason is about, such as the one that it was superseded by.
         *_as_of(revision, Column("related_id", IdType, info={ADDED_IN: "0002"})),
-        # What its last error has in common with others (`core.error_fingerprint`).
+        # What its last error has in common with others (`core.settle.error_fingerprint`).
         *_as_of(revision, Column("error_fingerprint", name_type(16), info={ADDED_IN: "0003"})),
         schema=config.schema,
         **options,

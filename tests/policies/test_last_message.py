@@ -882,6 +882,27 @@ def test_what_stands_by_counts_nowhere(world: World) -> None:
     assert counted(world)[5] > 3000
 
 
+def test_what_is_due_in_8970_stands_by_only_with_its_mark(world: World) -> None:
+    """A due time may be a sentinel for "never", and text in SQLite."""
+    world.begin([Debounce("3s")])
+    never, foreign = world.put(None), world.put(None)
+    message = world.store.tables.message
+
+    async def edit() -> None:
+        async with world.clock.engine.begin() as connection:
+            far = datetime(9000, 1, 1, tzinfo=timezone.utc)
+            for each in (never, foreign):
+                await connection.execute(
+                    update(message).where(message.c.id == each).values(next_attempt_at=far)
+                )
+            if world.store.dialect_name == "sqlite":
+                later = f"UPDATE message SET next_attempt_at = '2026-01-01' WHERE id = {foreign}"
+                await connection.exec_driver_sql(later)
+
+    world.run(edit())
+    assert counted(world)[4:] == (0, 0)
+
+
 def counted(world: World) -> tuple[int, ...]:
     """Messages that are due and that are due later, both as operators see them, the seconds since
     the first was due, what stands by, and the seconds since a claim should have looked at that, as

@@ -52,8 +52,8 @@ become the load that it measures."""
 LONGEST_PAUSE = 300.0
 """Seconds; then there is a look, however slow."""
 STANDING_TOO_LONG = 600.0
-"""Seconds that claims may be late to look at what stands by, before the log has it: twice the
-longest pause between two of their looks."""
+"""Seconds that claims may be late to look at what stands by, from the planned time of the look on,
+before the log has it."""
 
 Running = tuple[Sequence[str], "Consumer"]
 """A subscriber that runs, after its queues."""

@@ -8,13 +8,13 @@ observable stays the same: the context, the order of acks and log lines, errors,
 | file | what it does |
 |---|---|
 | `choice.py` | which pipeline a subscriber has, and why; compiles it anew after a change |
-| `fingerprints.py` | whether FastStream's functions are the ones that are replaced here |
-| `guard.py` | whether what was found at the start still holds; asked for each message |
-| `plain.py` | the way of a message without middlewares |
-| `wrapped.py` | the way of a message through the user's middlewares |
+| `replaced.py` | FastStream's functions that are replaced here |
+| `fingerprints.py` | whether they are the ones that are known |
+| `parts.py` | the way of a message without middlewares, or through the user's |
 | `bodies.py` | makes the message and decodes its body |
 | `context.py` | FastStream's context around a message |
-| `arguments.py`, `dependencies.py` | the handler's arguments, with those of `Depends` |
+| `arguments.py`, `models.py` | the handler's arguments |
+| `dependencies.py` | those of `Depends` |
 | `answers.py` | publishes what a handler returns |
 | `acknowledging.py` | acks and logs; what becomes of a message whose handler has failed |
 """

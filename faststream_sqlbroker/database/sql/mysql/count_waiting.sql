@@ -15,10 +15,12 @@ SELECT \
   ORDER BY next_attempt_at LIMIT :most_later) AS found),
   (SELECT count(*) FROM (SELECT 1 FROM {message} FORCE INDEX ({ready_index}) \
   WHERE claimable = 1 AND queue = :queue AND priority = :priority \
-    AND next_attempt_at >= '{standby_time}'
+    AND next_attempt_at >= '{standby_time}' \
+    AND (policy_marks & {held_burst}) > 0
   ORDER BY next_attempt_at LIMIT :most_standing) AS found),
   (SELECT TIMESTAMPDIFF(MICROSECOND, next_attempt_at, UTC_TIMESTAMP(6)) / 1000000 \
     + {standby_seconds} FROM {message} FORCE INDEX ({ready_index}) \
   WHERE claimable = 1 AND queue = :queue AND priority = :priority \
-    AND next_attempt_at >= '{standby_time}'
+    AND next_attempt_at >= '{standby_time}' \
+    AND (policy_marks & {held_burst}) > 0
   ORDER BY next_attempt_at LIMIT 1)

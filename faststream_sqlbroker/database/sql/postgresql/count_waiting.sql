@@ -17,10 +17,12 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM {message} \
   ORDER BY next_attempt_at LIMIT :most_later) AS found),
   (SELECT count(*) FROM (SELECT 1 FROM {message} \
   WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority \
-    AND next_attempt_at >= '{standby_time}+00'
+    AND next_attempt_at >= '{standby_time}+00' \
+    AND (policy_marks & {held_burst}) > 0
   ORDER BY next_attempt_at LIMIT :most_standing) AS found),
   (SELECT extract(epoch FROM statement_timestamp() - next_attempt_at) + {standby_seconds} \
   FROM {message} \
   WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority \
-    AND next_attempt_at >= '{standby_time}+00'
+    AND next_attempt_at >= '{standby_time}+00' \
+    AND (policy_marks & {held_burst}) > 0
   ORDER BY next_attempt_at LIMIT 1)
