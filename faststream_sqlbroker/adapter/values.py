@@ -2,7 +2,6 @@
 
 from faststream._internal.basic_types import LoggerProto
 from faststream._internal.constants import EMPTY
-from faststream._internal.context import Context
 from faststream._internal.types import (
     AsyncCallable,
     BrokerMiddleware,
@@ -17,7 +16,6 @@ __all__ = (
     "EMPTY",
     "AsyncCallable",
     "BrokerMiddleware",
-    "Context",
     "CustomCallable",
     "IdGenerator",
     "LoggerProto",

@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.access import Activities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisPart:
-    """One thing."""
+    """One thing that the broker depends on."""
 
     name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class DiagnosisPart:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All of them."""
+    """All things that the broker depends on, each by itself."""
 
     parts: tuple[DiagnosisPart, ...]
 

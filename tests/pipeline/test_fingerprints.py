@@ -1,6 +1,7 @@
 """A function of FastStream or FastDepends that is not known rules the compiled pipeline out."""
 
 import logging
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +65,18 @@ async def test_an_unknown_function_of_the_pipeline_means_faststreams(
     subscriber._make_pipeline()
     [warning] = warnings(seen)
     assert "HandlerItem.call" in warning
+
+
+def test_a_function_that_a_tracer_wraps_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it tells of the original, as `functools.wraps` makes it."""
+    original = HandlerItem.call
+
+    @wraps(original)
+    async def traced(*given: Any, **named: Any) -> Any:
+        return await original(*given, **named)
+
+    monkeypatch.setattr(HandlerItem, "call", traced)
+    assert fingerprints.unknown(PIPELINE) == ["HandlerItem.call"]
 
 
 async def test_an_unknown_function_of_fastdepends_means_its_arguments(

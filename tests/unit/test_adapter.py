@@ -14,10 +14,13 @@ USES = {
         "BrokerConfig": "what a broker shares with its routers, publishers and subscribers",
         "BrokerRouter": "base of SqlBrokerRouter",
         "BrokerUsecase": "base of SqlBroker: middlewares, logger, start and stop of subscribers",
+        "DefaultLoggerStorage": "base of the storage of our default logger",
         "FastDependsConfig": "carries apply_types, serializer, provider and context to handlers",
         "Registrator": "base of everything with `subscriber` and `publisher`",
         "SubscriberRoute": "base of SqlBrokerRoute",
         "UnderlyingDriverAnnotations": "type of the argument underlying_driver_annotations",
+        "get_broker_logger": "makes a logger with FastStream's columns",
+        "make_logger_state": "the logger of a broker's configuration",
     },
     "endpoints": {
         "CallsCollection": "the handlers of a subscriber; ours refuses them with forward_to",
@@ -40,11 +43,6 @@ USES = {
         "StreamMessage": "annotation of the message as FastAPI's request, for them",
         "StreamRouter": "base of the FastAPI router",
     },
-    "logger": {
-        "DefaultLoggerStorage": "base of the storage of our default logger",
-        "get_broker_logger": "makes a logger with FastStream's columns",
-        "make_logger_state": "the logger of a broker's configuration",
-    },
     "messages": {
         "BatchCodecProto": "tells whether a codec decodes whole batches",
         "CodecProto": "type of the argument codec",
@@ -58,7 +56,7 @@ USES = {
     "pipeline": {
         "BaseMiddleware": "its methods do nothing: they are left out for each message",
         "ConfigComposition": "read for each message; the guard looks at what it composes",
-        "Context": "tells a parameter that comes from the context; compiled",
+        "Context": "tells a parameter that comes from the context; base of one without a thread",
         "ContextRepo": "holds the variables that are set around a message",
         "ContextRepoComposition": "the same with an application's context",
         "ContextScope": "sets them in FastStream's pipeline; compiled",
@@ -83,7 +81,6 @@ USES = {
         "EMPTY": "default of arguments whose None means something",
         "AsyncCallable": "type of parsers and decoders",
         "BrokerMiddleware": "type of the argument middlewares",
-        "Context": "base of annotations that need no thread",
         "CustomCallable": "type of the arguments parser and decoder",
         "IdGenerator": "type of the argument id_generator",
         "LoggerProto": "type of the argument logger",

@@ -194,7 +194,7 @@ SEARCH_FIELDS = (
     "until",
     "archived",
 )
-"""Their names."""
+"""Names of the fields of the search for messages."""
 STATES = tuple(state.name for state in MessageState)
 _TEXTS = ("queue", "state", "key", "error", "reason", "fingerprint")
 

@@ -5,9 +5,6 @@ A fingerprint is a digest of a function's syntax tree without annotations, docst
 A function with an unknown fingerprint, or without source, may do something else: then FastStream
 does that work itself. To make a new version known, read what has changed in it, and add the
 digests that `python -m tools.fingerprints` prints to `KNOWN`.
-
-To read a hundred syntax trees takes longer than all else of a start. So the sources of a group that
-are, as a whole, those of a known release have one digest, in `RELEASED`, and nothing is parsed.
 """
 
 import ast
@@ -57,8 +54,6 @@ def chosen() -> str:
 
 def unknown(group: str) -> list[str]:
     """The functions of `group` that are not known, by name."""
-    if sources_digest(group) in RELEASED[group]:
-        return []
     return [name for name, digest in digests(group) if digest not in KNOWN[group].get(name, ())]
 
 
@@ -79,19 +74,6 @@ _told: set[str] = set()
 """Groups that this process has warned of."""
 
 
-def sources_digest(group: str) -> str:
-    """The digest of the sources of a group's functions as they are now; empty if one has none."""
-    sources = hashlib.sha256()
-    for owner, names in REPLACED[group]:
-        for name in names:
-            function = _function(owner, name)
-            lines = _lines(function) if isinstance(function, FunctionType) else ()
-            if not lines:
-                return ""
-            sources.update("".join((name, "\n", *lines)).encode())
-    return sources.hexdigest()[:_LENGTH]
-
-
 def digests(group: str) -> Iterator[tuple[str, str]]:
     """Name and digest of each function of `group`, as they are now."""
     for owner, names in REPLACED[group]:
@@ -108,7 +90,7 @@ def _function(owner: Any, name: str) -> Any:
 @lru_cache(maxsize=512)
 def _digest(function: Any) -> str:
     """The digest of a function; empty if there is no source, or it is no function."""
-    if not isinstance(function, FunctionType):
+    if not isinstance(function, FunctionType) or _is_patched(function):
         return ""
     try:
         tree = _tree(function)
@@ -117,11 +99,16 @@ def _digest(function: Any) -> str:
     return hashlib.sha256(_text(tree).encode()).hexdigest()[:_LENGTH]
 
 
-def _lines(function: FunctionType) -> list[str]:
-    """The lines that the code of `function` is of; none without a source."""
-    code = inspect.unwrap(function).__code__
-    last = max((end for _, end, _, _ in code.co_positions() if end), default=0)
-    return linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : last]
+def _is_patched(function: FunctionType) -> bool:
+    """Whether something of another file wraps it, such as a tracer."""
+    own = inspect.unwrap(function).__code__.co_filename
+    wrapper: Any = function
+    while (inner := getattr(wrapper, "__wrapped__", None)) is not None:
+        # FastStream's generators are wrapped by contextlib.
+        if wrapper.__code__.co_filename not in (own, contextlib.__file__):
+            return True
+        wrapper = inner
+    return False
 
 
 def _tree(function: FunctionType) -> ast.Module:
@@ -130,7 +117,10 @@ def _tree(function: FunctionType) -> ast.Module:
     Raises:
         OSError: it has no source.
     """
-    if lines := _lines(function):
+    code = inspect.unwrap(function).__code__
+    last = max((end for _, end, _, _ in code.co_positions() if end), default=0)
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : last]
+    if lines:
         # inspect finds the end by reading token after token, which is half of the time of a start.
         with contextlib.suppress(SyntaxError):
             return ast.parse(textwrap.dedent("".join(lines)))
@@ -163,12 +153,6 @@ def _is_docstring(node: Any) -> bool:
     )
 
 
-RELEASED: dict[str, tuple[str, ...]] = {
-    "pipeline": ("43f1c172601a",),
-    "arguments": ("3a7624f3adbd",),
-    "publishing": ("e736fcb4e5ff",),
-}
-"""By group, the sources of releases whose functions are all in `KNOWN`."""
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "pipeline": {
         "SubscriberUsecase.process_message": ("ca8058f41574",),
@@ -274,4 +258,5 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "utils.encode_message": ("eba31f0593c8",),
     },
 }
-"""By group and name; several where versions differ in a way that does not matter here."""
+"""Of FastStream 0.7.8 with FastDepends 3.0.9, by group and name. Several where versions differ in a
+way that does not matter here."""
