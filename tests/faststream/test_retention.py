@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import Pruned, Retention, RightsError, SetupError, SqlBroker
 from faststream_sqlbroker.database import retention as subject
+from faststream_sqlbroker.database import server
 from faststream_sqlbroker.database.parts import sizes
 from faststream_sqlbroker.flow.tasks import archive_upkeep as loop
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -214,7 +215,7 @@ async def test_a_fast_archive_is_told_by_its_newest_rows(
     await archive.put("COMPLETED", 0.4, 0.3, 0.2, 0.1)
     keeping = make()
     keeping.subscriber("q", **QUICK)(_nothing)
-    with patch.object(subject, "MAX_SAMPLE", 3):
+    with patch.object(server, "MAX_SAMPLE", 3):
         await keeping.start()
     [told] = heard.texts("the archive grows")
     # Three in 0.3 hours: 240 a day; the test's own time makes it a little less.

@@ -2,10 +2,17 @@
 
 import pytest
 
-from faststream_sqlbroker.database import server
-from faststream_sqlbroker.schema.migrate import create_all
+from faststream_sqlbroker.database.server import DatabaseServer
+
+AS_USERS = DatabaseServer.create_tables
+"""Read while tests are collected, before a fixture of the whole run takes its place."""
 
 
 @pytest.fixture(autouse=True)
 def _slow_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "create_all", create_all)
+    monkeypatch.setattr(DatabaseServer, "create_tables", AS_USERS)
+
+
+@pytest.fixture
+def new_tables() -> None:
+    """For tests that read what the database counts of a table: no other test had these before."""
