@@ -68,6 +68,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, fatal: int, *, after: bool) -> Iterat
             pass
 
 
+@pytest.mark.timeout(1500)  # a hundred exports
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_an_export_that_dies_at_any_step_loses_and_doubles_nothing(
     spark: SparkSession,
