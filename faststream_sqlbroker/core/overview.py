@@ -89,6 +89,11 @@ class Count:
         return round(self.value * part / of)
 
 
+LATE_STANDING = 600.0
+"""Seconds that claims may be late to look at what stands by, from the planned time of the look on,
+before that is a problem."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOverview:
     """One queue at one moment. Messages are counted up to 1 000, and estimated beyond."""
@@ -113,6 +118,12 @@ class QueueOverview:
     paused: PausedQueue | None
     used: bool
     """Whether a message of the queue is live or archived."""
+    standing: Count = Count(0)
+    """Messages that stand by for a newer one of their key, which is delivered in their place
+    (`Debounce`, `KeepLast`). They are neither ready nor delayed."""
+    standing_overdue: float = 0.0
+    """Seconds for which claims have not looked at what stands by, though it was time to; 0 if they
+    have."""
     pulled: bool = False
     """Whether a pull consumer takes its jobs over HTTP, so that it needs no subscriber."""
     drained_subscribers: int = 0
@@ -132,13 +143,21 @@ class QueueOverview:
         return bool(self.ready.value and drained and drained == self.live_subscribers)
 
     @property
+    def late_standing(self) -> str | None:
+        """What is wrong with the messages that stand by, as text; or None."""
+        if self.standing_overdue < LATE_STANDING:
+            return None
+        seconds = f"{self.standing_overdue:.0f} s"
+        return f"{self.standing} messages stand by, and no claim has looked at them for {seconds}"
+
+    @property
     def problem(self) -> str | None:
         """What is wrong, as text: it has no subscriber, all are drained while messages wait, or it
         never had a message; or None.
         """
         if self._all_drained:
             return "every live subscriber is drained"
-        some = self.waiting or self.in_flight.value
+        some = self.waiting or self.in_flight.value or self.standing.value
         if self.used and some and not self.live_subscribers and not self.pulled:
             text = "no live subscriber"
         elif self.live_subscribers and not self.used:

@@ -73,6 +73,8 @@ class QueueCounts:
     in_flight: Count = NONE
     retrying: Count = NONE
     oldest_due_age: float = 0.0
+    standing: Count = NONE
+    standing_overdue: float = 0.0
 
 
 @dataclass(slots=True)
@@ -196,7 +198,7 @@ class QueueOverviews:
     def _overview(
         self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts
     ) -> QueueOverview:
-        some = counts.ready.value + counts.delayed.value + counts.in_flight.value
+        kinds = (counts.ready, counts.delayed, counts.in_flight, counts.standing)
         return QueueOverview(
             queue=queue,
             ready=counts.ready,
@@ -204,13 +206,15 @@ class QueueOverviews:
             in_flight=counts.in_flight,
             retrying=counts.retrying,
             oldest_due_age=counts.oldest_due_age,
+            standing=counts.standing,
+            standing_overdue=counts.standing_overdue,
             in_per_minute=fleet.rates.came.get(queue, 0.0),
             out_per_minute=fleet.out_per_minute(queue),
             live_subscribers=fleet.live.subscribers[queue],
             drained_subscribers=fleet.live.drained[queue],
             paused=fleet.paused.get(queue),
             pulled=queue in fleet.pulled,
-            used=some > 0 or self._is_archived(connection, queue),
+            used=any(kind.value for kind in kinds) or self._is_archived(connection, queue),
         )
 
     def _is_archived(self, connection: Connection, queue: str) -> bool:
@@ -240,6 +244,12 @@ def count_messages(
         counts.ready += due
         counts.delayed += later_
         counts.retrying += retried + again
+    standing = _sample(connection, dialect, "sample_standing", ranges)
+    for pair, (count, overdue) in zip(pairs, standing, strict=True):
+        counts = by_queue[pair.queue]
+        found = min(count, MAX_COUNTED)
+        counts.standing += Count(found, "exact" if found == count else "at least")
+        counts.standing_overdue = max(counts.standing_overdue, float(overdue))
     leased = _count_ranges(connection, dialect, "held", [{"queue": queue} for queue in by_queue])
     for counts, (in_flight, _) in zip(by_queue.values(), leased, strict=True):
         counts.in_flight = in_flight
@@ -266,7 +276,9 @@ def _count_ranges(
 def _sample(
     connection: Connection, dialect: Operations, name: str, ranges: Sequence[Mapping[str, Any]]
 ) -> list[tuple[int, int]]:
-    """What the statement `name` counts in each of `ranges`, up to one more than `MAX_COUNTED`."""
+    """What the statement `name` counts in each of `ranges`, up to one more than `MAX_COUNTED`, and
+    what else it tells.
+    """
     samples: list[tuple[int, int]] = []
     for part in chunks(ranges, MAX_RANGES_TOGETHER):
         binds: dict[str, Any] = {"most": MAX_COUNTED + 1}

@@ -5,21 +5,24 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import text
+from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
-from faststream_sqlbroker import Delay, SqlBroker
+from faststream_sqlbroker import Debounce, Delay, SqlBroker
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.core.overview import Count
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.exceptions import AccessError, LockLostError, SetupError
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
+from tests.quick_tables import TABLES
 
 pytestmark = pytest.mark.capability("the command `sqlbroker`: look, mend, check")
 
@@ -347,6 +350,40 @@ async def test_check_tells_what_is_wrong_by_its_exit_code(
     tables = wrong.pop("tables")
     assert wrong.keys() == {"rights"}, "the archive is missing there, too"
     assert "message_archive" in tables["text"]
+
+
+async def test_check_finds_what_stands_by_where_no_claim_looks(
+    shell: Shell, broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    @broker.subscriber("q", policies=[Debounce("1h")])
+    async def handle(body: str) -> None: ...
+
+    await broker.start()
+    first = await broker.publish("one", "q", key="k")
+    await broker.publish("two", "q", key="k")
+
+    async def stands_by() -> bool:
+        [found] = await broker.admin.queues("q")
+        return found.standing == Count(1)
+
+    await eventually(stands_by)
+    [subscriber] = broker.subscribers
+    subscriber.pause()
+    message = TABLES.message
+    # What stands by is to be looked at 7,000 years before it is due.
+    planned = update(message).where(message.c.id == first)
+    planned = planned.values(next_attempt_at=datetime(8970, 1, 2, tzinfo=timezone.utc))
+
+    async def is_late() -> bool:
+        async with engine.begin() as connection:
+            await connection.execute(planned)
+        [found] = await broker.admin.queues("q")
+        return found.standing_overdue > 3600.0
+
+    await eventually(is_late)  # the last claim may still run
+    wrong = [each for each in await shell.json("check", code=1) if not each["ok"]]
+    [of_queue] = (each for each in wrong if each["what"] == "queue q")
+    assert of_queue["text"].startswith("1 messages stand by")
 
 
 async def test_a_broker_is_found_by_its_module(

@@ -36,7 +36,7 @@ mysqls = pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True
 @postgresql
 def test_a_sample_reads_a_range_up_to_the_limit(crowded: Engine) -> None:
     with crowded.connect() as connection:
-        for kind in ("due", "later"):
+        for kind in ("due", "later", "standing"):
             plan = explain(connection, f"sample_{kind}", **PAIR, most=MAX_COUNTED + 1)
             check(plan, indexes={"message_ready"}, buffers=2 * MAX_COUNTED)
         held = explain(connection, "sample_held", queue="q", most=MAX_COUNTED + 1)
@@ -59,6 +59,7 @@ def test_a_sample_reads_no_messages_of_other_queues(crowded: Engine) -> None:
         late = {"queue": "late", "priority": 0}
         for name, limits in (
             ("sample_due", {"most": 201}),
+            ("sample_standing", {"most": 201}),
             ("count_due", {"most": 201}),
             ("count_waiting", {"most_due": 201, "most_later": 201, "most_standing": 201}),
         ):

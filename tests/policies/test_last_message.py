@@ -917,6 +917,8 @@ def counted(world: World) -> tuple[int, ...]:
                 counts = count_messages(sync, dialect, [QUEUE])[QUEUE]
                 assert counts.ready.value == state.ready
                 assert counts.delayed.value == state.delayed
+                assert counts.standing.value == state.standing
+                assert abs(counts.standing_overdue - state.standing_overdue) < 60.0
                 assert due_messages(sync, dialect, QUEUE, 100) == state.ready
                 both = state.ready + state.delayed
                 return (

@@ -40,6 +40,7 @@ def test_an_estimate_says_that_it_is_one() -> None:
         ({"ready": Count(3)}, "no live subscriber"),
         ({"delayed": Count(3)}, "no live subscriber"),
         ({"in_flight": Count(1)}, "no live subscriber"),
+        ({"standing": Count(1)}, "no live subscriber"),
         ({"ready": Count(3), "live_subscribers": 1}, None),
         ({}, None),
         ({"used": False, "live_subscribers": 2}, "it never had a message"),
@@ -51,6 +52,12 @@ def test_a_queue_that_only_one_side_knows_has_a_problem(
     given: dict[str, Any], problem: str | None
 ) -> None:
     assert overview(**given).problem == problem
+
+
+def test_what_stands_by_is_a_problem_once_no_claim_looks_at_it() -> None:
+    assert overview(standing=Count(2), standing_overdue=599.0).late_standing is None
+    late = overview(standing=Count(2), standing_overdue=600.0).late_standing
+    assert late == "2 messages stand by, and no claim has looked at them for 600 s"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from faststream_sqlbroker.core.metrics import (
     QueueState,
     Recorder,
 )
+from faststream_sqlbroker.core.overview import LATE_STANDING
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import FleetLoop, Log, is_told
 from faststream_sqlbroker.flow.metrics import subscriber_name
@@ -51,9 +52,6 @@ SLOW_SHARE = 20
 become the load that it measures."""
 LONGEST_PAUSE = 300.0
 """Seconds; then there is a look, however slow."""
-STANDING_TOO_LONG = 600.0
-"""Seconds that claims may be late to look at what stands by, from the planned time of the look on,
-before the log has it."""
 
 Running = tuple[Sequence[str], "Consumer"]
 """A subscriber that runs, after its queues."""
@@ -134,7 +132,7 @@ class Sampler(FleetLoop):
         return states
 
     def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
-        late = {s.queue: s for s in states if s.standing_overdue >= STANDING_TOO_LONG}
+        late = {s.queue: s for s in states if s.standing_overdue >= LATE_STANDING}
         for queue in late.keys() - self._warned:
             state = late[queue]
             self._log(

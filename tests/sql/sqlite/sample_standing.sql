@@ -1,0 +1,2 @@
+SELECT count(*), coalesce(((CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) + 220898707200000000 - min(next_attempt_at)) / 1000000.0, 0)
+FROM (SELECT next_attempt_at FROM message WHERE state IN ('PENDING', 'RETRYABLE') AND queue = :queue AND priority = :priority AND next_attempt_at BETWEEN 220898707200000000 AND 253402300799999999 AND (policy_marks & 256) > 0 ORDER BY next_attempt_at LIMIT :most) AS found
