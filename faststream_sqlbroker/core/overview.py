@@ -143,6 +143,10 @@ class QueueOverview:
         return bool(self.ready.value and drained and drained == self.live_subscribers)
 
     @property
+    def _has_live(self) -> bool:
+        return any(c.value for c in (self.ready, self.delayed, self.in_flight, self.standing))
+
+    @property
     def late_standing(self) -> str | None:
         """What is wrong with the messages that stand by, as text; or None."""
         if self.standing_overdue < LATE_STANDING:
@@ -157,8 +161,7 @@ class QueueOverview:
         """
         if self._all_drained:
             return "every live subscriber is drained"
-        some = self.waiting or self.in_flight.value or self.standing.value
-        if self.used and some and not self.live_subscribers and not self.pulled:
+        if self.used and self._has_live and not self.live_subscribers and not self.pulled:
             text = "no live subscriber"
         elif self.live_subscribers and not self.used:
             text = "it never had a message"

@@ -22,14 +22,13 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.live_subscribers import process_name
-from faststream_sqlbroker.database.parts.policy_state import from_now
+from faststream_sqlbroker.database.parts.policy_state import from_now, insert_into
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
 LOCK = "lock"
@@ -72,7 +71,7 @@ class LockStore:
             name = connection.dialect.name
             if name in MYSQL:
                 return self._acquire_in_steps(connection, new, taken, free)
-            insert: Any = (sqlite if name == "sqlite" else postgresql).insert(self._table)
+            insert = insert_into(self._table, name)
             statement = insert.values(new).on_conflict_do_update(
                 index_elements=["scope", "key"], set_=taken, where=free
             )
@@ -100,7 +99,7 @@ class LockStore:
         if fence is None and connection.execute(select(c.key).where(row)).first() is None:
             # A race: another process may insert the row first. Then this statement changes nothing,
             # and the token read below is another one.
-            insert = mysql.insert(self._table).values(new)
+            insert = insert_into(self._table, "mysql").values(new)
             connection.execute(insert.on_duplicate_key_update(scope=c.scope))
             fence = connection.execute(held).scalar_one_or_none()
         return fence

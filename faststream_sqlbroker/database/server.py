@@ -6,7 +6,7 @@ rows.
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     Connection,
@@ -22,12 +22,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.health import (
-    DatabaseHealth,
-    OpenTransaction,
-    TableHealth,
-    oldest_first,
-)
 from faststream_sqlbroker.database.constants import MAX_SESSIONS
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.mysql.errors import NO_PROCESS
@@ -35,6 +29,9 @@ from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.schema.triggers import has_notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL, clock, is_mariadb, later
 from faststream_sqlbroker.schema.validate import differences
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.core.health import DatabaseHealth, OpenTransaction
 
 MAX_SAMPLE = 10_000
 """Rows that are read at most to tell how fast the archive grows."""
@@ -62,10 +59,11 @@ class DatabaseServer:
         """Check the server's settings that the broker relies on; turn on WAL in SQLite."""
         await self._database.run(self._dialect.setup, write=False)
 
-    async def health(self) -> DatabaseHealth:
+    async def health(self) -> "DatabaseHealth":
         """What the server tells this user: its version, transactions that are open for long, dead
         rows.
         """
+        from faststream_sqlbroker.core.health import DatabaseHealth  # noqa: PLC0415
 
         def read(connection: Connection) -> DatabaseHealth:
             if self._dialect.name == "postgresql":
@@ -131,7 +129,13 @@ class DatabaseServer:
         return await self._database.run(read, write=False)
 
 
-def _read_postgresql(connection: Connection, dialect: Operations) -> DatabaseHealth:
+def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHealth":
+    from faststream_sqlbroker.core.health import (  # noqa: PLC0415 - a start needs none of it
+        DatabaseHealth,
+        TableHealth,
+        oldest_first,
+    )
+
     sql = dialect.sql
     transactions = [
         *_rows(connection, sql["health_sessions"]),
@@ -161,7 +165,9 @@ def _read_postgresql(connection: Connection, dialect: Operations) -> DatabaseHea
     )
 
 
-def _read_mysql(connection: Connection, dialect: Operations) -> DatabaseHealth:
+def _read_mysql(connection: Connection, dialect: Operations) -> "DatabaseHealth":
+    from faststream_sqlbroker.core.health import DatabaseHealth, oldest_first  # noqa: PLC0415
+
     name = "MariaDB" if is_mariadb(connection.dialect) else "MySQL"
     version = f"{name} {_version(connection)}"
     # Without PROCESS the server refuses to show InnoDB's transactions at all, own ones included.
@@ -177,7 +183,9 @@ def _read_mysql(connection: Connection, dialect: Operations) -> DatabaseHealth:
     )
 
 
-def _rows(connection: Connection, statement: TextClause) -> Iterator[OpenTransaction]:
+def _rows(connection: Connection, statement: TextClause) -> "Iterator[OpenTransaction]":
+    from faststream_sqlbroker.core.health import OpenTransaction  # noqa: PLC0415
+
     for row in connection.execute(statement):
         values: dict[str, Any] = dict(row._mapping)  # noqa: SLF001 - the public way to a mapping
         values["age"] = None if row.age is None else float(row.age)

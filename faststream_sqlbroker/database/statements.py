@@ -36,7 +36,6 @@ from sqlalchemy import (
     bindparam,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
 FOLDER = files(__package__) / "sql"
@@ -166,5 +165,7 @@ def _bind_parameter(name: str, kind: str) -> BindParameter[Any]:
     if kind == "in":
         return bindparam(name, expanding=True)
     if kind.endswith("[]"):
+        from sqlalchemy.dialects.postgresql import ARRAY  # noqa: PLC0415 - PostgreSQL only
+
         return bindparam(name, type_=ARRAY(_TYPES[kind.removesuffix("[]")]))
     return bindparam(name, type_=_TYPES[kind])

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from faststream_sqlbroker.core.health import SubscriberHealth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.policies import Concurrency
@@ -37,6 +36,7 @@ from faststream_sqlbroker.flow.settings import ConsumerSettings
 from faststream_sqlbroker.flow.wakeup import ALL, Wakeups
 
 if TYPE_CHECKING:
+    from faststream_sqlbroker.core.health import SubscriberHealth
     from faststream_sqlbroker.database.store import Store
     from faststream_sqlbroker.flow.debug_log import DebugLog
 
@@ -242,8 +242,10 @@ class Consumer:
         return fine and self.inflight.apart_count < MOST_APART
 
     @property
-    def health(self) -> SubscriberHealth:
+    def health(self) -> "SubscriberHealth":
         """What an operator sees of it."""
+        from faststream_sqlbroker.core.health import SubscriberHealth  # noqa: PLC0415
+
         now = self._wakeups.clock.monotonic()
 
         def ago(loop: Loop) -> float | None:

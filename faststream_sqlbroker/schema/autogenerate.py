@@ -15,7 +15,13 @@ from sqlalchemy import CheckConstraint, MetaData, Table
 
 from faststream_sqlbroker.schema.partitions import partition_names
 from faststream_sqlbroker.schema.tables import IN_CALENDAR, default_partition_of, storage_of
-from faststream_sqlbroker.schema.types import TIMESTAMPS, BrokerJson, UtcTimestamp
+from faststream_sqlbroker.schema.types import (
+    MYSQL,
+    BrokerJson,
+    OtherOnMysql,
+    UtcTimestamp,
+    timestamp_type,
+)
 
 RenderItem = Callable[[str, Any, Any], Any]
 Directives = Callable[[Any, Any, list[Any]], None]
@@ -44,17 +50,27 @@ def render_item(given: RenderItem | None, kind: str, item: Any, context: Any) ->
 
     Our types become the database's types, so that a revision does not import this package.
     """
-    name = context.dialect.name
-    if kind == "type" and isinstance(item, UtcTimestamp):
-        return _repr(TIMESTAMPS.get(name, TIMESTAMPS["postgresql"]), context)
-    if kind == "type" and isinstance(item, BrokerJson):
+    if kind == "type" and (rendered := _render_type(item, context)) is not None:
+        return rendered
+    is_check = kind == "check" and str(item.sqltext) == IN_CALENDAR
+    if is_check and context.dialect.name != "postgresql":
+        return None  # Alembic ignores `ddl_if`, by which the check is PostgreSQL's only
+    return False if given is None else given(kind, item, context)
+
+
+def _render_type(item: Any, context: Any) -> str | None:
+    if isinstance(item, UtcTimestamp):
+        return _repr(timestamp_type(context.dialect.name), context)
+    if isinstance(item, OtherOnMysql):
+        names = ", ".join(map(repr, MYSQL))
+        other = _repr(item.on_mysql(), context)
+        return f"{_repr(item.impl_instance, context)}.with_variant({other}, {names})"
+    if isinstance(item, BrokerJson):
         context.imports.add("from sqlalchemy.dialects import postgresql")
         prefix = context.opts["sqlalchemy_module_prefix"] or ""
         jsonb = "postgresql.JSONB(none_as_null=True)"
         return f"{prefix}JSON(none_as_null=True).with_variant({jsonb}, 'postgresql')"
-    if kind == "check" and name != "postgresql" and str(item.sqltext) == IN_CALENDAR:
-        return None  # Alembic ignores `ddl_if`, by which the check is PostgreSQL's only
-    return False if given is None else given(kind, item, context)
+    return None
 
 
 def _keeps_messages(table: Table) -> bool:

@@ -1,5 +1,6 @@
 """The tables, from one definition for every database."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -34,11 +35,11 @@ from faststream_sqlbroker.schema.types import (
     ErrorType,
     HeadersType,
     IdType,
+    NameType,
     PayloadType,
     TokenType,
     UtcTimestamp,
     clock,
-    name_type,
 )
 
 AUTOVACUUM = (
@@ -95,18 +96,26 @@ def build_tables(
         config: Their names.
         metadata: Where to define them; None makes a new one.
         dialect_name: "mysql" and "mariadb" have a column and an index of their own, as they have no
-            partial indexes.
+            partial indexes. Without it and `metadata` the tables have what statements need, and
+            nothing that only their creation does.
         revision: Without what later migrations add; None is everything.
     """
+    # SQLAlchemy imports the module of each database that an option is for: 50 ms each.
+    if dialect_name is not None:
+        options = _Options((dialect_name,))
+    else:
+        options = _Options(() if metadata is None else ("postgresql", "sqlite", *MYSQL))
     metadata = MetaData() if metadata is None else metadata
     mysql = dialect_name in MYSQL
     archive = config.message_archive_table_name
     return Tables(
         config,
         metadata,
-        _message(config, metadata, mysql, revision),
-        None if archive is None else _archive(config, archive, metadata, revision, dialect_name),
-        _policy_state(config, metadata, revision),
+        _message(config, metadata, options, mysql, revision),
+        None
+        if archive is None
+        else _archive(config, archive, metadata, options, revision, dialect_name),
+        _policy_state(config, metadata, options, revision),
         Table(
             config.version_table_name,
             metadata,
@@ -204,15 +213,15 @@ def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
     live = MessageState.PENDING in states
     default: dict[str, Any] = {"server_default": clock()} if live else {}
     return [
-        Column("queue", name_type(255), nullable=False),
+        Column("queue", NameType(255), nullable=False),
         Column("priority", SmallInteger, nullable=False, server_default=text("0")),
-        Column("key", name_type(255)),
-        Column("dedup_id", name_type(255)),
+        Column("key", NameType(255)),
+        Column("dedup_id", NameType(255)),
         Column("headers", HeadersType),
         Column("payload", PayloadType, nullable=False),
         Column(
             "state",
-            name_type(16),
+            NameType(16),
             nullable=False,
             server_default=text("'PENDING'") if live else None,
         ),
@@ -246,12 +255,16 @@ def _hops_and_key(revision: str | None) -> list[Column[Any]]:
         # How often the broker itself has moved it on (`core.routing.MOST_HOPS`).
         Column("hops", SmallInteger, nullable=False, server_default=text("0"), info=added),
         # What policies work on where it is not the key.
-        Column("policy_key", name_type(255), info=added),
+        Column("policy_key", NameType(255), info=added),
     )
 
 
 def _message(
-    config: SqlBrokerSchemaConfig, metadata: MetaData, mysql: bool, revision: str | None
+    config: SqlBrokerSchemaConfig,
+    metadata: MetaData,
+    options: "_Options",
+    mysql: bool,
+    revision: str | None,
 ) -> Table:
     name = config.message_table_name
     leased = "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
@@ -283,26 +296,26 @@ def _message(
         ),
         CheckConstraint(IN_CALENDAR, name=f"{name}_times_check").ddl_if(dialect="postgresql"),
         schema=config.schema,
-        sqlite_autoincrement=True,  # ids are never used again, even after the newest row has gone
-        **_options(),
+        # Ids are never used again, even after the newest row has gone.
+        **options.of_table(autoincrement=True),
     )
     c = table.c
+    where = options.where
     ready = (
         (c.claimable, c.queue, c.priority, c.next_attempt_at, c.id)
         if mysql
         else (c.queue, c.priority.desc(), c.next_attempt_at, c.id)
     )
-    Index(f"{name}_ready", *ready, **_where(f"state IN ({_states(CLAIMABLE_STATES)})"))
-    Index(f"{name}_leased", c.queue, c.lease_expires_at, **_where("state = 'PROCESSING'"))
-    Index(
-        f"{name}_key", c.queue, c.key, c.id, **_where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
-    )
+    Index(f"{name}_ready", *ready, **where(f"state IN ({_states(CLAIMABLE_STATES)})"))
+    Index(f"{name}_leased", c.queue, c.lease_expires_at, **where("state = 'PROCESSING'"))
+    keyed = where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
+    Index(f"{name}_key", c.queue, c.key, c.id, **keyed)
     if "policy_key" in c:
-        where = _where("policy_key IS NOT NULL")
-        by_header = Index(f"{name}_policy_key", c.queue, c.policy_key, c.id, **where)
+        partial = where("policy_key IS NOT NULL")
+        by_header = Index(f"{name}_policy_key", c.queue, c.policy_key, c.id, **partial)
         by_header.info[ADDED_IN] = "0002"
     # Few messages have one: an entry for each of the others would cost a quarter of every claim.
-    Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True, **_where("dedup_id IS NOT NULL"))
+    Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True, **where("dedup_id IS NOT NULL"))
     return table
 
 
@@ -310,13 +323,11 @@ def _archive(
     config: SqlBrokerSchemaConfig,
     name: str,
     metadata: MetaData,
+    options: "_Options",
     revision: str | None,
     dialect_name: str | None,
 ) -> Table:
     parts = config.archive_partitions is not None and dialect_name in (None, "postgresql")
-    options = _options()
-    if parts:
-        options["postgresql_partition_by"] = "RANGE (archived_at)"
     table = Table(
         name,
         metadata,
@@ -330,34 +341,36 @@ def _archive(
             server_default=clock(),
             primary_key=parts,
         ),
-        Column("reason", name_type(255)),
+        Column("reason", NameType(255)),
         *_hops_and_key(revision),
         # The message that its reason is about, such as the one that it was superseded by.
         *_as_of(revision, Column("related_id", IdType, info={ADDED_IN: "0002"})),
         # What its last error has in common with others (`core.settle.error_fingerprint`).
-        *_as_of(revision, Column("error_fingerprint", name_type(16), info={ADDED_IN: "0003"})),
+        *_as_of(revision, Column("error_fingerprint", NameType(16), info={ADDED_IN: "0003"})),
         schema=config.schema,
-        **options,
+        **options.of_table(partition_by="RANGE (archived_at)" if parts else None),
     )
     Index(f"{name}_archived", table.c.archived_at, table.c.id)
     Index(f"{name}_queue", table.c.queue, table.c.archived_at)
     if "error_fingerprint" in table.c:
         c = table.c
         # Few rows where there are partial indexes: most messages are COMPLETED.
-        where = _where(f"state <> '{MessageState.COMPLETED.name}'")
-        ended = Index(f"{name}_uncompleted", c.state, c.archived_at, c.id, **where)
+        partial = options.where(f"state <> '{MessageState.COMPLETED.name}'")
+        ended = Index(f"{name}_uncompleted", c.state, c.archived_at, c.id, **partial)
         ended.info[ADDED_IN] = "0003"
     return table
 
 
-def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData, revision: str | None) -> Table:
+def _policy_state(
+    config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_Options", revision: str | None
+) -> Table:
     """One row for what a policy knows of (scope, key): `scope` names the policy and its queue."""
     name = config.policy_state_table_name
     table = Table(
         name,
         metadata,
-        Column("scope", name_type(300), primary_key=True),
-        Column("key", name_type(255), primary_key=True),
+        Column("scope", NameType(300), primary_key=True),
+        Column("key", NameType(255), primary_key=True),
         Column("created_at", UtcTimestamp, nullable=False, server_default=clock()),
         Column("lease_token", TokenType),
         Column("lease_expires_at", UtcTimestamp),
@@ -368,27 +381,42 @@ def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData, revision: s
         # When a policy has something to do for the key.
         *_as_of(revision, Column("due_at", UtcTimestamp, info={ADDED_IN: "0002"})),
         schema=config.schema,
-        **_options(),
+        **options.of_table(),
     )
     # After expires_at any process may remove the row.
-    Index(f"{name}_expiry", table.c.expires_at, **_where("expires_at IS NOT NULL"))
+    Index(f"{name}_expiry", table.c.expires_at, **options.where("expires_at IS NOT NULL"))
     if "due_at" in table.c:
-        due = Index(f"{name}_due", table.c.scope, table.c.due_at, **_where("due_at IS NOT NULL"))
+        partial = options.where("due_at IS NOT NULL")
+        due = Index(f"{name}_due", table.c.scope, table.c.due_at, **partial)
         due.info[ADDED_IN] = "0002"
     return table
 
 
-def _where(condition: str) -> dict[str, Any]:
-    """A partial index where there is such a thing; MySQL and MariaDB ignore both options."""
-    return {"postgresql_where": text(condition), "sqlite_where": text(condition)}
+class _Options:
+    """The options that some databases have of their own, for `names` of them."""
 
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
 
-def _options() -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for name in MYSQL:
-        options |= {
-            f"{name}_engine": "InnoDB",
-            f"{name}_charset": "utf8mb4",
-            f"{name}_collate": "utf8mb4_bin",
-        }
-    return options
+    def where(self, condition: str) -> dict[str, Any]:
+        """A partial index; MySQL and MariaDB have no such thing."""
+        with_it = [name for name in self._names if name not in MYSQL]
+        return {f"{name}_where": text(condition) for name in with_it}
+
+    def of_table(
+        self, *, autoincrement: bool = False, partition_by: str | None = None
+    ) -> dict[str, Any]:
+        """How a table is stored."""
+        options: dict[str, Any] = {}
+        for name in self._names:
+            if name in MYSQL:
+                options |= {
+                    f"{name}_engine": "InnoDB",
+                    f"{name}_charset": "utf8mb4",
+                    f"{name}_collate": "utf8mb4_bin",
+                }
+            elif name == "sqlite" and autoincrement:
+                options["sqlite_autoincrement"] = True
+            elif name == "postgresql" and partition_by is not None:
+                options["postgresql_partition_by"] = partition_by
+        return options

@@ -20,8 +20,6 @@ from sqlalchemy import (
     cast,
     type_coerce,
 )
-from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT, VARCHAR
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
@@ -38,13 +36,15 @@ def is_mariadb(dialect: Any) -> bool:
     return bool(getattr(dialect, "is_mariadb", False))
 
 
-TIMESTAMPS: dict[str, TypeEngine[Any]] = {
-    "postgresql": DateTime(timezone=True),
-    "sqlite": BigInteger(),
-    "mysql": DATETIME(fsp=6),
-    "mariadb": DATETIME(fsp=6),
-}
-"""What a database has for a moment."""
+# SQLAlchemy's modules of a database take 50 ms to import: they are for those who use that one.
+def timestamp_type(dialect_name: str) -> TypeEngine[Any]:
+    """What a database has for a moment."""
+    if dialect_name in MYSQL:
+        from sqlalchemy.dialects.mysql import DATETIME  # noqa: PLC0415
+
+        return DATETIME(fsp=6)
+    return BigInteger() if dialect_name == "sqlite" else DateTime(timezone=True)
+
 
 SQLITE_CLOCK = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """Microseconds since 1970 (UTC), read in milliseconds; it stands still within one statement."""
@@ -66,7 +66,7 @@ class UtcTimestamp(TypeDecorator[datetime]):
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """The column's type in the database."""
-        return dialect.type_descriptor(TIMESTAMPS.get(dialect.name, TIMESTAMPS["postgresql"]))
+        return dialect.type_descriptor(timestamp_type(dialect.name))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         """From an aware datetime."""
@@ -119,8 +119,13 @@ class BrokerJson(TypeDecorator[Any]):
 class BrokerJsonb(BrokerJson):
     """PostgreSQL's jsonb, which is selected as text."""
 
-    impl = JSONB
     cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """The column's type in the database."""
+        from sqlalchemy.dialects.postgresql import JSONB  # noqa: PLC0415
+
+        return dialect.type_descriptor(JSONB(none_as_null=True))
 
     def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """Select text: asyncpg and psycopg decode jsonb with the engine's `json_deserializer`."""
@@ -185,18 +190,66 @@ def _later_sqlite(element: later, compiler: Any, **options: Any) -> str:
     return f"{SQLITE_CLOCK} + {compiler.process(element.clauses, **options)}"
 
 
-def name_type(length: int) -> TypeEngine[str]:
+class OtherOnMysql(TypeDecorator[Any]):
+    """A type that is another one on MySQL and MariaDB."""
+
+    impl: type[TypeEngine[Any]] = String
+    cache_ok = True
+
+    def on_mysql(self) -> TypeEngine[Any]:
+        """The type there."""
+        raise NotImplementedError
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """The column's type in the database."""
+        return self.on_mysql() if dialect.name in MYSQL else self.impl_instance
+
+
+class NameType(OtherOnMysql):
     """Text that is compared byte by byte: queue names are case sensitive on every database."""
-    return String(length).with_variant(
-        VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL
-    )
+
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        """Of at most `length` characters."""
+        super().__init__(length)
+        self.length = length
+
+    def on_mysql(self) -> TypeEngine[Any]:
+        """Its bytes are compared there by the collation."""
+        from sqlalchemy.dialects.mysql import VARCHAR  # noqa: PLC0415
+
+        return VARCHAR(self.length, charset="utf8mb4", collation="utf8mb4_bin")
+
+
+class PayloadType(OtherOnMysql):
+    """Bytes without a limit."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def on_mysql(self) -> TypeEngine[Any]:
+        """A BLOB without a length ends at 64 KiB there."""
+        from sqlalchemy.dialects.mysql import LONGBLOB  # noqa: PLC0415
+
+        return LONGBLOB()
+
+
+class ErrorType(OtherOnMysql):
+    """Text without a limit."""
+
+    impl = Text
+    cache_ok = True
+
+    def on_mysql(self) -> TypeEngine[Any]:
+        """A TEXT without a length ends at 64 KiB there."""
+        from sqlalchemy.dialects.mysql import LONGTEXT  # noqa: PLC0415
+
+        return LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin")
 
 
 # Only INTEGER PRIMARY KEY can be AUTOINCREMENT in SQLite.
 IdType = BigInteger().with_variant(Integer(), "sqlite")
-# Without a length MySQL's BLOB and TEXT end at 64 KiB.
-PayloadType = LargeBinary().with_variant(LONGBLOB(), *MYSQL)
-ErrorType = Text().with_variant(LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), *MYSQL)
 HeadersType = BrokerJson().with_variant(BrokerJsonb(), "postgresql")
 # MariaDB's own UUID type would come back with dashes; one spelling for all but PostgreSQL.
 TokenType = Uuid(native_uuid=False).with_variant(Uuid(native_uuid=True), "postgresql")

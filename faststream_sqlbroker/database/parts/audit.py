@@ -9,13 +9,15 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Table, bindparam, func, insert, null, select, update
 
-from faststream_sqlbroker.core.jobs import Job, job_info, job_of
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.schema.types import later
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.core.jobs import Job
 
 JOB = "job"
 """Scope of jobs; the key is the job's id, which sorts by time."""
@@ -25,8 +27,13 @@ _RANDOM = 2
 """Bytes that tell jobs of one moment from each other."""
 
 
-def add(connection: Connection, table: Table, job: Job, now: datetime) -> Job:
+# A broker looks at its start whether a job is due. What a job holds is imported where there is one.
+
+
+def add(connection: Connection, table: Table, job: "Job", now: datetime) -> "Job":
     """Store a new job at the database's time `now`; with its id and times."""
+    from faststream_sqlbroker.core.jobs import job_info  # noqa: PLC0415
+
     stored = replace(
         job,
         id=f"{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(_RANDOM)}",
@@ -40,8 +47,10 @@ def add(connection: Connection, table: Table, job: Job, now: datetime) -> Job:
     return stored
 
 
-def find(connection: Connection, table: Table, job_id: str, *, lock: bool = False) -> Job | None:
+def find(connection: Connection, table: Table, job_id: str, *, lock: bool = False) -> "Job | None":
     """The job, with `lock` locked until the transaction ends; a batch of it is waited for."""
+    from faststream_sqlbroker.core.jobs import job_of  # noqa: PLC0415
+
     statement = select(table.c.key, table.c.created_at, table.c.info).where(*_one(table, job_id))
     row = connection.execute(statement.with_for_update() if lock else statement).first()
     return None if row is None else job_of(*row)
@@ -57,8 +66,10 @@ def due_in(connection: Connection, dialect: Dialect, job_id: str | None = None) 
     return None if due is None else max(0.0, (due - dialect.now(connection)).total_seconds())
 
 
-def save(connection: Connection, table: Table, job: Job, pause: float | None) -> None:
+def save(connection: Connection, table: Table, job: "Job", pause: float | None) -> None:
     """Write the job, whose row is locked; its next batch is due in `pause` seconds, or never."""
+    from faststream_sqlbroker.core.jobs import job_info  # noqa: PLC0415
+
     due: Any = null() if pause is None else later(bindparam("pause"))
     statement = update(table).where(*_one(table, job.id)).values(info=job_info(job), due_at=due)
     connection.execute(statement, {} if pause is None else {"pause": round(pause * 1_000_000)})
@@ -80,6 +91,8 @@ def note_action(
 
     What is None in `given` is left out.
     """
+    from faststream_sqlbroker.core.jobs import Job  # noqa: PLC0415
+
     arguments = {name: value for name, value in given.items() if value is not None}
     job = Job(action=action, by=by, arguments=arguments, state="ended", expected=done, done=done)
     add(connection, dialect.tables.policy_state, job, dialect.now(connection))

@@ -1,6 +1,7 @@
 """The small table of what outlives a message's row, by (scope, key); the same on every database."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,6 @@ from sqlalchemy import (
     literal,
     select,
 )
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from faststream_sqlbroker.core.correlation import is_database_id, new_database_id
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -106,16 +106,10 @@ def upsert(
     **values: Any,
 ) -> None:
     """Insert rows of `binds` and `values`; of those that are there, write `replaced` anew."""
-    statement: Any
+    statement = insert_into(table, connection.dialect.name).values(values)
     if connection.dialect.name in MYSQL:
-        statement = mysql.insert(table).values(values)
         statement = statement.on_duplicate_key_update({c: statement.inserted[c] for c in replaced})
     else:
-        statement = (
-            (sqlite if connection.dialect.name == "sqlite" else postgresql)
-            .insert(table)
-            .values(values)
-        )
         new = {c: statement.excluded[c] for c in replaced}
         statement = statement.on_conflict_do_update(index_elements=["scope", "key"], set_=new)
     connection.execute(statement, binds)
@@ -125,14 +119,20 @@ def insert_new(connection: Connection, table: Table, binds: Sequence[Any]) -> No
     """Insert rows, and leave those that are there as they are; another transaction that inserts the
     same is waited for.
     """
-    statement: Any
+    statement = insert_into(table, connection.dialect.name)
     if connection.dialect.name in MYSQL:
         # An upsert that changes nothing: IGNORE would hide other errors, too.
-        statement = mysql.insert(table).on_duplicate_key_update(scope=table.c.scope)
+        statement = statement.on_duplicate_key_update(scope=table.c.scope)
     else:
-        kind = sqlite if connection.dialect.name == "sqlite" else postgresql
-        statement = kind.insert(table).on_conflict_do_nothing()
+        statement = statement.on_conflict_do_nothing()
     connection.execute(statement, binds)
+
+
+def insert_into(table: Table, dialect_name: str) -> Any:
+    """The database's own INSERT, which can leave rows that are there, or write them anew."""
+    # Its module takes 50 ms to import: only that of the database in use is.
+    name = "mysql" if dialect_name in MYSQL else dialect_name
+    return import_module(f"sqlalchemy.dialects.{name}").insert(table)
 
 
 def has_expired(connection: Connection, table: Table) -> bool:
