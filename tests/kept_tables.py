@@ -8,9 +8,9 @@ the database is made empty, and the tables are new.
 
 import re
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from tests.quick_tables import TABLES, QuickTables
 
@@ -43,14 +43,24 @@ SELECT md5(string_agg(each, ',' ORDER BY each)) FROM (
 """
 """PostgreSQL writes a row of its catalogs anew, with a new xmin, whenever something changes."""
 
-MYSQL_QUERIES = (
-    "SHOW TRIGGERS",
-    "SHOW VARIABLES LIKE 'c%_database'",
-    "SELECT routine_name FROM information_schema.routines WHERE routine_schema = DATABASE()",
-    "SELECT event_name FROM information_schema.events WHERE event_schema = DATABASE()",
-    f"SELECT * FROM {VERSION}",
+USED = " UNION ALL ".join(
+    [
+        *(f"SELECT '{table}' WHERE pg_relation_size('{table}') > 0" for table in EMPTIED),
+        "SELECT 'message' FROM message_id_seq WHERE is_called OR last_value <> 1",
+    ]
 )
-"""What else a test may have left in a database of MySQL or MariaDB."""
+"""Tables of PostgreSQL with rows, or that had some, or whose numbers have begun."""
+MYSQL_FINGERPRINT = """
+SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = '{name}'
+UNION ALL SELECT 'routine', routine_name
+    FROM information_schema.routines WHERE routine_schema = '{name}'
+UNION ALL SELECT 'event', event_name FROM information_schema.events WHERE event_schema = '{name}'
+UNION ALL SELECT default_character_set_name, default_collation_name
+    FROM information_schema.schemata WHERE schema_name = '{name}'
+UNION ALL SELECT 'version', version_num FROM {name}.{version}
+"""
+"""What else than triggers and the tables' definitions a test may have changed in a database of
+MySQL or MariaDB."""
 
 
 class KeptTables:
@@ -74,48 +84,62 @@ class KeptTables:
         """What the last test with the database `name` found there, and did not ask for, is past."""
         self._quick.there.discard(name)
 
-    def empty(self, inside: Engine, name: str) -> bool:
-        """Whether the tables of the database `name` are as they were made; they are empty now."""
+    def empty(self, engine: Engine, name: str) -> bool:
+        """Whether the tables of the database `name` are as they were made; they are empty now.
+
+        The engine may be on another database of the same server, but not of PostgreSQL.
+        """
         before = self._fingerprints.pop(name, None)
         if before is None:
             return False
-        with inside.connect() as connection:
-            if self._fingerprint(connection) != before:
+        with engine.connect() as connection:
+            found, used = self._seen(connection, name)
+            if found != before:
                 return False
-            self._truncate(connection)
-            self._keep(connection, name)
+            if connection.dialect.name == "postgresql":
+                if used:
+                    connection.exec_driver_sql(f"TRUNCATE {', '.join(used)} RESTART IDENTITY")
+                    found, _ = self._seen(connection, name)  # which emptying changes
+            else:
+                for table in used:
+                    connection.exec_driver_sql(f"TRUNCATE {name}.{table}")
+        self._keep(found, name)
         return True
 
     def create(self, inside: Engine, name: str) -> None:
         """Create them in the empty database `name`."""
         with inside.connect() as connection:
             self._quick(connection, TABLES)
-            self._keep(connection, name)
+            self._keep(self._seen(connection, name)[0], name)
 
-    def _keep(self, connection: Connection, name: str) -> None:
-        found = self._fingerprint(connection)
-        if found is not None:
-            self._fingerprints[name] = found
+    def _keep(self, fingerprint: str | None, name: str) -> None:
+        if fingerprint is not None:
+            self._fingerprints[name] = fingerprint
         self._quick.there.add(name)
 
-    def _truncate(self, connection: Connection) -> None:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text(f"TRUNCATE {', '.join(EMPTIED)} RESTART IDENTITY"))
-            return
-        for table in EMPTIED:
-            connection.execute(text(f"TRUNCATE {table}"))
+    def _seen(self, connection: Connection, name: str) -> tuple[str | None, set[str]]:
+        """What changes with whatever a test changes, and the tables that are not as new; None if
+        the tables are not all there."""
+        try:
+            if connection.dialect.name == "postgresql":
+                found = connection.exec_driver_sql(FINGERPRINT.format(version=VERSION)).scalar_one()
+                return str(found), set(connection.exec_driver_sql(USED).scalars())
+            return self._seen_by_mysql(connection, name)
+        except (OperationalError, ProgrammingError):
+            return None, set()
 
-    def _fingerprint(self, connection: Connection) -> str | None:
-        """What changes with whatever a test changes; None if the tables are not all there."""
-        if connection.dialect.name == "postgresql":
-            there = connection.scalar(text(f"SELECT to_regclass('public.{VERSION}')"))
-            query = text(FINGERPRINT.format(version=VERSION))
-            return str(connection.scalar(query)) if there else None
-        tables = connection.execute(text("SHOW FULL TABLES")).all()
-        if {name for name, _ in tables} != {*EMPTIED, VERSION}:
-            return None
-        seen: list[Any] = [connection.execute(text(query)).all() for query in MYSQL_QUERIES]
+    def _seen_by_mysql(self, connection: Connection, name: str) -> tuple[str | None, set[str]]:
+        there = connection.exec_driver_sql(
+            MYSQL_FINGERPRINT.format(name=name, version=VERSION)
+        ).all()
+        seen = [repr(row) for row in sorted(there, key=repr)]
+        seen.append(repr(connection.exec_driver_sql(f"SHOW TRIGGERS FROM {name}").all()))
+        rows = (f"(SELECT '{table}' FROM {name}.{table} LIMIT 1)" for table in EMPTIED)
+        used = set(connection.exec_driver_sql(" UNION ALL ".join(rows)).scalars())
         for table in (*EMPTIED, VERSION):
-            made = connection.execute(text(f"SHOW CREATE TABLE {table}")).one()[1]
-            seen.append(re.sub(r" AUTO_INCREMENT=\d+", "", made))
-        return repr(seen)
+            _, made = connection.exec_driver_sql(f"SHOW CREATE TABLE {name}.{table}").one()
+            made, numbered = re.subn(r" AUTO_INCREMENT=\d+", "", made)
+            seen.append(made)
+            if numbered:
+                used.add(table)
+        return repr(seen), used
