@@ -7,6 +7,7 @@ the database is made empty, and the tables are new.
 """
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine
@@ -66,8 +67,12 @@ MySQL or MariaDB."""
 class KeptTables:
     """Those of all databases, by their names; of SQLite it is a file that is copied."""
 
-    def __init__(self, quick: QuickTables) -> None:
+    def __init__(
+        self, quick: QuickTables, make: Callable[[Connection], object] | None = None
+    ) -> None:
+        """`make` makes them in an empty database of a server; else the usual ones are made."""
         self._quick = quick
+        self._make = make or (lambda connection: quick(connection, TABLES))
         self._fingerprints: dict[str, str] = {}
 
     def copy_to(self, file: Path, template: Path) -> None:
@@ -109,7 +114,7 @@ class KeptTables:
     def create(self, inside: Engine, name: str) -> None:
         """Create them in the empty database `name`."""
         with inside.connect() as connection:
-            self._quick(connection, TABLES)
+            self._make(connection)
             self._keep(self._seen(connection, name)[0], name)
 
     def _keep(self, fingerprint: str | None, name: str) -> None:

@@ -1,6 +1,8 @@
 """The SQL functions for programs without Python: what they store and refuse, who may call them."""
 
 import json
+import os
+import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -20,7 +22,10 @@ from faststream_sqlbroker.schema.functions import (
 from faststream_sqlbroker.schema.migrate import upgrade
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from tests.accounts import account
+from tests.conftest import Servers, _driver, _emptied
 from tests.helpers import eventually
+from tests.kept_tables import KeptTables
+from tests.quick_tables import QuickTables
 
 pytestmark = pytest.mark.capability("SQL functions to publish, cancel and read the load of a queue")
 CONFIG = SqlBrokerSchemaConfig(sql_functions=True)
@@ -111,10 +116,33 @@ def database(request: pytest.FixtureRequest) -> str:
     return kind
 
 
+@pytest.fixture(scope="module")
+def with_functions() -> KeptTables:
+    """The tables and functions, kept from test to test where nothing has changed them."""
+    return KeptTables(QuickTables(), lambda connection: upgrade(connection, CONFIG))
+
+
+@pytest.fixture
+def database_url(
+    database: str, servers: Servers, with_functions: KeptTables, request: pytest.FixtureRequest
+) -> str:
+    """Of a database with functions, for tests that call them; else of an empty one."""
+    if "sql" not in request.fixturenames:
+        empty: str = request.getfixturevalue("database_url")
+        return empty
+    admin = servers.admin(database)
+    name = f"sqlbroker_functions_{database}_{os.getpid()}"
+    inside = servers.inside(database, name)
+    if inside is None or not with_functions.empty(
+        inside if database == "postgresql" else admin, name
+    ):
+        with_functions.create(_emptied(servers, database, name, inside), name)
+    url = admin.url.set(drivername=f"{database}+{_driver(database)}", database=name)
+    return url.render_as_string(hide_password=False)
+
+
 @pytest.fixture
 async def sql(engine: AsyncEngine) -> Sql:
-    async with engine.begin() as connection:
-        await connection.run_sync(lambda c: upgrade(c, CONFIG))
     return Sql(engine)
 
 
@@ -239,30 +267,37 @@ async def test_a_message_is_part_of_the_callers_transaction(sql: Sql, engine: As
     assert await rows(engine) == []
 
 
-@pytest.mark.parametrize(
-    ("queue", "body", "options", "said"),
-    [
-        (None, "1", {}, "queue (cannot|must) be"),
-        ("", "1", {}, "queue (cannot|must) be"),
-        ("x" * 256, "1", {}, "queue (cannot|must) be"),
-        ("q ", "1", {}, "queue (cannot|must) be"),
-        ("logs.{level}", "1", {}, "template"),
-        ("q", None, {}, "body cannot be NULL"),
-        ("q", "1", {"key": ""}, "key (cannot|must) be"),
-        ("q", "1", {"key": "x" * 600}, "key (cannot|must) be"),
-        ("q", "1", {"dedup_id": "d "}, "dedup_id (cannot|must) be"),
-        ("q", "1", {"priority": 101}, "priority must be from -100 to 100, got 101"),
-        ("q", "1", {"expires_in": 0}, "expires_in must be"),
-        ("q", "1", {"headers": [1]}, "headers must be a JSON object"),
-    ],
-)
-async def test_what_cannot_be_stored_is_refused(
-    sql: Sql, engine: AsyncEngine, queue: Any, body: Any, options: dict[str, Any], said: str
-) -> None:
+REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (None, "1", {}, "queue (cannot|must) be"),
+    ("", "1", {}, "queue (cannot|must) be"),
+    ("x" * 256, "1", {}, "queue (cannot|must) be"),
+    ("q ", "1", {}, "queue (cannot|must) be"),
+    ("logs.{level}", "1", {}, "template"),
+    ("q", None, {}, "body cannot be NULL"),
+    ("q", "1", {"key": ""}, "key (cannot|must) be"),
+    ("q", "1", {"key": "x" * 600}, "key (cannot|must) be"),
+    ("q", "1", {"dedup_id": "d "}, "dedup_id (cannot|must) be"),
+    ("q", "1", {"priority": 101}, "priority must be from -100 to 100, got 101"),
+    ("q", "1", {"expires_in": 0}, "expires_in must be"),
+    ("q", "1", {"headers": [1]}, "headers must be a JSON object"),
+]
+
+
+async def test_what_cannot_be_stored_is_refused(sql: Sql, engine: AsyncEngine) -> None:
     """And the caller's transaction can go on, where the database lets it."""
-    with pytest.raises(DBAPIError, match=said):
-        async with engine.begin() as connection:
-            await sql.publish_in(connection, queue, body, **options)
+    wrong = {}
+    for queue, body, options, said in REFUSED:
+        async with engine.connect() as connection:
+            try:
+                await sql.publish_in(connection, queue, body, **options)
+            except DBAPIError as error:
+                answer = str(error)
+            else:
+                answer = "stored"
+            await connection.rollback()
+        if not re.search(said, answer):
+            wrong[str((queue, body, options))] = answer
+    assert not wrong
     assert await rows(engine) == []
 
 
@@ -277,41 +312,50 @@ async def test_a_delay_and_a_moment_contradict(
         await sql.publish("q", "1", delay=1, due_at=given)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"prio": 5}, r"unknown options \[\"prio\"\]"),
-        ({"priority": "high"}, "priority must be a whole number"),
-        ({"priority": 1.5}, "priority must be a whole number"),
-        ({"delay": "1h"}, "delay must be seconds"),
-        ({"key": 5}, "key must be a text, got 5"),
-        ({"key": "a\x00b"}, "key must be a text of 1 to 255 characters without NUL"),
-        ({"due_at": "tomorrow"}, "due_at must be a text such as"),
-        ({"due_at": "2031-05-04 03:02:01+05:00"}, "due_at must be a text such as"),
-        ({"due_at": "2031-05-04T03:02:01Z"}, "due_at must be a text such as"),
-        ({"due_at": "0000-00-00"}, "due_at must be a text such as"),
-        ({"due_at": "2031-00-04"}, "Incorrect|Truncated"),
-        ({"due_at": "2031-02-30"}, "Incorrect|Truncated"),
-        ({"delay": 1e13}, "beyond the year 9999|overflow|Out of range|Truncated"),
-    ],
-)
-async def test_options_are_checked_where_they_are_json(
-    sql: Sql, engine: AsyncEngine, database: str, options: dict[str, Any], said: str
-) -> None:
-    if database == "postgresql":
-        # Its arguments have names and types.
-        with pytest.raises(DBAPIError, match="does not exist"):
-            async with engine.begin() as connection:
-                await connection.execute(text("SELECT sqlbroker_publish('q', '1', prio => 5)"))
-        return
-    with pytest.raises(DBAPIError, match=said):
-        await sql.publish("q", "1", **options)
+WRONG_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prio": 5}, r"unknown options \[\"prio\"\]"),
+    ({"priority": "high"}, "priority must be a whole number"),
+    ({"priority": 1.5}, "priority must be a whole number"),
+    ({"delay": "1h"}, "delay must be seconds"),
+    ({"key": 5}, "key must be a text, got 5"),
+    ({"key": "a\x00b"}, "key must be a text of 1 to 255 characters without NUL"),
+    ({"due_at": "tomorrow"}, "due_at must be a text such as"),
+    ({"due_at": "2031-05-04 03:02:01+05:00"}, "due_at must be a text such as"),
+    ({"due_at": "2031-05-04T03:02:01Z"}, "due_at must be a text such as"),
+    ({"due_at": "0000-00-00"}, "due_at must be a text such as"),
+    ({"due_at": "2031-00-04"}, "Incorrect|Truncated"),
+    ({"due_at": "2031-02-30"}, "Incorrect|Truncated"),
+    ({"delay": 1e13}, "beyond the year 9999|overflow|Out of range|Truncated"),
+]
+
+
+@pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
+async def test_options_are_checked_where_they_are_json(sql: Sql, engine: AsyncEngine) -> None:
+    wrong = {}
+    for options, said in WRONG_OPTIONS:
+        try:
+            answer = f"stored as {await sql.publish('q', '1', **options)}"
+        except DBAPIError as error:
+            answer = str(error)
+        if not re.search(said, answer):
+            wrong[str(options)] = answer
+    assert not wrong
     async with engine.begin() as connection:
         with pytest.raises(DBAPIError, match="options must be NULL or a JSON object"):
             await connection.execute(text("CALL sqlbroker_publish('q', '1', '[]', @id)"))
         with pytest.raises(DBAPIError, match=r"body must be JSON|Invalid JSON text"):
             await connection.execute(text("CALL sqlbroker_publish('q', '{', NULL, @id)"))
     assert await rows(engine) == []
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_an_unknown_option_is_no_argument_of_postgresqls(
+    sql: Sql, engine: AsyncEngine
+) -> None:
+    """Its arguments have names and types."""
+    with pytest.raises(DBAPIError, match="does not exist"):
+        async with engine.begin() as connection:
+            await connection.execute(text("SELECT sqlbroker_publish('q', '1', prio => 5)"))
 
 
 async def test_jsons_null_is_no_value(sql: Sql, engine: AsyncEngine, database: str) -> None:
