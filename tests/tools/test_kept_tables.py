@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.conftest import Servers, _drop
-from tests.kept_tables import KeptTables
+from tests.kept_tables import EMPTIED, KeptTables
 from tests.quick_tables import QuickTables
 
 MESSAGE = """INSERT INTO message (queue, payload, state) VALUES ('q', 'x', 'PENDING')"""
@@ -77,6 +77,55 @@ def test_rows_are_gone_and_numbers_start_anew(inside: Engine, kept: KeptTables) 
             numbers = connection.scalars(text("SELECT id FROM message ORDER BY id")).all()
         assert numbers == [1, 2, 3]
         assert kept.empty(inside, name)
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+def test_numbers_start_anew_where_no_row_is_left(inside: Engine, kept: KeptTables) -> None:
+    name = str(inside.url.database)
+    with inside.connect() as connection:
+        connection.execute(text(MESSAGE))
+        connection.execute(text("DELETE FROM message"))
+    assert kept.empty(inside, name)
+    with inside.connect() as connection:
+        transaction = connection.execution_options(isolation_level="READ COMMITTED").begin()
+        connection.execute(text(MESSAGE))
+        transaction.rollback()
+    assert kept.empty(inside, name)
+    with inside.connect() as connection:
+        connection.execute(text(MESSAGE))
+        assert connection.scalar(text("SELECT id FROM message")) == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    "start", ["nextval('message_id_seq')", "setval('message_id_seq', 7, false)"]
+)
+def test_a_number_that_no_row_has_is_given_again(
+    inside: Engine, kept: KeptTables, start: str
+) -> None:
+    with inside.connect() as connection:
+        connection.execute(text(f"SELECT {start}"))
+        assert kept.empty(inside, str(inside.url.database))
+        connection.execute(text(MESSAGE))
+        assert connection.scalar(text("SELECT id FROM message")) == 1
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+def test_rows_of_every_table_are_gone(inside: Engine, kept: KeptTables) -> None:
+    """Each alone: only tables that were used are emptied."""
+    rows = {
+        "message_archive": "(id, queue, payload, state, created_at, next_attempt_at) "
+        "VALUES (1, 'q', 'x', 'COMPLETED', '2026-01-01', '2026-01-01')",
+        "message_policy_state": "(scope, `key`) VALUES ('s', 'k')",
+    }
+    assert {"message", *rows} == set(EMPTIED)
+    for table, values in rows.items():
+        quoted = values.replace("`", '"') if inside.dialect.name == "postgresql" else values
+        with inside.connect() as connection:
+            connection.execute(text(f"INSERT INTO {table} {quoted}"))
+        assert kept.empty(inside, str(inside.url.database))
+        with inside.connect() as connection:
+            assert connection.scalar(text(f"SELECT count(*) FROM {table}")) == 0, table
 
 
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
