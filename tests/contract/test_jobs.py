@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 from sqlalchemy import Connection, delete, select
 
+from faststream_sqlbroker.core import jobs as core_jobs
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.states import MessageState
@@ -482,18 +483,19 @@ async def test_an_error_that_meets_a_whole_batch_fails_the_job(
     bench: Bench, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The position stays in front of that batch, so it goes on there when it is resumed."""
-    monkeypatch.setattr(jobs, "BATCH", 25)
+    monkeypatch.setattr(core_jobs, "LEAST_ALIKE", 5)
+    monkeypatch.setattr(jobs, "BATCH", 6)
     arguments = {"to": "other", "name": "n"}
-    await bench.put(25, key="good")
-    await bench.put(35, key="bad")
+    await bench.put(6, key="good")
+    await bench.put(9, key="bad")
     if action != MOVE:
-        for row in await bench.claim(60):
-            await bench.store.settle([done(row, **FAILED)])
+        rows = await bench.claim(15)
+        await bench.store.settle([done(row, **FAILED) for row in rows])
     await refuse(bench, "bad", "other")
     plan = await planned(bench, action, arguments, **({} if action == MOVE else FAILED))
     job = await bench.store.jobs.begin(plan, "c")
     failed = await steps(bench, job)
-    assert (failed.state, failed.done, failed.failed, failed.visited) == ("failed", 25, 0, 25)
+    assert (failed.state, failed.done, failed.failed, failed.visited) == ("failed", 6, 0, 6)
     assert failed.error is not None
     assert "not" in failed.error.lower()
     assert failed.error in str(failed)
@@ -502,20 +504,21 @@ async def test_an_error_that_meets_a_whole_batch_fails_the_job(
     assert resumed is not None
     assert (resumed.state, resumed.error) == ("running", None)
     again = await steps(bench, job)
-    assert (again.state, again.visited, again.error) == ("failed", 25, failed.error)
+    assert (again.state, again.visited, again.error) == ("failed", 6, failed.error)
     await allow(bench)
     await bench.store.jobs.resume(job.id)
     ended = await steps(bench, job)
-    assert (ended.state, ended.done, ended.failed, ended.error) == ("ended", 60, 0, None)
+    assert (ended.state, ended.done, ended.failed, ended.error) == ("ended", 15, 0, None)
     moved = [row for row in await bench.rows() if row["queue"] == "other"]
-    assert len(moved) == 60
+    assert len(moved) == 15
 
 
 async def test_processes_that_take_turns_see_that_an_error_meets_a_whole_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "BATCH", 25)
-    await bench.put(30, key="bad")
+    monkeypatch.setattr(core_jobs, "LEAST_ALIKE", 5)
+    monkeypatch.setattr(jobs, "BATCH", 6)
+    await bench.put(8, key="bad")
     await refuse(bench, "bad", "other")
     job = await bench.store.jobs.begin(await planned(bench, MOVE, {"to": "other"}), "c")
     store = bench.store
@@ -530,7 +533,7 @@ async def test_processes_that_take_turns_see_that_an_error_meets_a_whole_batch(
     await allow(bench)
     await other.resume(job.id)
     ended = await steps(bench, job)
-    assert (ended.state, ended.done, ended.failed) == ("ended", 30, 0)
+    assert (ended.state, ended.done, ended.failed) == ("ended", 8, 0)
 
 
 async def test_small_batches_are_refused_together(bench: Bench) -> None:
