@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +33,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
-from tests.faststream.conftest import QUICK, Heard, Look, on_each
+from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("postpone, move to another queue, wait until ready")
@@ -39,7 +41,8 @@ pytestmark = pytest.mark.capability("postpone, move to another queue, wait until
 HOUR = timedelta(hours=1)
 LATER = ConstantRetryStrategy(delay_seconds=3600, max_attempts=5)
 SETTLING = [p for p in AckPolicy if p is not AckPolicy.ACK_FIRST]
-under_every_policy = on_each("policy", SETTLING[:1], SETTLING[1:])
+ONE_LOOK: Any = {**QUICK, "max_fetch_interval": 600}
+"""Subscriber options for tests whose messages are there before the start."""
 effects = Table(
     "effects", MetaData(), Column("id", Integer, primary_key=True), Column("body", String(50))
 )
@@ -60,6 +63,30 @@ async def run(broker: SqlBroker, act: Act, body: Any = "x", **options: Any) -> i
     message_id = await broker.publish(body, "q", headers={"h": [1]}, correlation_id="c")
     assert message_id is not None
     return message_id
+
+
+async def run_each(
+    broker: SqlBroker, acts: dict[str, Act], under: dict[str, AckPolicy] | AckPolicy | None = None
+) -> dict[str, int]:
+    """As `run`, with a message, a queue and a subscriber for each act; the ids, by queue."""
+    ids: dict[str, int] = {}
+    for queue, act in acts.items():
+        policy = under[queue] if isinstance(under, dict) else under
+        options: dict[str, Any] = {} if policy is None else {"ack_policy": policy}
+        if policy is not AckPolicy.ACK_FIRST:
+            options["retry_strategy"] = LATER
+        subscribe(broker, queue, act, **options)
+        message_id = await broker.publish("x", queue, headers={"h": [1]}, correlation_id="c")
+        assert message_id is not None
+        ids[queue] = message_id
+    await broker.start()
+    return ids
+
+
+def subscribe(broker: SqlBroker, queue: str, act: Act, **options: Any) -> None:
+    @broker.subscriber(queue, **{**ONE_LOOK, **options})
+    async def handle(body: Any, message: SqlBrokerMessage) -> Any:
+        return await act(message)
 
 
 def raising(make: Callable[[], BaseException]) -> Act:
@@ -87,36 +114,32 @@ def silent(heard: Heard) -> bool:
 # -- postpone --------------------------------------------------------------------------------------
 
 
-@under_every_policy
-@pytest.mark.parametrize(
-    "act", [raising(lambda: Postpone("1h")), postpone], ids=["raised", "called"]
-)
-async def test_p4_postponed_under_every_policy(
-    broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy, act: Act
-) -> None:
+async def test_p4_postponed_under_every_policy(broker: SqlBroker, look: Look, heard: Heard) -> None:
     """P4: neither attempt nor delivery is charged."""
-    await run(broker, act, ack_policy=policy)
-    row = await postponed(look)
-    assert (row["attempts_count"], row["deliveries_count"], row["last_error"]) == (0, 0, None)
-    assert row["next_attempt_at"] - row["created_at"] > HOUR * 0.99
-    assert (row["lease_token"], row["first_attempt_at"]) == (None, None)
+    hows = {"raised": raising(lambda: Postpone("1h")), "called": postpone}
+    acts = {f"{how} {p.value}": act for p in SETTLING for how, act in hows.items()}
+    await run_each(broker, acts, {f"{how} {p.value}": p for p in SETTLING for how in hows})
+    for row in await postponed(look, len(acts)):
+        case = row["queue"]
+        counts = (row["attempts_count"], row["deliveries_count"], row["last_error"])
+        assert counts == (0, 0, None), case
+        assert row["next_attempt_at"] - row["created_at"] > HOUR * 0.99, case
+        assert (row["lease_token"], row["first_attempt_at"]) == (None, None), case
     assert silent(heard)
 
 
-async def postponed(look: Look) -> dict[str, Any]:
-    """Wait until the only message is due later."""
+async def postponed(look: Look, count: int = 1) -> list[dict[str, Any]]:
+    """Wait until the `count` messages are due later."""
 
-    async def done() -> dict[str, Any] | None:
-        [row] = await look.rows()
-        return (
-            row
-            if row["state"] == "PENDING" and row["next_attempt_at"] > row["created_at"]
-            else None
-        )
+    def is_later(row: dict[str, Any]) -> bool:
+        return row["state"] == "PENDING" and row["next_attempt_at"] > row["created_at"]
 
-    row = await eventually(done)
-    assert row is not None
-    return row
+    async def done() -> list[dict[str, Any]]:
+        rows = await look.rows()
+        assert len(rows) == count
+        return rows if all(map(is_later, rows)) else []
+
+    return await eventually(done)
 
 
 async def test_a_message_postponed_often_is_handled_at_last(broker: SqlBroker, look: Look) -> None:
@@ -147,7 +170,7 @@ async def test_the_cause_of_a_postponement_is_kept(broker: SqlBroker, look: Look
             raise Postpone(HOUR) from error
 
     await run(broker, act)
-    row = await postponed(look)
+    [row] = await postponed(look)
     assert "ConnectionError: the backend is down" in row["last_error"]
 
 
@@ -200,97 +223,101 @@ async def test_p7_a_not_ready_message_is_retried_until_it_is_ready(
     assert silent(heard)
 
 
-@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
-async def test_not_ready_fails_after_its_time_limit(
-    broker: SqlBroker, look: Look, policy: AckPolicy
-) -> None:
+async def test_not_ready_fails_after_its_time_limit(broker: SqlBroker, look: Look) -> None:
     """P7: by the database's times; the last look is when the time is over."""
-    looks = 0
+    looks: Counter[str] = Counter()
 
     async def act(message: Any) -> None:
-        nonlocal looks
-        looks += 1
+        looks[message.raw_message.queue] += 1
         raise NotReadyYet("1h", "300ms") from KeyError("order 5")
 
-    await run(broker, act, ack_policy=policy)
-    [row] = await look.archived()
-    assert (row["state"], row["reason"], row["attempts_count"]) == ("FAILED", "not_ready", 1)
-    assert row["last_attempt_at"] - row["first_attempt_at"] >= timedelta(seconds=0.299)
-    assert "KeyError: 'order 5'" in row["last_error"]
-    assert looks == 2
+    policies = {p.value: p for p in (AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL)}
+    for queue, policy in policies.items():
+        subscribe(broker, queue, act, **QUICK, ack_policy=policy, retry_strategy=LATER)
+        await broker.publish("x", queue)
+    await broker.start()
+    for row in await look.archived(2):
+        case = row["queue"]
+        ended = (row["state"], row["reason"], row["attempts_count"])
+        assert ended == ("FAILED", "not_ready", 1), case
+        taken = row["last_attempt_at"] - row["first_attempt_at"]
+        assert taken >= timedelta(seconds=0.299), case
+        assert "KeyError: 'order 5'" in row["last_error"], case
+    assert looks == dict.fromkeys(policies, 2)
 
 
 # -- move ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", SETTLING)
-@pytest.mark.parametrize(
-    "act",
-    [raising(lambda: Move("other", body={"n": 1}, delay="1h")), move],
-    ids=["raised", "called"],
-)
-async def test_moved_under_every_policy(
-    broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy, act: Act
-) -> None:
+async def test_moved_under_every_policy(broker: SqlBroker, look: Look, heard: Heard) -> None:
     """M7: same id, another body, other headers kept."""
-    message_id = await run(broker, act, ack_policy=policy)
+    hows = {"raised": raising(lambda: Move("other", body={"n": 1}, delay="1h")), "called": move}
+    acts = {f"{how} {p.value}": act for p in SETTLING for how, act in hows.items()}
+    ids = await run_each(broker, acts, {f"{how} {p.value}": p for p in SETTLING for how in hows})
 
-    async def moved() -> dict[str, Any] | None:
-        [row] = await look.rows()
-        return row if row["queue"] == "other" else None
+    async def moved() -> list[dict[str, Any]]:
+        rows = await look.rows()
+        return rows if {r["queue"] for r in rows} == {"other"} else []
 
-    row = await eventually(moved)
-    assert row is not None
-    assert (row["id"], row["state"], json.loads(row["payload"])) == (
-        message_id,
-        "PENDING",
-        {"n": 1},
-    )
-    assert row["headers"] == {"h": [1], "correlation_id": "c", "content-type": "application/json"}
-    assert (row["attempts_count"], row["deliveries_count"]) == (0, 0)
-    assert row["next_attempt_at"] - row["created_at"] > HOUR * 0.99
+    cases = {message_id: case for case, message_id in ids.items()}
+    rows = await eventually(moved)
+    assert [row["id"] for row in rows] == sorted(cases)
+    for row in rows:
+        case = cases[row["id"]]
+        assert (row["state"], json.loads(row["payload"])) == ("PENDING", {"n": 1}), case
+        kept = {"h": [1], "correlation_id": "c", "content-type": "application/json"}
+        assert row["headers"] == kept, case
+        assert (row["attempts_count"], row["deliveries_count"]) == (0, 0), case
+        assert row["next_attempt_at"] - row["created_at"] > HOUR * 0.99, case
     assert await look.rows(archive=True) == []
     assert silent(heard)
 
 
-@pytest.mark.parametrize(
-    ("bodies", "seen"),
-    [
-        (("x",), "x"),
-        (("x", b"\xff"), b"\xff"),
-        (("x", None), b""),
-        (({"n": 1}, "text"), "text"),
-        ((b"raw", [1]), [1]),
-    ],
-    ids=["the same", "bytes", "none", "text", "json"],
-)
-async def test_the_next_queue_gets_the_body_as_it_was_meant(
-    broker: SqlBroker, look: Look, bodies: tuple[Any, ...], seen: Any
-) -> None:
+BODIES: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "the same": (("x",), "x"),
+    "bytes": (("x", b"\xff"), b"\xff"),
+    "none": (("x", None), b""),
+    "text": (({"n": 1}, "text"), "text"),
+    "json": ((b"raw", [1]), [1]),
+}
+"""What is published and moved, and what the next queue gets."""
+
+
+async def test_the_next_queue_gets_the_body_as_it_was_meant(broker: SqlBroker, look: Look) -> None:
     """Its subscribers in this process are woken: no queue is looked at for ten minutes."""
-    got: list[tuple[Any, MessageClass]] = []
-    slow: Any = {**QUICK, "wakeup": "auto", "max_fetch_interval": 600}
+    got: dict[str, list[tuple[Any, MessageClass]]] = {case: [] for case in BODIES}
+    slow: Any = {**ONE_LOOK, "wakeup": "auto"}
 
-    @broker.subscriber("q", **slow)
-    async def first(body: Any) -> None:
-        raise Move("other", body=bodies[1]) if len(bodies) > 1 else Move("other")
+    def subscribe_both(case: str) -> None:
+        bodies, _ = BODIES[case]
 
-    @broker.subscriber("other", **slow)
-    async def second(body: Any, message: SqlBrokerMessage) -> None:
-        got.append((await message.decode(), message))
+        @broker.subscriber(case, **slow)
+        async def first(body: Any) -> None:
+            raise (
+                Move(f"other {case}", body=bodies[1]) if len(bodies) > 1 else Move(f"other {case}")
+            )
 
+        @broker.subscriber(f"other {case}", **slow)
+        async def second(body: Any, message: SqlBrokerMessage) -> None:
+            got[case].append((await message.decode(), message))
+
+    for case in BODIES:
+        subscribe_both(case)
     await broker.start()
-    message_id = await broker.publish(bodies[0], "q", correlation_id="c", key="k")
-    [row] = await look.archived()
-    assert (row["id"], row["queue"], row["state"], row["attempts_count"]) == (
-        message_id,
-        "other",
-        "COMPLETED",
-        1,
-    )
-    [(body, message)] = got
-    assert body == seen
-    assert (message.correlation_id, message.key, message.deliveries_count) == ("c", "k", 1)
+    ids = {
+        case: await broker.publish(bodies[0], case, correlation_id="c", key="k")
+        for case, (bodies, _) in BODIES.items()
+    }
+    rows = {row["queue"]: row for row in await look.archived(len(BODIES))}
+    for case, (_, seen) in BODIES.items():
+        row = rows[f"other {case}"]
+        ended = (row["id"], row["state"], row["attempts_count"])
+        assert ended == (ids[case], "COMPLETED", 1), case
+        [(body, message)] = got[case]
+        assert body == seen, case
+        assert (message.correlation_id, message.key, message.deliveries_count) == ("c", "k", 1), (
+            case
+        )
 
 
 async def test_the_archive_holds_the_changed_body(broker: SqlBroker, look: Look) -> None:
@@ -305,18 +332,29 @@ async def test_the_archive_holds_the_changed_body(broker: SqlBroker, look: Look)
     assert (bytes(row["payload"]), row["state"]) == (b"y", "COMPLETED")
 
 
-@under_every_policy
 async def test_a_body_that_cannot_be_encoded_is_a_failure(
-    broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
+    broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
-    """The message is tried again, and the log says why."""
-    await run(
-        broker, raising(lambda: Move("other", body=SqlBrokerResponse("x"))), ack_policy=policy
-    )
-    row = await look.in_state("RETRYABLE")
-    assert row["queue"] == "q"
-    assert "a new body cannot be a SqlBrokerResponse" in row["last_error"]
-    assert heard.texts("a new body cannot be a SqlBrokerResponse", logging.ERROR)
+    """The message is tried again, and the log says why; under every policy."""
+    cannot = raising(lambda: Move("other", body=SqlBrokerResponse("x")))
+    policies = {p.value: p for p in SETTLING}
+    await run_each(broker, dict.fromkeys(policies, cannot), policies)
+    rows = await retryable(look, len(policies))
+    assert {row["queue"] for row in rows} == set(policies)
+    for row in rows:
+        assert "a new body cannot be a SqlBrokerResponse" in row["last_error"], row["queue"]
+    told = heard.texts("a new body cannot be a SqlBrokerResponse", logging.ERROR)
+    assert len(told) == len(policies), told
+
+
+async def retryable(look: Look, count: int) -> list[dict[str, Any]]:
+    """Wait until the `count` messages are to be tried again."""
+
+    async def done() -> list[dict[str, Any]]:
+        rows = await look.rows()
+        return rows if [r["state"] for r in rows] == ["RETRYABLE"] * count else []
+
+    return await eventually(done)
 
 
 async def test_a_handler_may_decide_otherwise_when_a_body_cannot_be_encoded(
@@ -331,122 +369,143 @@ async def test_a_handler_may_decide_otherwise_when_a_body_cannot_be_encoded(
     assert (await look.archived())[0]["reason"] == "cannot move"
 
 
-@pytest.mark.parametrize("said", [Move("other"), Postpone("1h")], ids=["move", "postpone"])
 async def test_rows_published_with_the_ack_are_written_with_a_move_only(
-    broker: SqlBroker, look: Look, said: Any
+    broker: SqlBroker, look: Look
 ) -> None:
     """Promise 6."""
 
-    async def act(message: Any) -> None:
-        await broker.publish("chained", "next", with_ack=True)
-        raise said
+    def act(said: Exception) -> Act:
+        async def act(message: Any) -> None:
+            await broker.publish("chained", f"next of {message.raw_message.queue}", with_ack=True)
+            raise said
 
-    await run(broker, act)
-    moved = isinstance(said, Move)
+        return act
+
+    await run_each(broker, {"moved": act(Move("other")), "postponed": act(Postpone("1h"))})
 
     async def done() -> bool:
         rows = await look.rows()
-        return {r["queue"] for r in rows} == ({"other", "next"} if moved else {"q"}) and not any(
-            r["lease_token"] for r in rows
-        )
+        return not any(r["lease_token"] for r in rows) and sorted(r["queue"] for r in rows) == [
+            "next of moved",
+            "other",
+            "postponed",
+        ]
 
-    if not moved:
-        await postponed(look)
     await eventually(done)
+    [row] = [r for r in await look.rows() if r["queue"] == "postponed"]
+    assert row["next_attempt_at"] - row["created_at"] > HOUR * 0.99
 
 
 # -- transactional ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL]
-)
-@pytest.mark.parametrize(
-    "said", [Move("other", body="y"), Postpone("1h")], ids=["move", "postpone"]
-)
 async def test_a_move_commits_the_handlers_sql_and_a_postponement_rolls_it_back(
-    broker: SqlBroker, look: Look, engine: AsyncEngine, heard: Heard, policy: AckPolicy, said: Any
+    broker: SqlBroker, look: Look, engine: AsyncEngine, heard: Heard
 ) -> None:
     """Promise 5."""
     async with engine.begin() as connection:
         await connection.run_sync(effects.metadata.create_all)
 
-    @broker.subscriber("q", **QUICK, transactional=True, ack_policy=policy)
-    async def handle(body: str, connection: SqlConnection, message: SqlBrokerMessage) -> None:
-        await connection.execute(insert(effects).values(body=body))
-        assert await message.extend_lease("1h")
-        raise said
+    def subscribe_in_transaction(queue: str, policy: AckPolicy, said: Exception) -> None:
+        @broker.subscriber(queue, **ONE_LOOK, transactional=True, ack_policy=policy)
+        async def handle(body: str, connection: SqlConnection, message: SqlBrokerMessage) -> None:
+            await connection.execute(insert(effects).values(body=body))
+            assert await message.extend_lease("1h")
+            raise said
 
+    policies = (AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR, AckPolicy.MANUAL)
+    for policy in policies:
+        says = {"move": Move("other", body="y"), "postpone": Postpone("1h")}
+        for name, said in says.items():
+            subscribe_in_transaction(f"{name} {policy.value}", policy, said)
+            await broker.publish(f"{name} {policy.value}", f"{name} {policy.value}")
     await broker.start()
-    await broker.publish("x", "q")
-    moved = isinstance(said, Move)
-    await eventually(lambda: _queue(look, "other")) if moved else await postponed(look)
+    stay = {f"postpone {policy.value}" for policy in policies}
+
+    async def ended() -> list[dict[str, Any]]:
+        rows = await look.rows()
+        later = [r for r in rows if r["state"] == "PENDING" and r["queue"] in {"other", *stay}]
+        over = all(r["queue"] == "other" or r["next_attempt_at"] > r["created_at"] for r in later)
+        return rows if len(later) == 2 * len(policies) and over else []
+
+    rows = await eventually(ended)
     async with engine.connect() as connection:
-        assert list((await connection.execute(select(effects.c.body))).scalars()) == (
-            ["x"] if moved else []
-        )
-    [row] = await look.rows()
-    assert (bytes(row["payload"]), row["deliveries_count"]) == (b"y" if moved else b"x", 0)
+        done = set((await connection.execute(select(effects.c.body))).scalars())
+    assert done == {f"move {policy.value}" for policy in policies}
+    for row in rows:
+        body = b"y" if row["queue"] == "other" else row["queue"].encode()
+        assert (bytes(row["payload"]), row["deliveries_count"]) == (body, 0), row["queue"]
+    assert sum(row["queue"] == "other" for row in rows) == len(policies)
     assert silent(heard)
-
-
-async def _queue(look: Look, queue: str) -> bool:
-    return [r["queue"] for r in await look.rows()] == [queue]
 
 
 # -- batches ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
-@pytest.mark.parametrize("how", ["raised", "called"])
-@pytest.mark.parametrize("opened", [True, False])
 async def test_a_move_of_a_batch_leaves_out_settled_messages(
-    broker: SqlBroker, look: Look, policy: AckPolicy, how: str, opened: bool
+    broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
-    @broker.subscriber("q", **QUICK, batch=True, ack_policy=policy)
-    async def handle(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
-        assert await message.extend_lease("1h")
-        if opened:
-            await message.messages[0].ack()
-        if how == "raised":
-            raise Move("other", body="new")
-        await message.move_to("other", body="new")
-        assert message.committed is AckStatus.ACKED
-        if opened:
-            assert [m.committed for m in message.messages] == [AckStatus.ACKED] * 3
+    def subscribe_batches(queue: str, policy: AckPolicy, how: str, opened: bool) -> None:
+        @broker.subscriber(queue, **ONE_LOOK, batch=True, ack_policy=policy)
+        async def handle(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
+            assert await message.extend_lease("1h")
+            if opened:
+                await message.messages[0].ack()
+            if how == "raised":
+                raise Move(f"other {queue}", body="new")
+            await message.move_to(f"other {queue}", body="new")
+            assert message.committed is AckStatus.ACKED
+            if opened:
+                assert [m.committed for m in message.messages] == [AckStatus.ACKED] * 3
 
-    await broker.publish_batch(*range(3), queue="q", headers={"h": 1})
+    left: dict[str, int] = {}
+    policies = (AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL)
+    for policy, how, opened in product(policies, ("raised", "called"), (True, False)):
+        queue = f"{how} {policy.value} {opened}"
+        left[queue] = 2 if opened else 3
+        subscribe_batches(queue, policy, how, opened)
+        await broker.publish_batch(*range(3), queue=queue, headers={"h": 1})
     await broker.start()
-    left = 2 if opened else 3
+    moved = {f"other {queue}": count for queue, count in left.items()}
 
     async def done() -> bool:
-        return [r["queue"] for r in await look.rows()] == ["other"] * left
+        return Counter(r["queue"] for r in await look.rows()) == moved
 
     await eventually(done)
-    assert {(bytes(r["payload"]), r["headers"]["h"]) for r in await look.rows()} == {(b"new", 1)}
-    assert {r["headers"]["content-type"] for r in await look.rows()} == {"text/plain"}
-    assert [r["state"] for r in await look.rows(archive=True)] == ["COMPLETED"] * (3 - left)
+    for row in await look.rows():
+        assert (bytes(row["payload"]), row["headers"]["h"]) == (b"new", 1), row["queue"]
+        assert row["headers"]["content-type"] == "text/plain", row["queue"]
+    archived = Counter((r["queue"], r["state"]) for r in await look.rows(archive=True))
+    assert archived == {(q, "COMPLETED"): 1 for q, count in left.items() if count == 2}
+    assert silent(heard)
 
 
-@pytest.mark.parametrize("how", ["raised", "called"])
-async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard, how: str) -> None:
-    @broker.subscriber("q", **QUICK, batch=True)
-    async def handle(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
+async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard) -> None:
+    @broker.subscriber("raised", **ONE_LOOK, batch=True)
+    async def raises(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
         await message.messages[1].reject(reason="bad")
-        if how == "raised":
-            raise Postpone("1h")
+        raise Postpone("1h")
+
+    @broker.subscriber("called", **ONE_LOOK, batch=True)
+    async def calls(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
+        await message.messages[1].reject(reason="bad")
         await message.postpone("1h")
 
-    await broker.publish_batch(*range(3), queue="q")
+    for queue in ("raised", "called"):
+        await broker.publish_batch(*range(3), queue=queue)
     await broker.start()
 
     async def ended() -> list[dict[str, Any]]:
         rows = await look.rows()
-        return rows if [r["state"] for r in rows] == ["PENDING", "PENDING"] else []
+        return rows if [r["state"] for r in rows] == ["PENDING"] * 4 else []
 
     rows = await eventually(ended)
-    assert [(r["deliveries_count"], bytes(r["payload"])) for r in rows] == [(0, b"0"), (0, b"2")]
-    assert len(await look.rows(archive=True)) == 1
+    for queue in ("raised", "called"):
+        of = [r for r in rows if r["queue"] == queue]
+        kept = [(r["deliveries_count"], bytes(r["payload"])) for r in of]
+        assert kept == [(0, b"0"), (0, b"2")], queue
+    archived = [(r["queue"], r["state"]) for r in await look.rows(archive=True)]
+    assert sorted(archived) == [("called", "FAILED"), ("raised", "FAILED")]
     assert all(r["next_attempt_at"] - r["created_at"] > HOUR * 0.99 for r in rows)
     assert silent(heard)
 
@@ -454,15 +513,26 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard, ho
 # -- ACK_FIRST, RetryPossible ----------------------------------------------------------------------
 
 
-@on_each("said", [Postpone(5), Move("other")], [NotReadyYet(1, 5), RetryPossible()])
 async def test_under_ack_first_the_message_is_gone(
-    broker: SqlBroker, look: Look, heard: Heard, said: Any
+    broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
-    await run(broker, raising(lambda: said), ack_policy=AckPolicy.ACK_FIRST)
-    assert (await look.archived())[0]["state"] == "COMPLETED"
-    [line] = await eventually(lambda: heard.texts("could not be carried out", logging.ERROR))
-    assert line.startswith(f"{type(said).__name__} of message 1 ")
-    assert "acked the message before its handler started" in line
+    says: list[Exception] = [Postpone(5), Move("other"), NotReadyYet(1, 5), RetryPossible()]
+
+    def act(said: Exception) -> Act:
+        return raising(lambda: said)
+
+    acts = {type(said).__name__: act(said) for said in says}
+    ids = await run_each(broker, acts, AckPolicy.ACK_FIRST)
+    assert {r["state"] for r in await look.archived(len(says))} == {"COMPLETED"}
+
+    def told() -> list[str]:
+        lines = heard.texts("could not be carried out", logging.ERROR)
+        return lines if len(lines) == len(says) else []
+
+    lines = await eventually(told)
+    for name, message_id in ids.items():
+        [line] = [each for each in lines if each.startswith(f"{name} of message {message_id} ")]
+        assert "acked the message before its handler started" in line
 
 
 async def test_under_ack_first_the_methods_are_refused(broker: SqlBroker, look: Look) -> None:
@@ -480,9 +550,8 @@ async def test_under_ack_first_the_methods_are_refused(broker: SqlBroker, look: 
     await eventually(lambda: refused == 3)
 
 
-@under_every_policy
 async def test_retry_possible_is_a_nack_under_every_policy(
-    broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
+    broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
     """Z4: where any other error would end it."""
 
@@ -492,39 +561,41 @@ async def test_retry_possible_is_a_nack_under_every_policy(
         except ConnectionError:
             raise RetryPossible(delay="1h")  # noqa: B904 - the error behind it is to be found all the same
 
-    await run(broker, act, ack_policy=policy)
-    row = await look.in_state("RETRYABLE")
-    assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
-    assert "ConnectionError: away" in row["last_error"]
-    assert row["next_attempt_at"] - row["last_attempt_at"] > HOUR * 0.99
+    policies = {p.value: p for p in SETTLING}
+    await run_each(broker, dict.fromkeys(policies, act), policies)
+    for row in await retryable(look, len(policies)):
+        case = row["queue"]
+        assert (row["attempts_count"], row["deliveries_count"]) == (1, 1), case
+        assert "ConnectionError: away" in row["last_error"], case
+        assert row["next_attempt_at"] - row["last_attempt_at"] > HOUR * 0.99, case
     assert silent(heard)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [RetryPossible(delay=0), NotReadyYet(0, "1h"), Postpone(0), None],
-    ids=lambda value: type(value).__name__,
-)
 async def test_once_releases_the_key_of_a_handler_that_did_nothing(
-    broker: SqlBroker, look: Look, said: Any
+    broker: SqlBroker, look: Look
 ) -> None:
     """Z4."""
-    calls = 0
+    calls: Counter[str] = Counter()
 
-    async def act(message: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls < 3:
-            raise said or ValueError("boom")
+    def act(said: Exception | None) -> Act:
+        async def act(message: Any) -> None:
+            queue = message.raw_message.queue
+            calls[queue] += 1
+            if calls[queue] < 3:
+                raise said or ValueError("boom")
 
-    @broker.subscriber("q", **QUICK, policies=[Once("1h")])
-    async def handle(body: Any, message: SqlBrokerMessage) -> None:
-        await act(message)
+        return act
 
+    says = [RetryPossible(delay=0), NotReadyYet(0, "1h"), Postpone(0), None]
+    for said in says:
+        queue = type(said).__name__
+        subscribe(broker, queue, act(said), **QUICK, policies=[Once("1h")])
+        await broker.publish("x", queue, key="k")
     await broker.start()
-    await broker.publish("x", "q", key="k")
-    [row] = await look.archived()
-    assert (row["state"], calls) == (("COMPLETED", 3) if said else ("FAILED", 1))
+    ended = {r["queue"]: (r["state"], calls[r["queue"]]) for r in await look.archived(len(says))}
+    assert ended == {
+        type(said).__name__: ("COMPLETED", 3) if said else ("FAILED", 1) for said in says
+    }
 
 
 # -- leases ----------------------------------------------------------------------------------------
@@ -639,25 +710,24 @@ async def test_an_extension_goes_past_max_lease(
 # -- publish_count ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "state"), [(None, "COMPLETED"), (3, "COMPLETED"), (4, "FAILED")])
 async def test_a_handler_can_give_up_on_a_message_published_too_often(
-    broker: SqlBroker, look: Look, engine: AsyncEngine, count: int | None, state: str
+    broker: SqlBroker, look: Look, engine: AsyncEngine
 ) -> None:
     """P10: apart from attempts and deliveries; 1 where a producer says nothing."""
     seen: list[tuple[int, int, int]] = []
 
-    @broker.subscriber("q", **QUICK)
+    @broker.subscriber("q", **ONE_LOOK)
     async def handle(body: Any, message: SqlBrokerMessage) -> None:
         seen.append((message.publish_count, message.attempts_count, message.deliveries_count))
         if message.publish_count > 3:
             await message.reject(reason="published too often")
 
-    columns, values = ("", "") if count is None else (", publish_count", f", {count}")
     async with engine.begin() as connection:
-        await connection.execute(
-            text(f"INSERT INTO message (queue, payload{columns}) VALUES ('q', 'x'{values})")
-        )
+        for columns, values in (("", ""), (", publish_count", ", 3"), (", publish_count", ", 4")):
+            await connection.execute(
+                text(f"INSERT INTO message (queue, payload{columns}) VALUES ('q', 'x'{values})")
+            )
     await broker.start()
-    [row] = await look.archived()
-    assert (row["state"], row["publish_count"]) == (state, count or 1)
-    assert seen == [(count or 1, 0, 1)]
+    ended = {r["publish_count"]: r["state"] for r in await look.archived(3)}
+    assert ended == {1: "COMPLETED", 3: "COMPLETED", 4: "FAILED"}
+    assert sorted(seen) == [(1, 0, 1), (3, 0, 1), (4, 0, 1)]
