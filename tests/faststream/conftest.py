@@ -18,6 +18,8 @@ from tests.quick_tables import TABLES
 
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 """Subscriber options for tests that wait for what happens."""
+CALM: Any = {**QUICK, "max_fetch_interval": 0.5}
+"""As `QUICK`, for many subscribers in one test: looks of all of them cost more than the wait."""
 GRACE = 60.0
 """Seconds that a stop waits for handlers: what is on its way is not cut off."""
 Make = Callable[..., SqlBroker]

@@ -11,7 +11,7 @@ from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMe
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, NoRetryStrategy, SqlBroker, SqlBrokerMessage
-from tests.faststream.conftest import QUICK, Heard, Look, on_each
+from tests.faststream.conftest import CALM, QUICK, Heard, Look, on_each
 
 pytestmark = pytest.mark.capability("every AckPolicy, retries, dead letters")
 
@@ -58,21 +58,28 @@ async def test_a_handler_that_returns_completes_its_message(
     )
 
 
-@pytest.mark.parametrize(
-    ("policy", "state"),
-    [
-        (AckPolicy.ACK, "COMPLETED"),
-        (AckPolicy.ACK_FIRST, "COMPLETED"),
-        (AckPolicy.REJECT_ON_ERROR, "FAILED"),
-        (AckPolicy.MANUAL, "FAILED"),
-    ],
-)
-async def test_a_handler_that_raises_ends_as_the_policy_says(
-    broker: SqlBroker, look: Look, policy: AckPolicy, state: str
-) -> None:
-    await run(broker, fail, ack_policy=policy)
-    [row] = await look.archived()
-    assert (row["state"], row["attempts_count"]) == (state, 1)
+async def test_a_handler_that_raises_ends_as_the_policy_says(broker: SqlBroker, look: Look) -> None:
+    states = {
+        AckPolicy.ACK: "COMPLETED",
+        AckPolicy.ACK_FIRST: "COMPLETED",
+        AckPolicy.REJECT_ON_ERROR: "FAILED",
+        AckPolicy.MANUAL: "FAILED",
+    }
+
+    def subscribe(policy: AckPolicy) -> None:
+        retries = {} if policy is AckPolicy.ACK_FIRST else {"retry_strategy": LATER}
+
+        @broker.subscriber(policy.value, **CALM, ack_policy=policy, **retries)
+        async def handle(body: Any, message: SqlBrokerMessage) -> None:
+            await fail(message)
+
+    for policy in states:
+        subscribe(policy)
+        await broker.publish("x", policy.value)
+    await broker.start()
+    rows = await look.archived(len(states))
+    ended = {row["queue"]: (row["state"], row["attempts_count"]) for row in rows}
+    assert ended == {policy.value: (state, 1) for policy, state in states.items()}
 
 
 @pytest.mark.parametrize("options", [{}, {"ack_policy": AckPolicy.NACK_ON_ERROR}], ids=repr)

@@ -33,7 +33,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.flow.deliver.leases import LeaseKeeper
 from faststream_sqlbroker.message import SqlBrokerMessage as MessageClass
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import CALM, QUICK, Heard, Look
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("postpone, move to another queue, wait until ready")
@@ -233,7 +233,7 @@ async def test_not_ready_fails_after_its_time_limit(broker: SqlBroker, look: Loo
 
     policies = {p.value: p for p in (AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL)}
     for queue, policy in policies.items():
-        subscribe(broker, queue, act, **QUICK, ack_policy=policy, retry_strategy=LATER)
+        subscribe(broker, queue, act, **CALM, ack_policy=policy, retry_strategy=LATER)
         await broker.publish("x", queue)
     await broker.start()
     for row in await look.archived(2):
@@ -589,7 +589,7 @@ async def test_once_releases_the_key_of_a_handler_that_did_nothing(
     says = [RetryPossible(delay=0), NotReadyYet(0, "1h"), Postpone(0), None]
     for said in says:
         queue = type(said).__name__
-        subscribe(broker, queue, act(said), **QUICK, policies=[Once("1h")])
+        subscribe(broker, queue, act(said), **CALM, policies=[Once("1h")])
         await broker.publish("x", queue, key="k")
     await broker.start()
     ended = {r["queue"]: (r["state"], calls[r["queue"]]) for r in await look.archived(len(says))}

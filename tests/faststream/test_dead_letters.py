@@ -18,7 +18,7 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     SqlBrokerRouter,
 )
-from tests.faststream.conftest import QUICK, Heard, Look, on_each
+from tests.faststream.conftest import CALM, QUICK, Heard, Look, on_each
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("dead letter queues")
@@ -107,32 +107,40 @@ async def test_a_rejected_message_is_a_dead_letter_under_every_policy(
     }
 
 
-@pytest.mark.parametrize(
-    ("end", "options", "reason"),
-    [
-        (ValueError("boom"), {"retry_strategy": None}, "max_attempts"),
-        (ValueError("boom"), {"ack_policy": AckPolicy.REJECT_ON_ERROR}, "rejected"),
-        (RejectMessage(reason="bad"), {}, "bad"),
-        (RejectMessage(reason="bad"), {"transactional": True}, "bad"),
-        (NotReadyYet(0, 0.01), {}, "not_ready"),
-        (None, {"ack_policy": AckPolicy.MANUAL}, "no_outcome"),
-        (ValueError("boom"), {"ordered": True, "retry_strategy": None}, "max_attempts"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
-)
-async def test_every_way_to_fail_ends_in_the_dead_letter_queue(
-    broker: SqlBroker, look: Look, end: BaseException | None, options: dict[str, Any], reason: str
-) -> None:
-    @broker.subscriber("q", **DEAD, **options)
-    async def handle(body: Any) -> None:
-        if end is not None:
-            raise end
+ENDS: dict[str, tuple[BaseException | None, dict[str, Any], str]] = {
+    "no retry": (ValueError("boom"), {"retry_strategy": None}, "max_attempts"),
+    "policy": (ValueError("boom"), {"ack_policy": AckPolicy.REJECT_ON_ERROR}, "rejected"),
+    "reject": (RejectMessage(reason="bad"), {}, "bad"),
+    "transactional": (RejectMessage(reason="bad"), {"transactional": True}, "bad"),
+    "not ready": (NotReadyYet(0, 0.01), {}, "not_ready"),
+    "no outcome": (None, {"ack_policy": AckPolicy.MANUAL}, "no_outcome"),
+    "ordered": (ValueError("boom"), {"ordered": True, "retry_strategy": None}, "max_attempts"),
+}
+"""By queue: how its handler ends, its subscriber's options, and the reason that is kept."""
 
+
+async def test_every_way_to_fail_ends_in_the_dead_letter_queue(
+    broker: SqlBroker, look: Look
+) -> None:
+    def subscribe(queue: str, end: BaseException | None, options: dict[str, Any]) -> None:
+        @broker.subscriber(queue, **{**DEAD, **CALM}, **options)
+        async def handle(body: Any) -> None:
+            if end is not None:
+                raise end
+
+    for queue, (end, options, _) in ENDS.items():
+        subscribe(queue, end, options)
+        await broker.publish("x", queue, key="k")
     await broker.start()
-    await broker.publish("x", "q", key="k")
-    row = await dead_letter(look)
-    origin = row["headers"]["dead-letter"]
-    assert (origin["reason"], origin["queue"], origin["attempts"]) == (reason, "q", 1)
+
+    async def dead() -> list[dict[str, Any]]:
+        rows = await look.rows()
+        return rows if [r["queue"] for r in rows] == ["dead"] * len(ENDS) else []
+
+    origins = [row["headers"]["dead-letter"] for row in await eventually(dead)]
+    ended = {each["queue"]: (each["reason"], each["attempts"]) for each in origins}
+    assert ended == {queue: (reason, 1) for queue, (_, _, reason) in ENDS.items()}
+    assert await look.rows(archive=True) == []
 
 
 async def test_a_message_delivered_too_often_is_a_dead_letter_without_an_attempt(

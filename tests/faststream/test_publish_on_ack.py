@@ -21,7 +21,7 @@ from faststream_sqlbroker import (
     StoreError,
     UnknownOutcomeError,
 )
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import CALM, QUICK, Look
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("publish on ack: answers and `with_ack` commit with the ack")
@@ -61,32 +61,42 @@ async def test_an_answer_appears_when_its_message_is_settled(broker: SqlBroker, 
     assert queues(await look.rows(archive=True)) == ["in", "in"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "raised", "written"),
-    [
+async def test_only_with_an_ack(broker: SqlBroker, look: Look) -> None:
+    """Each case has a queue for its message, one for its answer, and one for what it publishes."""
+    cases: list[tuple[AckPolicy, type[Exception] | None, bool]] = [
         (AckPolicy.NACK_ON_ERROR, RuntimeError, False),
         (AckPolicy.REJECT_ON_ERROR, RuntimeError, False),
         (AckPolicy.ACK, RuntimeError, True),
         (AckPolicy.NACK_ON_ERROR, NackMessage, False),
         (AckPolicy.MANUAL, None, False),
-    ],
-)
-async def test_only_with_an_ack(
-    broker: SqlBroker, look: Look, policy: AckPolicy, raised: type[Exception] | None, written: bool
-) -> None:
-    @broker.subscriber("in", **QUICK, ack_policy=policy, retry_strategy=TWICE)
-    @broker.publisher("out")
-    async def handle(body: str) -> str:
-        assert await broker.publish("x", "joined", with_ack=True) is None
-        assert await broker.publish_batch("x", "y", queue="joined", with_ack=True) == [None, None]
-        if raised is not None:
-            raise raised
-        return "answer"
+        (AckPolicy.NACK_ON_ERROR, None, True),
+    ]
 
+    def subscribe(queue: str, policy: AckPolicy, raised: type[Exception] | None) -> None:
+        @broker.subscriber(queue, **CALM, ack_policy=policy, retry_strategy=TWICE)
+        @broker.publisher(f"out of {queue}")
+        async def handle(body: str) -> str:
+            to = f"joined by {queue}"
+            assert await broker.publish("x", to, with_ack=True) is None
+            assert await broker.publish_batch("x", "y", queue=to, with_ack=True) == [None, None]
+            if raised is not None:
+                raise raised
+            return "answer"
+
+    expected: list[str] = []
+    for policy, raised, written in cases:
+        queue = f"{policy.value} {raised}"
+        subscribe(queue, policy, raised)
+        await broker.publish("x", queue)
+        expected += [f"joined by {queue}"] * 3 if written else []
+        expected += [f"out of {queue}"] if written and raised is None else []
     await broker.start()
-    await broker.publish("x", "in")
-    await eventually(lambda: look.rows(archive=True))
-    assert queues(await look.rows()) == (["joined"] * 3 if written else [])
+
+    async def ended() -> bool:
+        return len(await look.rows(archive=True)) == len(cases)
+
+    await eventually(ended)
+    assert queues(await look.rows()) == sorted(expected)
 
 
 async def test_a_publish_without_it_is_immediate(broker: SqlBroker, look: Look) -> None:

@@ -19,7 +19,7 @@ from faststream_sqlbroker import (
     SqlBrokerMessage,
     SqlConnection,
 )
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import CALM, QUICK, Look
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability("`message.republish`: publish again, and count it")
@@ -43,26 +43,32 @@ def until_three(counts: list[int]) -> Until:
     return handle
 
 
-@pytest.mark.parametrize("policy", SETTLING)
-async def test_p10_a_handler_gives_up_by_the_count(
-    broker: SqlBroker, look: Look, policy: AckPolicy
-) -> None:
-    """P10: kept apart from attempts and deliveries, which begin anew."""
-    counts: list[int] = []
-    again = until_three(counts)
+async def test_p10_a_handler_gives_up_by_the_count(broker: SqlBroker, look: Look) -> None:
+    """P10: kept apart from attempts and deliveries, which begin anew; under every policy."""
+    counts: dict[str, list[int]] = {}
+    ids: dict[str, int | None] = {}
 
-    @broker.subscriber("q", **QUICK, ack_policy=policy, max_deliveries=1, retry_strategy=None)
-    async def handle(message: SqlBrokerMessage) -> None:
-        await again(message)
-        await message.ack()
+    def subscribe(policy: AckPolicy) -> None:
+        again = until_three(counts.setdefault(policy.value, []))
+        options: Any = {**CALM, "ack_policy": policy, "max_deliveries": 1, "retry_strategy": None}
 
+        @broker.subscriber(policy.value, **options)
+        async def handle(message: SqlBrokerMessage) -> None:
+            await again(message)
+            await message.ack()
+
+    for policy in SETTLING:
+        subscribe(policy)
+        queue = policy.value
+        ids[queue] = await broker.publish("x", queue, headers={"h": 1}, key="k", priority=3)
     await broker.start()
-    message_id = await broker.publish("x", "q", headers={"h": 1}, key="k", priority=3)
-    [row] = await look.archived()
-    assert counts == [1, 2, 3]
-    assert (row["id"], row["state"], row["publish_count"]) == (message_id, "COMPLETED", 3)
-    assert (row["attempts_count"], row["deliveries_count"]) == (1, 1)
-    assert (row["key"], row["priority"], bytes(row["payload"])) == ("k", 3, b"x")
+    for row in await look.archived(len(SETTLING)):
+        case = row["queue"]
+        assert counts[case] == [1, 2, 3], case
+        ended = (row["id"], row["state"], row["publish_count"])
+        assert ended == (ids[case], "COMPLETED", 3), case
+        assert (row["attempts_count"], row["deliveries_count"]) == (1, 1), case
+        assert (row["key"], row["priority"], bytes(row["payload"])) == ("k", 3, b"x"), case
 
 
 async def test_p10_hops_moves_and_retries_do_not_count(broker: SqlBroker, look: Look) -> None:

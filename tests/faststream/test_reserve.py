@@ -85,18 +85,19 @@ async def test_commit_completes_and_keeps_a_changed_body(broker: SqlBroker, look
         await found.rollback()
 
 
-@pytest.mark.parametrize("body", [None, b"", b"\x00\xff", "grüße", [1, 2]])
-async def test_any_body_can_replace_the_body(broker: SqlBroker, look: Look, body: Any) -> None:
-    await broker.publish({"a": 1}, "q")
-    found = await reserved(broker)
-    await found.move_to("r", body)
-    moved = await broker.pop("r")
-    assert moved is not None
-    assert moved.body == (b"" if body is None else body)
-    await broker.publish({"a": 1}, "q")
-    await (await reserved(broker)).commit(body)
-    kept = [row["payload"] for row in await look.archived(2)]
-    assert kept[0] == kept[1]
+async def test_any_body_can_replace_the_body(broker: SqlBroker, look: Look) -> None:
+    bodies: tuple[Any, ...] = (None, b"", b"\x00\xff", "grüße", [1, 2])
+    for count, body in enumerate(bodies, 1):
+        await broker.publish({"a": 1}, "q")
+        found = await reserved(broker)
+        await found.move_to("r", body)
+        moved = await broker.pop("r")
+        assert moved is not None, body
+        assert moved.body == (b"" if body is None else body), body
+        await broker.publish({"a": 1}, "q")
+        await (await reserved(broker)).commit(body)
+        kept = [row["payload"] for row in await look.archived(2 * count)]
+        assert kept[-2] == kept[-1], body
 
 
 async def test_rollback_counts_an_attempt_and_waits(broker: SqlBroker, look: Look) -> None:
