@@ -67,7 +67,7 @@ async def test_a_handler_that_raises_ends_as_the_policy_says(broker: SqlBroker, 
     }
 
     def subscribe(policy: AckPolicy) -> None:
-        retries = {} if policy is AckPolicy.ACK_FIRST else {"retry_strategy": LATER}
+        retries: Any = {} if policy is AckPolicy.ACK_FIRST else {"retry_strategy": LATER}
 
         @broker.subscriber(policy.value, **CALM, ack_policy=policy, **retries)
         async def handle(body: Any, message: SqlBrokerMessage) -> None:

@@ -337,7 +337,7 @@ async def test_a_body_that_cannot_be_encoded_is_a_failure(
 ) -> None:
     """The message is tried again, and the log says why; under every policy."""
     cannot = raising(lambda: Move("other", body=SqlBrokerResponse("x")))
-    policies = {p.value: p for p in SETTLING}
+    policies: dict[str, AckPolicy] = {p.value: p for p in SETTLING}
     await run_each(broker, dict.fromkeys(policies, cannot), policies)
     rows = await retryable(look, len(policies))
     assert {row["queue"] for row in rows} == set(policies)
@@ -561,7 +561,7 @@ async def test_retry_possible_is_a_nack_under_every_policy(
         except ConnectionError:
             raise RetryPossible(delay="1h")  # noqa: B904 - the error behind it is to be found all the same
 
-    policies = {p.value: p for p in SETTLING}
+    policies: dict[str, AckPolicy] = {p.value: p for p in SETTLING}
     await run_each(broker, dict.fromkeys(policies, act), policies)
     for row in await retryable(look, len(policies)):
         case = row["queue"]
