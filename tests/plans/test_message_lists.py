@@ -19,7 +19,7 @@ from faststream_sqlbroker.database.parts import message_walks
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.stored_messages import StoredMessages
 from tests.helpers import mysql_numbers
-from tests.plans.conftest import FEWER, TABLES, DatabaseOf
+from tests.plans.conftest import FEWER, TABLES, Crowds, DatabaseOf, analyze, fill_crowd
 from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import literal, nodes
 
@@ -55,20 +55,15 @@ SEARCHED: list[dict[str, Any]] = [
 """Filters that match nothing, so that a page is read until it may look at no more."""
 
 
-@pytest.fixture
-def archive(crowded: Engine, database: str) -> Engine:
-    """The crowd, and as many archived messages."""
-    count = ARCHIVED if database == "postgresql" else ARCHIVED // FEWER
-    numbers = (
-        f"generate_series(1, {count}) AS s(n)"
-        if database == "postgresql"
-        else f"{mysql_numbers(count)} s"
-    )
-    ago = "statement_timestamp() - s.n * interval '1 second'"
-    if database != "postgresql":
+def fill_archive(engine: Engine) -> None:
+    if engine.dialect.name == "postgresql":
+        numbers = f"generate_series(1, {ARCHIVED}) AS s(n)"
+        ago = "statement_timestamp() - s.n * interval '1 second'"
+    else:
+        numbers = f"{mysql_numbers(ARCHIVED // FEWER)} s"
         ago = "UTC_TIMESTAMP(6) - INTERVAL s.n SECOND"
     state = "CASE MOD(s.n, 10) WHEN 0 THEN 'FAILED' ELSE 'COMPLETED' END"
-    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with engine.begin() as connection:
         connection.execute(
             text(
                 "INSERT INTO message_archive "
@@ -77,9 +72,14 @@ def archive(crowded: Engine, database: str) -> Engine:
                 f"{ago} FROM {numbers}"
             )
         )
-        analyze = "VACUUM ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
-        connection.execute(text(f"{analyze} message_archive"))
-    return crowded
+    analyze(engine, "message_archive")
+
+
+@pytest.fixture
+def archive(crowds: Crowds, database: str) -> Iterator[Engine]:
+    """The crowd, and as many archived messages."""
+    with crowds.of(database, fill_crowd, fill_archive) as engine:
+        yield engine
 
 
 @contextmanager
@@ -149,10 +149,10 @@ def test_postgresql_reads_ranges_of_indexes(archive: Engine) -> None:
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_postgresql_reads_no_row_twice_of_messages_that_are_due_at_the_same_moment(
-    crowded: Engine,
+    archive: Engine,
 ) -> None:
     """As a search by an error in a queue that one statement has filled."""
-    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with archive.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(
             text(
                 "INSERT INTO message (queue, payload, next_attempt_at) SELECT 'alike', 'x', "

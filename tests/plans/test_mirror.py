@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.database.mirror import count_statement
@@ -16,7 +16,7 @@ from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
-from tests.plans.conftest import SYNC_DRIVERS, TABLES
+from tests.plans.conftest import TABLES, Crowds, analyze
 from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import nodes
 
@@ -32,8 +32,9 @@ NUMBERS = {
 INFO = '{"text": "i"}'
 
 
-def fill(engine: Engine, kind: str) -> None:
+def fill_mirrored(engine: Engine) -> None:
     """Messages, and the record of each, as the tables hold them after a publish with `lookup=`."""
+    kind = engine.dialect.name
     numbers = NUMBERS.get(kind) or f"{mysql_numbers(RECORDS)} s"
     lookup = f"id % {LOOKUPS}"
     if kind in {"postgresql", "sqlite"}:
@@ -49,19 +50,16 @@ def fill(engine: Engine, kind: str) -> None:
         ):
             # Without parameters these drivers take a percent sign as it is.
             connection.exec_driver_sql(statement, execution_options={"no_parameters": True})
+    if kind != "sqlite":
+        for table in ("message", "message_policy_state"):
+            analyze(engine, table)
 
 
 @pytest.fixture
-def mirrored(database: str, database_url: str) -> Iterator[Engine]:
+def mirrored(database: str, crowds: Crowds) -> Iterator[Engine]:
     """A synchronous engine on these tables; statistics are fresh."""
-    engine = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))
-    fill(engine, database)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for table in ("message", "message_policy_state"):
-            analyze = "VACUUM ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
-            connection.exec_driver_sql(f"{analyze} {table}")
-    yield engine
-    engine.dispose()
+    with crowds.of(database, fill_mirrored) as engine:
+        yield engine
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
@@ -98,7 +96,7 @@ def test_p11_sqlite_counts_by_the_index(tmp_path: Path) -> None:
     """P11."""
     path = tmp_path / "plans.db"
     engine = create_engine(f"sqlite:///{path}")
-    fill(engine, "sqlite")
+    fill_mirrored(engine)
     dialect = SqliteDialect(TABLES, sqlite.dialect())
     compiled = count_statement(dialect, "7", "i").compile(
         dialect=sqlite.dialect(paramstyle="named")

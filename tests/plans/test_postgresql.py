@@ -7,13 +7,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects.postgresql import asyncpg
 
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.schema.migrate import create_all
-from tests.plans.conftest import TABLES
+from tests.plans.conftest import TABLES, Crowds, analyze, fill_crowd
 
 pytestmark = [
     pytest.mark.parametrize("database", ["postgresql"], indirect=True),
@@ -120,16 +120,19 @@ def test_a_claim_when_nothing_is_due_reads_few_buffers(crowded: Engine) -> None:
         check(plan, indexes={"message_ready"}, buffers=60)
 
 
-@pytest.fixture
-def deep(database_url: str) -> Engine:
-    """One queue of many due messages, which no ANALYZE has seen."""
-    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg"))
+def fill_deep(engine: Engine) -> None:
     with engine.begin() as connection:
         create_all(connection, TABLES)
         connection.execute(text("ALTER TABLE message SET (autovacuum_enabled = false)"))
         rows = "SELECT 'deep', 'x' FROM generate_series(1, 20000)"
         connection.execute(text(f"INSERT INTO message (queue, payload) {rows}"))
-    return engine
+
+
+@pytest.fixture
+def deep(crowds: Crowds, database: str) -> Iterator[Engine]:
+    """One queue of many due messages, which no ANALYZE has seen."""
+    with crowds.of(database, fill_deep) as engine:
+        yield engine
 
 
 @pytest.mark.parametrize("name", ["claim_ids", "claim_ids_apart", "swap"])
@@ -200,14 +203,14 @@ def leased(crowded: Engine) -> Iterator[tuple[Connection, dict[str, list[Any]]]]
         )
         tokens = [uuid4(), uuid4()]
         token_of = [tokens[n % 2] for n in range(LEASED)]
-        for message_id, token in zip(ids, token_of, strict=True):
+        for n, token in enumerate(tokens):
             connection.execute(
                 text(
                     "UPDATE message SET state = 'PROCESSING', lease_token = :t, "
                     "acquired_at = now(), lease_expires_at = now() - interval '1 second' "
-                    "WHERE id = :i"
+                    "WHERE id = ANY(:ids)"
                 ),
-                {"t": token, "i": message_id},
+                {"t": token, "ids": ids[n::2]},
             )
         yield connection, {"ids": ids, "tokens": token_of}
 
@@ -291,14 +294,12 @@ BLOCKED = 20_000
 SIZE = 100
 
 
-@pytest.fixture
-def one_key(crowded: Engine) -> Engine:
-    """Many due messages of one key, the first of them leased, and a hundred other keys behind."""
+def fill_one_key(engine: Engine) -> None:
     insert = (
         "INSERT INTO message (queue, payload, key) "
         "SELECT 'o', 'x', {} FROM generate_series(1, {}) AS s(n)"
     )
-    with crowded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with engine.begin() as connection:
         connection.execute(text(insert.format("'m'", BLOCKED)))
         connection.execute(text(insert.format("'z' || s.n % 100", 1000)))
         connection.execute(
@@ -308,8 +309,14 @@ def one_key(crowded: Engine) -> Engine:
                 "WHERE id = (SELECT min(id) FROM message WHERE queue = 'o')"
             )
         )
-        connection.execute(text("VACUUM ANALYZE message"))
-    return crowded
+    analyze(engine, "message")
+
+
+@pytest.fixture
+def one_key(crowds: Crowds, database: str) -> Iterator[Engine]:
+    """Many due messages of one key, the first of them leased, and a hundred other keys behind."""
+    with crowds.of(database, fill_crowd, fill_one_key) as engine:
+        yield engine
 
 
 ORDERED: dict[str, dict[str, Any]] = {

@@ -1,10 +1,11 @@
 """What retention reads of a large archive: the oldest rows of an index, and no others."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.dialects import postgresql as dialect_of_postgresql
 
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
@@ -17,7 +18,7 @@ from faststream_sqlbroker.database.retention import BATCH, ArchivePartitions, Ar
 from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
-from tests.plans.conftest import SYNC_DRIVERS, TABLES, DatabaseOf
+from tests.plans.conftest import TABLES, Crowds, DatabaseOf, analyze
 from tests.plans.test_mysql import reads
 
 ROWS = 100_000
@@ -26,16 +27,12 @@ FEWER = 5
 """MySQL and MariaDB get a part of them: they take long to write."""
 
 
-@pytest.fixture
-def archived(database: str, database_url: str) -> Any:
-    """A synchronous engine on an archive with many rows."""
-    engine = create_engine(make_url(database_url).set(drivername=SYNC_DRIVERS[database]))
-    count = ROWS if database == "postgresql" else ROWS // FEWER
-    if database == "postgresql":
-        of = f"generate_series(1, {count}) AS s(n)"
+def fill_archived(engine: Engine) -> None:
+    if engine.dialect.name == "postgresql":
+        of = f"generate_series(1, {ROWS}) AS s(n)"
         at = "statement_timestamp() - s.n * interval '1 minute'"
     else:
-        of = f"{mysql_numbers(count)} s"
+        of = f"{mysql_numbers(ROWS // FEWER)} s"
         at = "UTC_TIMESTAMP(6) - INTERVAL s.n MINUTE"
     state = "CASE WHEN MOD(s.n, 100) = 0 THEN 'FAILED' ELSE 'COMPLETED' END"
     columns = "id, queue, payload, state, created_at, next_attempt_at, archived_at"
@@ -47,11 +44,14 @@ def archived(database: str, database_url: str) -> Any:
                 f"SELECT s.n, 'q', 'x', {state}, {at}, {at}, {at} FROM {of}"
             )
         )
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        analyze = "VACUUM ANALYZE" if database == "postgresql" else "ANALYZE TABLE"
-        connection.execute(text(f"{analyze} message_archive"))
-    yield engine
-    engine.dispose()
+    analyze(engine, "message_archive")
+
+
+@pytest.fixture
+def archived(database: str, crowds: Crowds) -> Iterator[Engine]:
+    """A synchronous engine on an archive with many rows."""
+    with crowds.of(database, fill_archived) as engine:
+        yield engine
 
 
 def retention_on(connection: Connection) -> ArchiveRetention:
