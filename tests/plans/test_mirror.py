@@ -16,18 +16,17 @@ from faststream_sqlbroker.database.postgresql.dialect import PostgresqlDialect
 from faststream_sqlbroker.database.sqlite.dialect import SqliteDialect
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
-from tests.plans.conftest import TABLES, Crowds, analyze
+from tests.plans.conftest import FEWER, TABLES, Crowds, analyze
 from tests.plans.test_mysql import reads
 from tests.plans.test_postgresql import nodes
 
 RECORDS = 100_000
-LOOKUPS = 1_000
-OF_ONE = RECORDS // LOOKUPS
+OF_ONE = 100
 """Messages with one lookup value."""
 NUMBERS = {
     "postgresql": f"generate_series(1, {RECORDS}) AS s(n)",
     "sqlite": "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s "
-    f"WHERE n < {RECORDS}) SELECT n FROM s)",
+    f"WHERE n < {RECORDS // FEWER}) SELECT n FROM s)",
 }
 INFO = '{"text": "i"}'
 
@@ -35,18 +34,19 @@ INFO = '{"text": "i"}'
 def fill_mirrored(engine: Engine) -> None:
     """Messages, and the record of each, as the tables hold them after a publish with `lookup=`."""
     kind = engine.dialect.name
-    numbers = NUMBERS.get(kind) or f"{mysql_numbers(RECORDS)} s"
-    lookup = f"id % {LOOKUPS}"
+    records = RECORDS if kind == "postgresql" else RECORDS // FEWER
+    numbers = NUMBERS.get(kind) or f"{mysql_numbers(records)} s"
+    lookup = f"id % {records // OF_ONE}"
     if kind in {"postgresql", "sqlite"}:
         key, name, scope = '"key"', "CAST(id AS TEXT)", f"'{MIRROR}' || ({lookup})"
     else:
         key, name, scope = "`key`", "CAST(id AS CHAR)", f"CONCAT('{MIRROR}', {lookup})"
     with engine.begin() as connection:
         create_all(connection, TABLES)
-        records = f"INSERT INTO message_policy_state (scope, {key}, counter, info)"
+        insert = f"INSERT INTO message_policy_state (scope, {key}, counter, info)"
         for statement in (
             f"INSERT INTO message (queue, payload) SELECT 'q', 'x' FROM {numbers}",
-            f"{records} SELECT {scope}, {name}, id, '{INFO}' FROM message",
+            f"{insert} SELECT {scope}, {name}, id, '{INFO}' FROM message",
         ):
             # Without parameters these drivers take a percent sign as it is.
             connection.exec_driver_sql(statement, execution_options={"no_parameters": True})

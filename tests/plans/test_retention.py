@@ -84,12 +84,10 @@ def test_postgresql_reads_the_beginning_of_an_index(
 @pytest.mark.parametrize("database", ["mariadb", "mysql"], indirect=True)
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
 def test_mysql_reads_no_more_than_it_removes(archived: Engine, database: str, state: str) -> None:
-    with archived.begin() as connection:
+    with archived.connect() as connection:
         retention = retention_on(connection)
         before = asyncio.run(retention.cutoff(3600.0))
         asyncio.run(retention.remove(MessageState[state], before, None))
-    with archived.begin() as connection:
-        retention = retention_on(connection)
         with reads(connection, at_most=8 * BATCH):
             step = asyncio.run(retention.remove(MessageState[state], before, None))
     assert step.rows == (BATCH if state == "COMPLETED" else 0)
@@ -125,13 +123,12 @@ def test_postgresql_compares_a_window_page_by_page(archived: Engine, database: s
 def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, database: str) -> None:
     dialect = dialect_for(archived.dialect, TABLES)
     page = loaded_windows.PAGE
-    with archived.begin() as connection:
+    with archived.connect() as connection:
         window = middle(connection)
         record = {"scope": LOADED + "shop", "key": window.name, "info": window.info()}
         connection.execute(TABLES.policy_state.insert().values(record))
         first = loaded_windows.read_page(connection, dialect, window, None)
-    done = {MessageState.COMPLETED}
-    with archived.begin() as connection:
+        done = {MessageState.COMPLETED}
         with reads(connection, at_most=3 * page):
             second = loaded_windows.read_page(connection, dialect, window, first.last)
         assert second.rows.rows == page
