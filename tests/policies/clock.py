@@ -7,10 +7,11 @@ for it, SQLite lets a connection have a `julianday` of its own.
 from datetime import datetime, timezone
 from typing import Any
 
-from sqlalchemy import event, text
+from sqlalchemy import event, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.clock import Clock as Time
+from tests.compiled import Compiled
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
 MICROSECONDS = 1_000_000
@@ -34,7 +35,8 @@ class Clock:
         if self._postgresql:
             path = "public, test_clock, pg_catalog"
             options = {"connect_args": {"server_settings": {"search_path": path}}}
-        self.engine: AsyncEngine = create_async_engine(url, **options)
+        kept = {"compiled_cache": Compiled.of(make_url(url).get_backend_name())}
+        self.engine: AsyncEngine = create_async_engine(url, execution_options=kept, **options)
         if url.startswith("sqlite"):
             event.listen(self.engine.sync_engine, "connect", self._connected)
         elif not self._postgresql:
@@ -66,5 +68,8 @@ class Clock:
     def _connected(self, connection: Any, _record: Any) -> None:
         connection.create_function("julianday", 1, lambda _: 2440587.5 + self.now / 86_400_000_000)
 
-    def _set_variable(self, _connection: Any, cursor: Any, *_: Any) -> None:
-        cursor.execute(f"SET timestamp = {self.now / MICROSECONDS:.6f}")
+    def _set_variable(self, connection: Any, cursor: Any, *_: Any) -> None:
+        """Of a session, which then keeps it."""
+        if connection.info.get("shown") != self.now:
+            cursor.execute(f"SET timestamp = {self.now / MICROSECONDS:.6f}")
+            connection.info["shown"] = self.now

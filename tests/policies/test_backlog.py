@@ -1,7 +1,5 @@
 """A backlog of bursts that is larger than one look keeps no complete key waiting (Z7)."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy
@@ -14,12 +12,10 @@ EACH = 4
 POLICIES: list[Policy] = [Debounce("1s"), Debounce("1s", edge="leading"), KeepLast("1s")]
 
 
-@pytest.fixture
-def world(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+@pytest.fixture(autouse=True)
+def small_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("rows", "intake"):
         monkeypatch.setattr(f"faststream_sqlbroker.database.policies.{module}.SCAN", LOOK)
-    with World(database_url) as world:
-        yield world
 
 
 def deliver(world: World, limit: int) -> list[int]:

@@ -1,8 +1,6 @@
 """The database's clock goes ahead by hours and back: what policies put off does not wait for it to
 come there again."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, KeepLast, Policy, Throttle
@@ -70,12 +68,6 @@ class Steps:
                     done.add(row.id)
             self.world.advance(10 * SECOND)
         return done
-
-
-@pytest.fixture
-def world(database_url: str) -> Iterator[World]:
-    with World(database_url) as world:
-        yield world
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["alone", "with newer ones"])

@@ -1,7 +1,6 @@
 """KeepLast on real databases, against what it promises: what goes, when, what is superseded."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -175,12 +174,6 @@ class KeepLastMachine(Machine):
 def test_each_key_has_its_newest_message_once_in_a_window(database: str, database_url: str) -> None:
     """While deliveries fail, wait, crash and come back."""
     check_model(KeepLastMachine, database_url, examples=EXAMPLES[database])
-
-
-@pytest.fixture
-def world(database_url: str) -> Iterator[World]:
-    with World(database_url) as world:
-        yield world
 
 
 def ids(claim: Claim) -> list[int]:

@@ -2,7 +2,7 @@
 do no more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -21,13 +21,6 @@ KINDS = {
     "dropping": {"when_exceeded": "drop"},
     "backing off by key": {"key": True, "when_exceeded": "backoff"},
 }
-
-
-@pytest.fixture
-def world(database_url: str) -> Iterator[World]:
-    with World(database_url) as world:
-        world.begin([])
-        yield world
 
 
 def tell(
@@ -71,8 +64,7 @@ def test_a_lower_rate_counts_without_any_slot(
 ) -> None:
     """The other process is quicker, and takes all of them."""
     high, low = Throttle(HIGH, "1h", **kind), Throttle(LOW, "1h", **kind)  # type: ignore[arg-type]
-    for _ in range(HIGH):
-        world.put("a")
+    world.put_many(HIGH, "a")
     tell(world, {"old": high, "new": low}, texts=texts)
     assert started(world, high) == LOW
 
@@ -82,14 +74,12 @@ def test_a_raised_rate_holds_when_the_others_have_stopped(
     world: World, kind: dict[str, str]
 ) -> None:
     high, low = Throttle(HIGH, "1h", **kind), Throttle(LOW, "1h", **kind)  # type: ignore[arg-type]
-    for _ in range(LOW):
-        world.put("a")
+    world.put_many(LOW, "a")
     tell(world, {"old": low})
     assert started(world, low) == LOW
     tell(world, {"old": None, "new": high})
     world.advance(UNTOLD)
-    for _ in range(LOW):
-        world.put("a")
+    world.put_many(LOW, "a")
     assert started(world, high) == LOW
 
 
@@ -97,23 +87,20 @@ def test_a_raised_rate_holds_when_the_others_have_stopped(
 def test_slots_are_known_for_the_longest_period(world: World, kind: dict[str, str]) -> None:
     """The one with the short period has written them; its own would be over."""
     quick, slow = Throttle(HIGH, "1s", **kind), Throttle(LOW, "1h", **kind)  # type: ignore[arg-type]
-    for _ in range(HIGH):
-        world.put("a")
+    world.put_many(HIGH, "a")
     tell(world, {"quick": quick, "slow": slow})
     assert started(world, quick) == LOW
     world.advance(60_000_000)
     world.run(world.store.forget_expired(100))
     tell(world, {"quick": quick, "slow": slow})
-    for _ in range(HIGH):
-        world.put("a")
+    world.put_many(HIGH, "a")
     assert started(world, quick) == 0
 
 
 def test_of_a_subscriber_that_tells_seldom_its_slots_count(world: World) -> None:
     """It may have ended long ago, so its rate holds no longer than without signs of life."""
     high, low = Throttle(HIGH, "1h"), Throttle(LOW, "1h")
-    for _ in range(HIGH):
-        world.put("a")
+    world.put_many(HIGH, "a")
     tell(world, {"old": low}, lease=7200.0)
     tell(world, {"new": high})
     assert started(world, low) == LOW

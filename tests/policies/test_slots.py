@@ -1,7 +1,6 @@
 """Unused and used slots, on every database (Z10)."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from tests.policies.world import World, microseconds, outcome
 
 SECOND = 1_000_000
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "policies.md"
-
-
-@pytest.fixture
-def world(database_url: str) -> Iterator[World]:
-    with World(database_url) as world:
-        yield world
 
 
 def test_unused_slots_are_free_and_used_ones_are_spent(world: World) -> None:

@@ -7,7 +7,7 @@ retried, and come back from lost leases. Without the comparison the same test fi
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from faststream_sqlbroker.core.policies import Concurrency, Policy, Throttle, Window
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
@@ -85,14 +86,13 @@ class Encounters:
             self.running -= 1
             self.changed.notify_all()
 
-    def after(self, store: Store) -> Callable[..., Any]:
+    def after(self, store: Store, looks: AsyncConnection) -> Callable[..., Any]:
         run = store.policies._database.run
 
         async def and_wait(*args: Any, **kwargs: Any) -> Any:
             found = await run(*args, **kwargs)
-            async with store.engine.connect() as connection:
-                leased = text("SELECT count(*) FROM message WHERE state = 'PROCESSING'")
-                self.most = max(self.most, (await connection.execute(leased)).scalar_one())
+            leased = text("SELECT count(*) FROM message WHERE state = 'PROCESSING'")
+            self.most = max(self.most, (await looks.execute(leased)).scalar_one())
             async with self.changed:
                 self.ended += 1
                 self.waiting += 1
@@ -194,11 +194,15 @@ async def crowd(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     clocks = [Clock(database_url) for _ in range(PROCESSES)]
     stores = [Store(each.engine, build_tables(SqlBrokerSchemaConfig())) for each in clocks]
     await stores[0].server.create_tables()
+    stack = AsyncExitStack()
     for store in stores:
         await store.server.setup()
         monkeypatch.setattr(store.policies, "_database", copy(store.policies._database))
-        monkeypatch.setattr(store.policies._database, "run", encounters.after(store))
-    yield Crowd(clock, stores, random, encounters)
+        looks = await stack.enter_async_context(store.engine.connect())
+        await looks.execution_options(isolation_level="AUTOCOMMIT")
+        monkeypatch.setattr(store.policies._database, "run", encounters.after(store, looks))
+    async with stack:
+        yield Crowd(clock, stores, random, encounters)
     for each in [clock, *clocks]:
         await each.engine.dispose()
 

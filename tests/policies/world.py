@@ -97,15 +97,17 @@ class World:
     ) -> int:
         """Publish; `ago`: it was written so long ago, and its commit is seen only now; `ahead`: by
         a clock that is."""
-        [message] = self.run(
-            self.store.insert(
-                [NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)]
-            )
-        )
-        assert message is not None
+        [message] = self.put_many(1, key, delay=delay, **fields)
         if ago or ahead:
             self.run(self._written(message, ago, ahead, delay))
         return message
+
+    def put_many(self, count: int, key: str | None, *, delay: int = 0, **fields: Any) -> list[int]:
+        """Publish so many alike."""
+        message = NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)
+        ids = [each for each in self.run(self.store.insert([message] * count)) if each is not None]
+        assert len(ids) == count
+        return ids
 
     async def _written(self, message: int, ago: int, ahead: int, delay: int) -> None:
         at = EPOCH + timedelta(microseconds=self.now - ago)
@@ -148,9 +150,23 @@ class World:
 
     def settle(self, row: ClaimedMessage, outcome: Outcome) -> None:
         """End a delivery."""
-        attempted = isinstance(outcome, Ack | Nack | Reject)
-        written = settle(row, outcome, SettleRules(), ended_after=0.0, attempted=attempted)
-        assert self.run(self.store.settle([written])).settled == {row.id}
+        self.settle_all([(row, outcome)])
+
+    def settle_all(self, ended: Sequence[tuple[ClaimedMessage, Outcome]]) -> None:
+        """End several."""
+        written = [
+            settle(
+                row,
+                outcome,
+                SettleRules(),
+                ended_after=0.0,
+                attempted=isinstance(outcome, Ack | Nack | Reject),
+            )
+            for row, outcome in ended
+        ]
+        if written:
+            settled = self.run(self.store.settle(written)).settled
+            assert settled == {row.id for row, _ in ended}
 
     def crash(self, row: ClaimedMessage) -> None:
         """Its worker is gone; the lease runs out, and the message is given back."""
