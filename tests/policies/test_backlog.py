@@ -21,8 +21,7 @@ def small_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def deliver(world: World, limit: int) -> list[int]:
     """A claim whose handlers end at once."""
     rows = world.claim(0, limit).rows
-    for row in rows:
-        world.settle(row, outcome("ack", 0))
+    world.settle_all([(row, outcome("ack", 0)) for row in rows])
     return [row.id for row in rows]
 
 

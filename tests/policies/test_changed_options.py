@@ -4,6 +4,8 @@ new policy would deliver."""
 from collections.abc import Sequence
 from itertools import permutations
 
+import pytest
+
 from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy, Throttle
 from tests.policies.world import World, outcome
 

@@ -63,9 +63,9 @@ class Steps:
         end = self.world.now + length
         while self.world.now < end:
             for process in (0, 1):
-                for row in self.world.claim(process, 20).rows:
-                    self.world.settle(row, outcome("ack", 0))
-                    done.add(row.id)
+                rows = self.world.claim(process, 20).rows
+                self.world.settle_all([(row, outcome("ack", 0)) for row in rows])
+                done |= {row.id for row in rows}
             self.world.advance(10 * SECOND)
         return done
 
@@ -79,7 +79,7 @@ def test_what_was_put_off_waits_as_long_as_it_would_have(
     world.begin(policies)
     steps = Steps(world)
     steps.set_clock(STEP)
-    waiting = {world.put("a") for _ in range(2)} | {world.put("b")}
+    waiting = set(world.put_many(2, "a")) | {world.put("b")}
     own = world.put("c", delay=50 * HOUR)
     own_due = world.live()[own]["next_attempt_at"]
     handled = steps.handle_for(10 * SECOND)
@@ -113,7 +113,7 @@ def test_slots_do_not_wait_for_the_clock(world: World, policies: list[Policy]) -
     """Z10: the log of slots is set back as it is read."""
     world.begin(policies)
     steps = Steps(world)
-    waiting = {world.put("a") for _ in range(3)} | {world.put("b")}
+    waiting = set(world.put_many(3, "a")) | {world.put("b")}
     steps.set_clock(STEP)
     assert len(steps.handle_for(10 * SECOND)) in {1, 2}
     steps.set_clock(-STEP)
@@ -127,7 +127,7 @@ def test_a_backlog_that_was_due_already_goes_on(world: World) -> None:
     world.begin([Delay("5m"), Throttle(1, "1m")])
     steps = Steps(world)
     steps.set_clock(STEP)
-    waiting = {world.put("a") for _ in range(30)}
+    waiting = set(world.put_many(30, "a"))
     assert 10 < len(steps.handle_for(20 * MINUTE)) < 30
     steps.set_back()
     steps.handle_for(20 * MINUTE)

@@ -2,6 +2,7 @@
 (Z7)."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from itertools import product
 from typing import Any, ClassVar
@@ -175,6 +176,12 @@ class LastWorld(World):
 def test_nothing_is_superseded_but_by_what_starts(database: str, database_url: str) -> None:
     """While newer messages expire, are cancelled, are moved and get other keys."""
     check_model(LastMachine, database_url, examples=EXAMPLES[database], world=LastWorld)
+
+
+@pytest.fixture
+def world(database_url: str) -> Iterator[World]:
+    with World(database_url) as world:
+        yield world
 
 
 def ids(claim: Claim) -> list[int]:

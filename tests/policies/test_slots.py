@@ -90,15 +90,13 @@ def slots_are_granted_for_the_time_of_the_answer(world: World) -> None:
     """Where a COMMIT takes 0.8 s, the slots of that time would pass by before the handlers start;
     and those that come during the next claim must be granted by this one."""
     world.begin([Throttle(10, per="1s", burst=1)])
-    for _ in range(30):
-        world.put("a")
+    world.put_many(30, "a")
     world.memories[0].took = world.memories[0].swaps_took = [0.8]
     assert slots(world) == pytest.approx([0.8 + n / 10 for n in range(10)], abs=0.001)
     world.memories[1].took = world.memories[1].swaps_took = [0.04]
     assert world.claim(1, 20).rows == [], "the slots of two processes overlap"
     world.begin([Throttle(10, per="1s", burst=1)])
-    for _ in range(30):
-        world.put("a")
+    world.put_many(30, "a")
     memory = world.memories[0]
     # The next claim has to wait for the lock before it grants its first slot.
     memory.took, memory.whole_took, memory.swaps_took = [0.4], [0.8], [0.8]
@@ -108,14 +106,12 @@ def slots_are_granted_for_the_time_of_the_answer(world: World) -> None:
 def what_waits_for_a_worker_gets_the_slot_of_when_it_has_one(world: World) -> None:
     """It would miss an earlier one."""
     world.begin([Throttle(10, per="1s")])
-    for _ in range(30):
-        world.put("a")
+    world.put_many(30, "a")
     assert slots(world, starting=3, wave=2, wave_time=0.05) == pytest.approx(
         [0, 0, 0, 0.05, 0.05, 0.1, 0.1, 0.15, 0.15, 0.2], abs=1e-5
     )
     world.begin([Throttle(10, per="1s", burst=1)])
-    for _ in range(30):
-        world.put("a")
+    world.put_many(30, "a")
     assert slots(world, starting=0) == pytest.approx([0, 0.1], abs=0.001)
 
 
@@ -145,10 +141,10 @@ def what_is_within_the_rate_is_neither_refused_nor_delayed(world: World) -> None
     for key in (False, True):
         for exceeded, end in refused.items():
             world.begin([Throttle(7, per="1h", key=key, when_exceeded=exceeded)])
-            first = [world.put("a") for _ in range(5)]
+            first = world.put_many(5, "a")
             assert [row.id for row in world.claim(0, 20).rows] == first
             world.advance(SECOND)
-            rest = [world.put("a") for _ in range(4)]
+            rest = world.put_many(4, "a")
             rows = world.claim(1, 20).rows
             assert [row.id for row in rows if row.outcome is None] == rest[:2]
             refuse = [row.id for row in rows if row.outcome is not None] or [*world.archived()]
@@ -165,7 +161,7 @@ def what_was_let_in_is_not_refused_any_more(world: World) -> None:
     for exceeded in REFUSING:
         for key in (False, True):
             world.begin([Throttle(2, per="10s", key=key, when_exceeded=exceeded)])
-            ids = [world.put("a") for _ in range(2)]
+            ids = world.put_many(2, "a")
             late, lost = world.claim(0, 20).rows
             world.settle(late, outcome("release", 0))
             world.crash(lost)
@@ -175,7 +171,7 @@ def what_was_let_in_is_not_refused_any_more(world: World) -> None:
                 world.advance(SECOND)
             assert not set(ids) & set(world.archived())
             world.advance(8 * SECOND)
-            new = [world.put("a") for _ in range(2)]
+            new = world.put_many(2, "a")
             starting = [row.id for row in world.claim(2, 20).rows if row.outcome is None]
             assert starting == ids, "what is new went before"
             assert exceeded != "drop" or set(new) <= set(world.archived())
@@ -203,7 +199,7 @@ def a_retry_takes_its_slot_when_its_turn_has_come(world: World) -> None:
 def what_backs_off_does_so_for_twice_as_long_each_time(world: World) -> None:
     """By chance half of it more or less; a start begins anew."""
     world.begin([Throttle(60, per="600s", when_exceeded="backoff")])
-    *first, other = (world.put("a") for _ in range(61))
+    *first, other = world.put_many(61, "a")
     assert [row.id for row in world.claim(0, 100).rows] == first
     for before in range(5):
         due = microseconds(world.live()[other]["next_attempt_at"])
@@ -223,8 +219,7 @@ def a_claim_tells_what_became_of_the_slots_before(world: World) -> None:
     """A start counts from when it was, a slot that was not used not at all; each told once."""
     for key in (False, True):
         world.begin([Throttle(2, per="10s", key=key)])
-        for _ in range(4):
-            world.put("a")
+        world.put_many(4, "a")
         use = world.memories[0].use
         started, unused = world.claim(0, 20).rows
         begin = world.now
@@ -274,8 +269,7 @@ def the_throttles_of_the_documentation_do_what_they_say(world: World) -> None:
     [shown] = re.findall(r"`(\[Throttle\(.*?\)\])`", DOCUMENTATION.read_text())
     policies = checked_policies(eval(shown, {"Throttle": Throttle}))
     world.begin(policies)
-    for _ in range(40):
-        world.put("a")
+    world.put_many(40, "a")
     for _ in range(3):
         # The starts are not told, so each may have been as late as it might.
         assert slots(world) == pytest.approx([0.0] * 10, abs=3 * LEAST_PATIENCE / SECOND)
