@@ -24,6 +24,7 @@ from tests.helpers import eventually
 HOUR = 3600
 YEAR = 365 * 86_400
 FAR = 7_900 * 365 * 86_400
+AHEAD = (HOUR, YEAR, FAR)
 QUICK: Any = {"max_fetch_interval": 0.05, "flush_interval": 0.01, "wakeup": "poll"}
 
 POLICIES: list[list[Policy]] = [
@@ -68,38 +69,44 @@ async def ended(rig: Rig, count: int) -> list[dict[str, Any]]:
     return await eventually(done)
 
 
-@pytest.mark.parametrize("ahead", [HOUR, YEAR, FAR])
-async def test_a_burst_with_a_time_ahead_ends_like_any_other(rig: Rig, ahead: int) -> None:
+async def test_a_burst_with_a_time_ahead_ends_like_any_other(rig: Rig) -> None:
     """It had stopped every claim of the queue, or kept its key silent until that time."""
     await rig.consumer(policies=[Debounce("500ms")], **QUICK).start()
-    await foreign(rig, ahead, "bob")
-    await rig.put(1, key="eve")
-    await foreign(rig, ahead, "only")
-    await rig.put(1, key="bob")
-    rows = await ended(rig, 4)
-    bobs = [row for row in rows if row["key"] == "bob"]
-    assert {row.key for row in rig.handled} == {"bob", "eve", "only"}
-    assert bobs[-1]["id"] in [row.id for row in rig.handled], "the newest is delivered"
+    newest = {}
+    for ahead in AHEAD:
+        await foreign(rig, ahead, f"bob {ahead}")
+        await rig.put(1, key=f"eve {ahead}")
+        await foreign(rig, ahead, f"only {ahead}")
+        [newest[ahead]] = await rig.put(1, key=f"bob {ahead}")
+    await ended(rig, 4 * len(AHEAD))
+    for ahead in AHEAD:
+        handled = [row for row in rig.handled if row.key and row.key.endswith(f" {ahead}")]
+        assert {row.key for row in handled} == {
+            f"{name} {ahead}" for name in ("bob", "eve", "only")
+        }
+        assert newest[ahead] in [row.id for row in handled], "the newest is delivered"
     assert rig.logged("failed") == []
 
 
-@pytest.mark.parametrize("ahead", [HOUR, FAR])
 @pytest.mark.parametrize("policies", POLICIES, ids=lambda policies: "-".join(map(str, policies)))
-async def test_no_policy_waits_for_a_time_ahead(
-    rig: Rig, policies: list[Policy], ahead: int
-) -> None:
+async def test_no_policy_waits_for_a_time_ahead(rig: Rig, policies: list[Policy]) -> None:
     """Alone, before and after messages of the same key, at the start and while the queue is
     consumed."""
-    await foreign(rig, ahead, "first")
-    await rig.put(1, key="both")
-    await foreign(rig, ahead, "both")
+    for ahead in AHEAD:
+        await foreign(rig, ahead, f"first {ahead}")
+        await rig.put(1, key=f"both {ahead}")
+        await foreign(rig, ahead, f"both {ahead}")
     await rig.consumer(policies=policies, max_workers=4, **QUICK).start()
     await eventually(lambda: rig.handled)
-    await foreign(rig, ahead, "later")
-    await foreign(rig, ahead, "mixed")
-    await rig.put(1, key="mixed")
-    await ended(rig, 6)
-    assert {row.key for row in rig.handled} == {"first", "both", "later", "mixed"}
+    for ahead in AHEAD:
+        await foreign(rig, ahead, f"later {ahead}")
+        await foreign(rig, ahead, f"mixed {ahead}")
+        await rig.put(1, key=f"mixed {ahead}")
+    await ended(rig, 6 * len(AHEAD))
+    names = ("first", "both", "later", "mixed")
+    for ahead in AHEAD:
+        handled = {row.key for row in rig.handled if row.key and row.key.endswith(f" {ahead}")}
+        assert handled == {f"{name} {ahead}" for name in names}
 
 
 async def test_order_is_that_of_ids(rig: Rig) -> None:
