@@ -1,8 +1,9 @@
 """The commits of a lake: no row is lost or doubled if an export dies at any step."""
 
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from faststream_sqlbroker.core.loaded_windows import LOADED
 from pyspark_sqlbroker import export_archive, read_export
 from pyspark_sqlbroker.lake.delta import DeltaWriter
 from pyspark_sqlbroker.lake.files import Folders
@@ -36,75 +38,99 @@ STEPS = [
 ]
 
 
-class Killed(BaseException):
-    """As if the process were gone: nothing that follows runs."""
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """All that lasts below a folder: its folders, and its files with their bytes."""
+    return {
+        str(one.relative_to(folder)): one.read_bytes() if one.is_file() else None
+        for one in folder.rglob("*")
+    }
 
 
-@contextmanager
-def dying(monkeypatch: pytest.MonkeyPatch, fatal: int, *, after: bool) -> Iterator[list[str]]:
-    """Killed before or after the step of this number; yields the names of those that were
-    begun."""
-    begun = list[str]()
+class Moments:
+    """What a process that is killed would leave, as copies of a folder.
 
-    def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*given: Any, **options: Any) -> Any:
-            begun.append(name)
-            number = len(begun)
-            if number > fatal or (number == fatal and not after):
-                raise Killed
-            result = original(*given, **options)
-            if number == fatal:
-                raise Killed
-            return result
+    Attributes:
+        copies: By the copy the step before or after which it was made.
+    """
 
-        return step
+    def __init__(self, folder: Path, into: Path) -> None:
+        self.copies: dict[Path, str] = {}
+        self._folder = folder
+        self._into = into
+        self._last: dict[str, bytes | None] | None = None
 
-    with monkeypatch.context() as patched:
-        for owner, name in STEPS:
-            patched.setattr(owner, name, counted(name, getattr(owner, name)))
-        try:
-            yield begun
-        except Killed:
-            pass
+    def look(self, step: str) -> None:
+        """Copy the folder if it is not as it was at the step before: a process that dies where
+        nothing has changed leaves the same."""
+        now = contents(self._folder)
+        if now == self._last:
+            return
+        self._last = now
+        copy = self._into / str(len(self.copies))
+        shutil.copytree(self._folder, copy)
+        self.copies[copy] = step
+
+    @contextmanager
+    def kept(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Look before and after each step."""
+
+        def looking(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*given: Any, **options: Any) -> Any:
+                self.look(f"before {name}")
+                result = original(*given, **options)
+                self.look(f"after {name}")
+                return result
+
+            return step
+
+        with monkeypatch.context() as patched:
+            for owner, name in STEPS:
+                patched.setattr(owner, name, looking(name, getattr(owner, name)))
+            yield
 
 
-@pytest.mark.timeout(1500)  # a hundred exports
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def recorded(database: Path) -> list[str]:
+    """The windows that an export has recorded for retention."""
+    query = "SELECT key FROM message_policy_state WHERE scope = ? ORDER BY key"
+    with closing(sqlite3.connect(database)) as connection:
+        return [key for (key,) in connection.execute(query, [f"{LOADED}shop"])]
+
+
+@pytest.mark.timeout(1500)  # dozens of exports
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 def test_an_export_that_dies_at_any_step_loses_and_doubles_nothing(
-    spark: SparkSession,
-    new_database: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    after: bool,
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     """Proves D5: a first export and one with late rows; readers see whole commits, and the next
-    export brings the rest."""
-    archive: Archive = new_database("sqlite")
+    export brings the rest. `test_export_killed.py` kills real processes."""
+    live = tmp_path / "live"
+    live.mkdir()
+    archive = Archive(f"sqlite:///{live / 'shop.db'}")
     given: dict[str, Any] = {"since": MARCH, "until": "2026-03-11", "rows_per_commit": 2}
+    given |= {"record_as": "shop", "source": "shop"}
     archive.add(*({"id": n, "archived_at": MARCH + timedelta(days=n)} for n in range(2)))
-    prepared = tmp_path / "prepared"
-    export_archive(spark, archive.url, str(prepared), **given | {"until": "2026-03-09"})
+    if again:
+        before = given | {"until": "2026-03-09", "record_as": None}
+        export_archive(spark, archive.url, str(live / "lake"), **before)
     late = MARCH + timedelta(hours=1)
     archive.add(*({"id": 9 - n, "archived_at": late + timedelta(days=n)} for n in (0, 2, 3)))
     table = of_table(archive, MARCH + timedelta(days=4))
-    deaths = list[str]()
-    for fatal in range(1, 80):
-        path = str(tmp_path / str(fatal))
-        if fatal % 2:  # every second one is a first export
-            shutil.copytree(prepared, path)
-        given["record_as"] = f"shop{fatal}"
-        with dying(monkeypatch, fatal, after=after) as steps:
-            export_archive(spark, archive.url, path, **given)
-        if len(steps) < fatal:
-            break
-        deaths.append(steps[fatal - 1])
+    archive.engine.dispose()
+    moments = Moments(live, tmp_path / "moments")
+    with moments.kept(monkeypatch):
+        export_archive(spark, archive.url, str(live / "lake"), **given)
+    moments.look("the end")
+    names = {step.partition(" ")[2] for step in moments.copies.values()}
+    assert names >= {"files", "delete", "create_write_transaction", "write"}
+    assert ("create" in names) is not again
+    for copy, step in moments.copies.items():
+        path = str(copy / "lake")
         lake = Lake(spark, path)
         seen = of_lake(read_export(spark, path)) if lake.source else []
-        assert [one for one in seen if one not in table] == []
-        assert len({one[0] for one in seen}) == len(seen)
-        export_archive(spark, archive.url, path, **given)
-        assert of_lake(read_export(spark, path)) == table
-    else:
-        raise AssertionError("it never came to its end")
-    assert set(deaths) >= {"files", "sha256", "create_write_transaction", "stage", "load", "write"}
-    assert of_lake(read_export(spark, path)) == table
+        assert [one for one in seen if one not in table] == [], step
+        assert len({one[0] for one in seen}) == len(seen), step
+        export_archive(spark, f"sqlite:///{copy / 'shop.db'}", path, **given)
+        assert of_lake(read_export(spark, path)) == table, step
+        days = [f"2026-03-{day:02}" for day in (7, 8, 9, 10)]
+        assert recorded(copy / "shop.db") == days, step
+    assert seen == table, "the last copy is of an export that came to its end"
