@@ -50,9 +50,13 @@ OTHER_DRIVERS = {"psycopg": ("postgresql",), "asyncmy": ("mariadb", "mysql")}
 """Drivers that `just test-drivers` puts in place of the usual ones."""
 
 
-# Every Spark that tests start, in processes of their own too: much of its time is Java's compiler.
+# Every Spark that tests start, in processes of their own too: much of its time is Java's compiler
+# and the check of the classes' code.
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "quick")
-os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_SUBMIT_OPTS"] = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 
 class Servers:
