@@ -1,4 +1,4 @@
-"""An export, as a process of its own, that is killed with its Java at one step of a commit.
+"""`sqlbroker archive export`, killed as a process, with its Java, at one step of a commit.
 
     python -m tests.spark.dying_export URL PATH STEP [CALL]
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from pyspark_sqlbroker import build_session, export_archive
+from faststream_sqlbroker.cli import main as command
 from pyspark_sqlbroker.lake.delta import DeltaWriter
 from pyspark_sqlbroker.lake.records import Records
 from tests.spark.lookups import remembered
@@ -47,29 +47,13 @@ def die(step: str, number: int) -> None:
 
 
 def main(url: str, path: str, step: str, number: str = "1") -> None:
-    """Export what is closed, and look again at all there is."""
-    kind = url.partition(":")[0].partition("+")[0]
-    spark = build_session(
-        "dying",
-        databases=["mysql" if kind == "mariadb" else kind],
-        master="local[1]",
-        config={
-            "spark.driver.memory": "512m",
-            "spark.sql.shuffle.partitions": "2",
-            # It lives for seconds: half of them would go to Java's slower compiler.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        },
-    )
+    """Export what is closed, and look again at all there is, by the command."""
     die(step, int(number))
-    export_archive(
-        spark,
-        url,
-        path,
-        since="2026-01-01",
-        safety_lag=0,
-        record_as="shop",
-        rows_per_commit=ROWS_PER_COMMIT,
-    )
+    os.environ["SQLBROKER_URL"] = url
+    days = ["--since", "2026-01-01", "--safety-lag", "0s", "--record-as", "shop"]
+    commits = ["--rows-per-commit", str(ROWS_PER_COMMIT), "--master", "local[1]"]
+    sys.argv[1:] = ["archive", "export", "--path", path, *days, *commits]
+    command()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m tests.spark.kill_rounds postgresql --rounds 20    # needs the server's address
 
 A round adds rows, archives some again, removes some that the lake has, keeps a transaction open,
-and kills an export as a process, with its Java, at a step of a commit. Then an export runs to its
-end, and the lake must have each row that ever was in the archive, once.
+and kills `sqlbroker archive export`, with its Java, at a step of a commit. Then an export runs to
+its end, and the lake must have each row that ever was in the archive, once.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from sqlalchemy import text
 from pyspark_sqlbroker import (
     build_session,
     compact_export,
+    describe_export,
     export_archive,
     read_export,
     verify_export,
@@ -89,6 +90,7 @@ class Rounds:
             if not at_once:
                 self._remove()
             self._kill(step, call, at_once=at_once)
+            self._look(late)
             slow.commit()
         self._keep(late)
         self._export()
@@ -105,6 +107,15 @@ class Rounds:
         assert set(rows) == self.ever, sorted(set(rows) ^ self.ever)[:5]
         found = verify_export(self.spark, str(self.path))
         assert found.intact, found
+
+    def _look(self, late: list[dict[str, Any]]) -> None:
+        """What a killed export has committed is whole: each row once, as it was."""
+        there = self.ever | {(one["id"], one["archived_at"]) for one in late}
+        rows = rows_of(self.spark, self.path) if self.path.exists() else []
+        assert len(rows) == len(set(rows)), "doubled"
+        assert set(rows) <= there, sorted(set(rows) - there)[:5]
+        windows = describe_export(self.spark, str(self.path)).windows if rows else ()
+        assert sum(one.rows for one in windows) == len(rows)
 
     def _export(self) -> None:
         export_archive(
@@ -136,6 +147,8 @@ class Rounds:
         # With another export at the same time there may be nothing left to commit.
         allowed = {-signal.SIGKILL, 0} if at_once else {-signal.SIGKILL}
         assert process.returncode in allowed, output
+        secret = self.archive.engine.url.password
+        assert secret is None or secret not in output
         self.deaths[step if process.returncode else "lived"] += 1
 
     def _while_it_runs(self, process: "subprocess.Popen[str]") -> None:

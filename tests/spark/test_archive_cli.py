@@ -1,9 +1,8 @@
-"""`sqlbroker archive …`: in process, and once as a process that is killed."""
+"""`sqlbroker archive …`, in process; `test_export_killed.py` kills it as a process."""
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,7 @@ from typer.testing import CliRunner
 from faststream_sqlbroker.cli.app import app, archive
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.exceptions import SetupError, StoreError
-from pyspark_sqlbroker import describe_export, export_archive, read_export
 from tests.spark.conftest import Archive
-from tests.spark.test_export import of_lake, of_table
 
 OF_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 ROOT = Path(__file__).parent.parent.parent
@@ -182,38 +179,6 @@ def test_errors_are_one_line_without_the_password() -> None:
     assert done.stderr.startswith("error: the database answered: ")
     assert "geheim" not in done.stdout + done.stderr
     assert done.stderr.count("\n") == 1
-
-
-DYING = "from tests.spark.dying_export import die; die('before the commit', 3)"
-
-
-@pytest.mark.timeout(600)  # a Java of its own, on a machine that may be busy
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
-def test_an_export_that_was_killed_is_ended_by_the_next(
-    spark: SparkSession, archive: Archive, tmp_path: Path
-) -> None:
-    """Proves D5: kill -9 of the whole process before it commits the third window; the lake is then
-    as if nothing was."""
-    archive.add_days(4)
-    path = tmp_path / "lake"
-    options = ["--until", "2026-03-05", "--rows-per-commit", "5"]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{DYING}; {MAIN}", "archive", "export", "--path", path, *options],
-        cwd=ROOT,
-        env=os.environ | {"SQLBROKER_URL": archive.url},
-        capture_output=True,
-        text=True,
-        check=False,
-        start_new_session=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    secret = archive.engine.url.password
-    assert secret is None or secret not in done.stdout + done.stderr
-    assert [one.rows for one in describe_export(spark, str(path)).windows] == [5, 5]
-    assert read_export(spark, str(path)).count() == 10
-    result = export_archive(spark, archive.url, str(path), until="2026-03-05")
-    assert result.watermark is not None
-    assert of_lake(read_export(spark, str(path))) == of_table(archive, result.watermark)
 
 
 LAKE_PAGE = (ROOT / "docs" / "howto" / "lake.md").read_text()
