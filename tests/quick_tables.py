@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event, inspect, text
 
+from faststream_sqlbroker.broker import broker
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.migrate import create_all
 from faststream_sqlbroker.schema.tables import Tables, build_tables
@@ -30,6 +31,16 @@ def built(
     """Stands in for `build_tables` and `Tables.for_dialect`: thousands of brokers have the same
     tables, and nothing changes them."""
     return build_tables(config, dialect_name=dialect_name, revision=revision)
+
+
+def keep_built() -> None:
+    """Let `built` stand in, in this process and its forks, for good."""
+    patched: tuple[tuple[object, str, Any], ...] = (
+        (broker, "build_tables", built),
+        (Tables, "for_dialect", lambda own, name: built(own.config, name, own.revision)),
+    )
+    for owner, name, replacement in patched:
+        setattr(owner, name, replacement)
 
 
 class QuickTables:
