@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from faststream_sqlbroker.subscriber.pipeline.fingerprints import GENERIC, VARIABLE
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import GENERIC
 from tests.conftest import Servers
 from tests.faults.databases import place_for
 from tests.faults.faults import FAULTS
@@ -24,8 +24,8 @@ CELLS = [
     if kind in fault.short
 ]
 
-LOAD = 30.0
-"""Seconds of a soak, on each database."""
+LOAD = 18.0
+"""Seconds of a soak, on each database: long enough for a kill, an end and a stop."""
 KILLED = "kill -9 in a handler"
 """Runs with FastStream's own pipeline, too."""
 
@@ -37,14 +37,14 @@ async def test_no_promise_is_broken(name: str, kind: str, servers: Servers, tmp_
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 async def test_no_promise_is_broken_with_faststreams_own_pipeline(
-    kind: str, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, servers: Servers, tmp_path: Path
 ) -> None:
-    # The workers are processes, which take it from the environment.
-    monkeypatch.setenv(VARIABLE, GENERIC)
-    await _keeps_its_promises(KILLED, kind, servers, tmp_path)
+    await _keeps_its_promises(KILLED, kind, servers, tmp_path, pipeline=GENERIC)
 
 
-async def _keeps_its_promises(name: str, kind: str, servers: Servers, folder: Path) -> None:
+async def _keeps_its_promises(
+    name: str, kind: str, servers: Servers, folder: Path, **options: str
+) -> None:
     with ExitStack() as stack:
         try:
             place = stack.enter_context(place_for(FAULTS[name], kind, servers.admin, folder))
@@ -54,5 +54,5 @@ async def _keeps_its_promises(name: str, kind: str, servers: Servers, folder: Pa
             if os.environ.get("CI") and not excused:
                 pytest.fail(str(error))
             pytest.skip(str(error))
-        broken = await run_cell(name, place, folder, seed=1, rounds=1, load=LOAD)
+        broken = await run_cell(name, place, folder, seed=1, rounds=1, load=LOAD, **options)
     assert {rule: found for rule, found in broken.items() if found} == {}

@@ -4,8 +4,8 @@ Queues: `plain`, `batch`, `tx` (transactional) and `ordered` answer to `out` and
 `once` is ACK_FIRST; the transactions of `catching` and `ending` come to harm. Options: seed;
 `queues`; lease and others of the subscribers; `die`: kill this process in the middle of a step;
 `defect`: one that is planted on purpose (`tests.faults.defects`); `health`: note what `ping` says;
-`processor`: whether a process that others keep from running is excused (`note_stalls`); `refusing`
-and `large`: see `Manners`.
+`processor`: whether a process that others keep from running is excused (`note_stalls`);
+`pipeline`: the one that handlers run in; `refusing` and `large`: see `Manners`.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from faststream import AckPolicy, FastStream
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker
+from faststream_sqlbroker.subscriber.pipeline.fingerprints import COMPILED, VARIABLE
 from tests.faults import defects
 from tests.faults.features import FEATURES, subscribe_all
 from tests.faults.handlers import Manners, TransactionHandlers
@@ -183,6 +184,8 @@ def run(url: str, folder: Path, options: dict[str, Any]) -> None:
     queues = set(given.pop("queues"))
     health = given.pop("health", False)
     processor = given.pop("processor", True)
+    # A fork has the environment of the process that it is forked from.
+    os.environ[VARIABLE] = given.pop("pipeline", COMPILED)
     recorder = Recorder(folder)
     logger = logging.getLogger("faults")
     logger.addHandler(Reports(recorder))
