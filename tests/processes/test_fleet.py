@@ -8,8 +8,8 @@ from tests.helpers import eventually
 from tests.processes.conftest import MOST_ROUNDS, Fleet
 from tests.processes.worker import gate
 
-MANY = 5_000
-ROUND = 1_000
+MANY = 2_000
+ROUND = 500
 WORKERS = 4
 SEARCHING = {"release_stuck_timeout": 60.0, "release_stuck_interval": 0.3}
 """A lease that a pause of the machine does not end."""

@@ -93,7 +93,7 @@ async def test_a_pause_survives_the_restart_of_all_workers(fleet: Fleet) -> None
             await eventually(told, step=0.05)
 
     await heard([w.pid for w in first])
-    await fleet.publish(1_000)
+    await fleet.publish(200)
     await fleet.stop()
     second = [fleet.start(**QUICK) for _ in range(2)]
     await workers(fleet, *(w.pid for w in second))
@@ -101,12 +101,12 @@ async def test_a_pause_survives_the_restart_of_all_workers(fleet: Fleet) -> None
     second[0].kill()
     third = fleet.start(**QUICK)
     await workers(fleet, second[1].pid, third.pid)
-    assert await fleet.count("state = 'PENDING' AND deliveries_count = 0") == 1_000
+    assert await fleet.count("state = 'PENDING' AND deliveries_count = 0") == 200
     assert sum(fleet.total().values()) == 10
     assert await admin(fleet).resume("q")
-    await fleet.settled(1_010)
+    await fleet.settled(210)
     await fleet.stop()
-    assert fleet.total() == {n: 2 if n < 10 else 1 for n in range(1_000)}
+    assert fleet.total() == {n: 2 if n < 10 else 1 for n in range(200)}
 
 
 async def test_a_pause_under_load_loses_nothing(fleet: Fleet) -> None:

@@ -15,7 +15,7 @@ from tests.helpers import eventually
 from tests.processes.test_clock import faketime  # noqa: F401 - a fixture
 from tests.quick_tables import TABLES
 
-EACH = 40
+EACH = 25
 
 
 class Lockers:
