@@ -38,7 +38,7 @@ class Handlers:
 
     async def _gate(self) -> None:
         while not self._opened.exists():
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
     def note(self, body: int) -> None:
         """Write that `body` has been started."""
