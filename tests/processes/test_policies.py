@@ -126,7 +126,7 @@ FEEDS: dict[str, Callable[[int], Keys]] = {
     ("database", "processes"),
     # One process alone has no other to step in for it: what its successor does is the same code on
     # all databases.
-    [*((kind, 4) for kind in ("sqlite", "postgresql", "mariadb", "mysql")), ("sqlite", 1)],
+    [*((kind, 3) for kind in ("sqlite", "postgresql", "mariadb", "mysql")), ("sqlite", 1)],
     indirect=["database"],
 )
 async def test_policies_hold_when_a_process_is_killed(fleet: Fleet, processes: int) -> None:

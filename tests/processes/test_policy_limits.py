@@ -28,11 +28,11 @@ async def test_a_concurrency_is_exact(fleet: Fleet) -> None:
     await fleet.live(PROCESSES)
     async with policies.watched() as seen:
         times = await policies.shared(
-            {"q": [f"k{n % 2}" for n in range(120)], "by_key": [f"k{n % 4}" for n in range(120)]}
+            {"q": [f"k{n % 2}" for n in range(60)], "by_key": [f"k{n % 4}" for n in range(60)]}
         )
     await fleet.stop()
     once = "deliveries_count = 1 AND state = 'COMPLETED'"
-    assert await fleet.count(once, archive=True) == 240 * times
+    assert await fleet.count(once, archive=True) == 120 * times
     assert seen.looks
     assert seen.most["q", None] <= 3
     assert (

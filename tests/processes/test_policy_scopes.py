@@ -16,7 +16,7 @@ pytestmark = [
 PROCESSES = 3
 QUEUES = ("a", "b", "c")
 OPTIONS = {"release_stuck_timeout": 60.0, "max_fetch_interval": 0.25, "max_workers": 10}
-EACH = 30
+EACH = 20
 
 
 async def test_a_throttle_of_several_queues_is_exact(fleet: Fleet) -> None:
