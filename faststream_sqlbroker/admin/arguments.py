@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text, short, storable
 from faststream_sqlbroker.core.times import Duration, parse_age, parse_duration
-from faststream_sqlbroker.database.parts.live_subscribers import process_name
+from faststream_sqlbroker.database.parts.policy_state import process_name
 from faststream_sqlbroker.exceptions import SetupError
 
 LARGEST_ID = 2**63 - 1

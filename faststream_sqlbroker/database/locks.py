@@ -27,8 +27,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.status import HeldLock
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.live_subscribers import process_name
-from faststream_sqlbroker.database.parts.policy_state import from_now, insert_into
+from faststream_sqlbroker.database.parts.policy_state import from_now, insert_into, process_name
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
 LOCK = "lock"
@@ -66,12 +65,11 @@ class LockStore:
         fence = case((c.lease_token == token, c.counter), else_=c.counter + 1)
         taken = {"counter": fence, **values}
         new = {"scope": LOCK, "key": key, "counter": 1, **values}
+        insert = insert_into(self._table, self._dialect.name)
 
         def acquire(connection: Connection) -> int | None:
-            name = connection.dialect.name
-            if name in MYSQL:
-                return self._acquire_in_steps(connection, new, taken, free)
-            insert = insert_into(self._table, name)
+            if connection.dialect.name in MYSQL:
+                return self._acquire_in_steps(connection, insert, new, taken, free)
             statement = insert.values(new).on_conflict_do_update(
                 index_elements=["scope", "key"], set_=taken, where=free
             )
@@ -84,6 +82,7 @@ class LockStore:
     def _acquire_in_steps(
         self,
         connection: Connection,
+        insert: Any,
         new: Mapping[str, Any],
         taken: Mapping[str, Any],
         free: ColumnElement[bool],
@@ -99,8 +98,8 @@ class LockStore:
         if fence is None and connection.execute(select(c.key).where(row)).first() is None:
             # A race: another process may insert the row first. Then this statement changes nothing,
             # and the token read below is another one.
-            insert = insert_into(self._table, "mysql").values(new)
-            connection.execute(insert.on_duplicate_key_update(scope=c.scope))
+            added = insert.values(new)
+            connection.execute(added.on_duplicate_key_update(scope=c.scope))
             fence = connection.execute(held).scalar_one_or_none()
         return fence
 

@@ -21,8 +21,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, SettleResult, UnknownOutcome
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.live_subscribers import process_name
-from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST, ONCE, at_key
+from faststream_sqlbroker.database.parts.policy_state import ACK_FIRST, ONCE, at_key, process_name
 from faststream_sqlbroker.schema.types import clock, later
 
 MAX_NOTED = 100

@@ -3,8 +3,6 @@
 The statements are the same on every database.
 """
 
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +30,6 @@ MAX_SUBSCRIBERS = 10_000
 
 Known = Mapping[str, Mapping[str, Any]]
 """Each subscriber's description of itself, by its name."""
-
-
-def process_name() -> str:
-    """Host and process id of this process."""
-    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def announce(

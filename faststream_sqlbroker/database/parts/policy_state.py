@@ -1,5 +1,7 @@
 """The small table of what outlives a message's row, by (scope, key); the same on every database."""
 
+import os
+import socket
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -34,6 +36,11 @@ DATABASE = "database"
 """The scope of one row, with the random bits that tell this database's messages from another's."""
 DATABASE_KEY = "id"
 """Its key; the bits are in `info`, also as "id"."""
+
+
+def process_name() -> str:
+    """Host and process id of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def lock_order(

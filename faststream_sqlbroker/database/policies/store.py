@@ -36,7 +36,7 @@ from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import once
-from faststream_sqlbroker.database.parts.live_subscribers import process_name
+from faststream_sqlbroker.database.parts.policy_state import process_name
 from faststream_sqlbroker.database.policies.claims import PolicyClaims
 from faststream_sqlbroker.database.policies.intake import RENEWED, slot_scope
 from faststream_sqlbroker.database.policies.request import (

@@ -9,7 +9,7 @@ from faststream_sqlbroker.core.clock import Clock, Timer
 from faststream_sqlbroker.core.ended import EndedCounts
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.status import HOLDER_BYTES, describe, worker_name
-from faststream_sqlbroker.database.parts.live_subscribers import process_name
+from faststream_sqlbroker.database.parts.policy_state import process_name
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
 FIRST_WAIT = 5.0
