@@ -82,7 +82,7 @@ def _queue(queue: QueueOverview, longest: float) -> list[Finding]:
     if queue.problem is not None:
         return [(what, False, queue.problem)]
     # A pause is no problem by itself, but what it holds up may be.
-    late = queue.late_standing
+    late = queue.late_standing if queue.standing_overdue > longest else None
     if queue.oldest_due_age > longest:
         late = f"a due message has waited for {age(queue.oldest_due_age)}"
     if late is not None:

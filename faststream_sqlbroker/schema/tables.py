@@ -97,14 +97,16 @@ def build_tables(
         metadata: Where to define them; None makes a new one.
         dialect_name: "mysql" and "mariadb" have a column and an index of their own, as they have no
             partial indexes. Without it and `metadata` the tables have what statements need, and
-            nothing that only their creation does.
+            nothing that only their creation does. With `metadata` they may be created on any
+            database.
         revision: Without what later migrations add; None is everything.
     """
-    # SQLAlchemy imports the module of each database that an option is for: 50 ms each.
-    if dialect_name is not None:
-        options = _Options((dialect_name,))
+    if metadata is not None:
+        # The application may create its tables on any of them, MariaDB under either name.
+        options = _Options(("postgresql", "sqlite", *MYSQL))
     else:
-        options = _Options(() if metadata is None else ("postgresql", "sqlite", *MYSQL))
+        # SQLAlchemy imports the module of each database that an option is for: 50 ms each.
+        options = _Options(() if dialect_name is None else (dialect_name,))
     metadata = MetaData() if metadata is None else metadata
     mysql = dialect_name in MYSQL
     archive = config.message_archive_table_name

@@ -6,9 +6,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, MetaData, insert, inspect, select, text
+from sqlalchemy import Connection, MetaData, create_engine, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.schema import CreateTable
 
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.store import Store
@@ -234,6 +235,20 @@ def test_tables_join_the_applications_metadata() -> None:
     assert set(metadata.tables) == {"message", "message_archive", "message_policy_state"}
     assert "claimable" in tables.message.c
     assert "claimable" not in include_tables(MetaData()).message.c
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+@pytest.mark.parametrize("url", ["mysql+pymysql://", "mariadb+pymysql://"])
+def test_an_applications_tables_are_the_same_under_either_name_of_mariadb(
+    name: str, url: str
+) -> None:
+    """Of a server, the URL gives the name; of the tables, the application."""
+    tables = include_tables(MetaData(), dialect_name=name)
+    dialect = create_engine(url).dialect
+    for table in tables.ours:
+        made = str(CreateTable(table).compile(dialect=dialect))
+        assert "ENGINE=InnoDB" in made
+        assert "COLLATE utf8mb4_bin" in made.rpartition(")")[2]
 
 
 async def test_autogenerate_finds_nothing_to_change(engine: AsyncEngine) -> None:

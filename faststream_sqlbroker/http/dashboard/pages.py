@@ -57,7 +57,7 @@ def findings_of(queue: QueueOverview) -> list[Finding]:
     elif queue.live_subscribers and queue.oldest_due_age > STUCK_AFTER:
         text = f"its oldest due message has waited for {queue.oldest_due_age:.0f} s"
         found.append(Finding("stuck", text, name))
-    if queue.late_standing is not None:
+    elif queue.live_subscribers and queue.late_standing is not None:
         found.append(Finding("stuck", queue.late_standing, name))
     if queue.retrying.value >= max(FAILING, FAILING_SHARE * queue.waiting):
         text = f"{queue.retrying} of {queue.waiting} waiting messages have failed before"
