@@ -141,6 +141,11 @@ class Servers:
         assert inside is not None
         return inside
 
+    def leave(self) -> None:
+        """Close the sessions that are kept; they are opened again when they are needed."""
+        for inside in self._kept.values():
+            inside.dispose()
+
     def close(self) -> None:
         """End what was started here."""
         for (kind, name), inside in self._kept.items():
@@ -278,6 +283,12 @@ def _empty(admin: Engine, name: str, inside: Engine) -> None:
         connection.execute(text("CREATE SCHEMA public"))
         rights = "USAGE" if connection.dialect.server_version_info >= PUBLIC_IS_CLOSED else "ALL"
         connection.execute(text(f"GRANT {rights} ON SCHEMA public TO PUBLIC"))
+
+
+@pytest.fixture
+def alone(servers: Servers, database_url: str) -> None:
+    """For tests that look at the sessions of the database: none is kept from other tests."""
+    servers.leave()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-MIN_STEP, MAX_STEP = 0.02, 0.1
+MIN_STEP, MAX_STEP = 0.005, 0.05
 """Seconds of the first pause of `eventually`, and of the longest."""
 
 MYSQL = ("mariadb", "mysql")

@@ -137,6 +137,7 @@ def test_nothing_is_added_below_any_horizon(archive: Archive, steps: list[tuple[
 
 
 @postgresql_only
+@pytest.mark.usefixtures("alone")
 async def test_postgresql_hides_others_sessions_from_a_plain_role(archive: Archive) -> None:
     """D4: what cannot be seen is waited for by the lag, and the text says what to grant."""
     role = f"sqlbroker_plain_{os.getpid()}"
