@@ -71,8 +71,8 @@ def queues(
 
 async def empty_hint(broker: SqlBroker, each: QueueOverview) -> str | None:
     """What to say of a queue without messages and subscribers: its name may be misspelt."""
-    used = each.waiting or each.in_flight.value or each.standing.value
-    if used or each.live_subscribers or each.paused or each.pulled:
+    messages_there = each.waiting or each.in_flight.value or each.standing.value
+    if messages_there or each.live_subscribers or each.paused or each.pulled:
         return None
     text = "no message waits, and no live subscriber takes from it"
     near = nearest_name(each.queue, [other.queue for other in await broker.admin.queues()])

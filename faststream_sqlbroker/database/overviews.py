@@ -247,8 +247,8 @@ def count_messages(
     standing = _sample(connection, dialect, "sample_standing", ranges)
     for pair, (count, overdue) in zip(pairs, standing, strict=True):
         counts = by_queue[pair.queue]
-        found = min(count, MAX_COUNTED)
-        counts.standing += Count(found, "exact" if found == count else "at least")
+        number = min(count, MAX_COUNTED)
+        counts.standing += Count(number, "exact" if number == count else "at least")
         counts.standing_overdue = max(counts.standing_overdue, float(overdue))
     leased = _count_ranges(connection, dialect, "held", [{"queue": queue} for queue in by_queue])
     for counts, (in_flight, _) in zip(by_queue.values(), leased, strict=True):
