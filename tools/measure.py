@@ -149,6 +149,21 @@ def _is_number(value: ast.expr | None) -> bool:
     )
 
 
+def code_lines(file: File) -> Iterator[Place]:
+    """Lines that hold code: no blank line, no line that begins with #, no docstring."""
+    docstrings = {
+        line
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    for number, line in enumerate(file.lines, 1):
+        if number not in docstrings and line.strip() and not line.lstrip().startswith("#"):
+            yield file.place(number)
+
+
 QUOTES = ('"', "'", "`")
 WORD = re.compile(rf"(?<![a-z])({'|'.join(RIDDLES)})(?![a-z])", re.IGNORECASE)
 
@@ -233,6 +248,7 @@ def _in_pages(name: str, limit: float | None = None, least: float | None = None)
 FLOW = ("faststream_sqlbroker/flow",)
 DATABASE = ("faststream_sqlbroker/database",)
 MEASURES = {
+    "code_lines": Measure(each(code_lines), PACKAGES, "", limit=56_600),
     "complex_functions": Measure(each(complex_functions), PACKAGES, "", limit=15),
     "packed_assignments": Measure(each(packed_assignments), PACKAGES, PER_THOUSAND, limit=0),
     "long_lines": Measure(each(long_lines), PACKAGES, PERCENT, limit=0),
@@ -331,16 +347,22 @@ def table(columns: dict[str, dict[str, float]]) -> str:
     for name in dict.fromkeys(name for figures in columns.values() for name in figures):
         measure = MEASURES.get(name)
         unit = f" {measure.unit}" if measure and measure.unit else ""
-        cells = [f"{figures[name]:.3g}" if name in figures else "–" for figures in columns.values()]
+        cells = [_number(figures[name]) if name in figures else "–" for figures in columns.values()]
         rows.append(f"| {name}{unit} | {' | '.join(cells)} | {_limits(name)} |")
     return "\n".join(rows)
+
+
+def _number(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.3g}"
 
 
 def _limits(name: str) -> str:
     measure = MEASURES.get(name)
     if measure is None:
         return f"≤ {TRIP_LIMITS[name]}" if name in TRIP_LIMITS else ""
-    return f"≤ {measure.limit}" if measure.least is None else f"≥ {measure.least}"
+    if measure.least is not None:
+        return f"≥ {measure.least}"
+    return "" if measure.limit is None else f"≤ {measure.limit}"
 
 
 def beyond(figures: dict[str, float]) -> list[str]:

@@ -52,6 +52,29 @@ def test_functions_over_the_limit_are_complex() -> None:
     )
 
 
+def test_code_lines_leave_out_blank_lines_comments_and_docstrings() -> None:
+    text = '''"""A module,
+of two lines."""
+
+import a  # Why.
+
+# A comment.
+LIMIT = 5
+"""What it limits."""
+
+
+def f():
+    """Do it."""
+    text = """
+    """
+    return (
+        # Why.
+        text
+    )
+'''
+    assert lines(measure.code_lines, text) == [4, 7, 11, 13, 14, 15, 17, 18]
+
+
 def test_assignments_of_unrelated_things_are_packed_and_exchanges_are_not() -> None:
     text = "a, b = 1, 2\nself.a, self.b = c, d\na, b = b, a\na, b = f()\na = b, c\na = b = 1\n"
     assert lines(measure.packed_assignments, text) == [1, 2]
