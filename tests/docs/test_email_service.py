@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from docs.examples.emails import proof
-from docs.examples.emails.proof import Result, Rules, all_starts, bursts_of, most_within
+from docs.examples.emails.proof import (
+    Result,
+    Rules,
+    all_starts,
+    bursts_of,
+    most_within,
+    untold_starts,
+)
 from docs.examples.emails.records import Mail, Send, Starts
 from docs.examples.emails.service import Plan
 from docs.examples.emails.traffic import moments
@@ -185,6 +192,19 @@ def take_a_start_back(h: History) -> None:
     h.grant(13, 12 * SECOND)
 
 
+def test_a_claim_may_come_too_late_to_note_when_an_email_started() -> None:
+    """It started at 11.5 of a slot that reached to 13, and the next claim came at 12.6."""
+    history = History()
+    del history.grants[1:]
+    history.grant(11, 11 * SECOND, 13 * SECOND)
+    history.grants.append(Starts(12 * SECOND + 600_000, [(12 * SECOND + 700_000, 1)]))
+    assert len(all_starts(history.grants, RULES.minute)) == 2
+    assert history.check().violations == []
+    # Once no claim can have come too late, each start is noted.
+    del history.grants[1]
+    assert "let through" in str(history.check().violations)
+
+
 @pytest.mark.parametrize(
     ("spoil", "counted"),
     [
@@ -251,6 +271,7 @@ def test_starts_are_what_was_noted_last() -> None:
         Starts(12, [(12, 2)]),
     ]
     assert all_starts(grants, 5) == [1, 1, 6, 12, 12]
+    assert untold_starts(grants, 5) == 1  # one of the two at 8 and 9
     assert most_within([1, 1, 5, 5, 9], 5) == 4
     assert most_within([], 5) == 0
 
