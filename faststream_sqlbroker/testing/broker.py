@@ -27,7 +27,6 @@ from faststream_sqlbroker.testing.producer import FakeProducer, FakePublisher, T
 from faststream_sqlbroker.testing.pump import Member, Pump
 from faststream_sqlbroker.testing.reports import Drained, Published, Waiting, name_what_waits
 from faststream_sqlbroker.testing.store import StoreClock, TestStore
-from faststream_sqlbroker.testing.transactions import HeldPublishes
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.publisher.usecase import QueuePublisher
@@ -75,7 +74,6 @@ class UnderTest:
         self.tables = tables
         self.database = database
         self.pump = pump
-        self.held = HeldPublishes()
 
     def waiting(self) -> list[Waiting]:
         """What waits, by due time, priority, id."""
@@ -85,10 +83,9 @@ class UnderTest:
         """See `SqlBroker.drain`."""
         if self.pump.clock.is_delivering():
             raise SetupError("drain waits until no handler runs: call it in the test itself")
-        await self.held.committed()
         await self.pump.idle()
         ran, errors = self.pump.take_attempts()
-        errors += self.held.take_errors()
+        errors += self.pump.held.take_errors()
         drained = Drained(ran, self.waiting())
         if raise_errors and errors:
             if len(errors) == 1:
@@ -107,8 +104,10 @@ class UnderTest:
     def what_waits(self) -> str:
         """For the text of a failed assertion; empty if nothing does."""
         lines = [str(one) for one in self.waiting()]
-        if self.held.count:
-            lines.append(f"{self.held.count} publishes wait for the COMMIT of their transactions")
+        if self.pump.held.count:
+            lines.append(
+                f"{self.pump.held.count} publishes wait for the COMMIT of their transactions"
+            )
         if not lines:
             return ""
         now = self.pump.clock.now
@@ -219,7 +218,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
                     try:
                         yield brokers
                     finally:
-                        await under_test.held.close()
+                        await pump.held.close()
                         await pump.close()
                         clock.leave(pump)
                 for broker in self.brokers:
@@ -280,7 +279,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             broker._store,  # noqa: SLF001
             broker._wakeups,  # noqa: SLF001
             under_test.pump,
-            under_test.held,
+            under_test.pump.held,
             given,
             broker._publish_limits(broker._store, broker._clock),  # noqa: SLF001
         )

@@ -33,6 +33,9 @@ class Participant(Protocol):
     async def run_due(self, *, limit: float | None = None) -> bool:
         """Do what is due, `limit` real seconds for each handler; whether there was anything."""
 
+    async def finish_running(self) -> None:
+        """Wait until no handler runs."""
+
     def may_be_due(self) -> bool:
         """Whether `run_due` may find anything."""
 
@@ -112,9 +115,10 @@ class VirtualClock:
         """Let time pass, and everything happen in it at its moment.
 
         It jumps from one moment to the next at which a message is due, a lease ends, a schedule
-        fires or a timer of the broker runs out; nothing polls. At each, it waits until no handler,
-        callback or call of the store runs. Messages start one after the other: by due time, then
-        priority, then id. What a handler raises is reported by `broker.drain()`.
+        fires or a timer of the broker runs out; nothing polls. Before the first and at each, it
+        waits until no handler, callback or call of the store runs. Messages start one after the
+        other: by due time, then priority, then id. What a handler raises is reported by
+        `broker.drain()`.
 
         Args:
             length: 0 or more: seconds, a timedelta or text like "1h"; rounded up to milliseconds.
@@ -152,6 +156,8 @@ class VirtualClock:
             )
         self._advancing = asyncio.current_task()
         try:
+            for pump in self._pumps:
+                await pump.finish_running()
             await self._settle()
             while (moment := self._next_moment()) is not None and moment <= end:
                 self._go_to(moment)

@@ -20,6 +20,7 @@ from faststream_sqlbroker.testing.clock import VirtualClock
 from faststream_sqlbroker.testing.consumer import SteppedConsumer
 from faststream_sqlbroker.testing.database import TestDatabase
 from faststream_sqlbroker.testing.reports import Attempt, Waiting
+from faststream_sqlbroker.testing.transactions import PAUSE, HeldPublishes
 
 MOST_DELIVERIES = 10_000
 """Deliveries of one call of `run_due`."""
@@ -120,6 +121,8 @@ class Pump:
         """Nothing is delivered before `run_due`."""
         self.clock = clock
         self.database = database
+        self.held = HeldPublishes()
+        """What is published once its transaction is committed."""
         self.members: list[Member] = []
         self._consumers: list[SteppedConsumer] = []
         self._ever: list[SteppedConsumer] = []
@@ -213,17 +216,31 @@ class Pump:
                 raise failure.error
 
     async def idle(self) -> None:
-        """Deliver what is due, and wait until no handler runs.
+        """Deliver what is due, and `finish_running`."""
+        await self.run_due(limit=clocks.STUCK)
+        await self.finish_running()
+
+    async def finish_running(self) -> None:
+        """Wait until no handler runs, nor is one about to be started by a transaction that has been
+        committed.
 
         Raises:
             TimeoutError: a handler took more than 5 seconds.
         """
-        await self.run_due(limit=clocks.STUCK)
-        while running := [
-            d for t, d in self._deliveries.items() if not t.done() and not self.clock.is_paused(t)
-        ]:
-            await self._wait_for(running[0], clocks.STUCK)
-            await self.run_due(limit=clocks.STUCK)
+        while (running := self._running()) or self.held.is_committing:
+            if running:
+                await self._wait_for(running[0], clocks.STUCK)
+                await self.run_due(limit=clocks.STUCK)
+            else:
+                await asyncio.sleep(PAUSE)
+
+    def _running(self) -> list[Delivery]:
+        """Those that do not wait for time to pass."""
+        return [
+            delivery
+            for task, delivery in self._deliveries.items()
+            if not task.done() and not self.clock.is_paused(task)
+        ]
 
     async def _kept_back(self, ids: Collection[int], table: str) -> bool:
         """Wait for the end of a handler that keeps one of `ids` back; false if none can."""

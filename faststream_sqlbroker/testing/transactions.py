@@ -9,7 +9,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, event
 
 PAUSE = 0.001
-"""Seconds between two looks at a transaction that is being committed: no event comes after it."""
+"""Seconds between two looks at a transaction that is being committed, as no event comes after it,
+and at handlers that it starts."""
 
 Commit = Callable[[], Awaitable[None]]
 
@@ -94,13 +95,10 @@ class HeldPublishes:
         errors, self._errors = self._errors, []
         return errors
 
-    async def committed(self) -> None:
-        """Wait for what has been committed, and is on its way."""
-        while self._expected:
-            if self._tasks:
-                await asyncio.wait(set(self._tasks))
-            else:
-                await asyncio.sleep(PAUSE)
+    @property
+    def is_committing(self) -> bool:
+        """Whether something has been committed, and is on its way."""
+        return bool(self._expected)
 
     async def close(self) -> None:
         """Forget everything."""

@@ -2,12 +2,14 @@
 
 import asyncio
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import (
     BlockingWait,
@@ -276,6 +278,30 @@ async def test_pauses_end(broker: SqlBroker, clock: VirtualClock, seen: Seen) ->
         assert seen.calls == []
         await clock.advance("31m")
         assert [body for body, _ in seen.calls] == ["x"]
+
+
+async def test_time_passes_only_once_running_handlers_have_ended(
+    broker: SqlBroker, clock: VirtualClock, tmp_path: Path
+) -> None:
+    """A COMMIT has started one, and nothing waits for it."""
+    runs = asyncio.Event()
+    ended: list[datetime] = []
+
+    @broker.subscriber("q")
+    async def slow() -> None:
+        runs.set()
+        await asyncio.sleep(0.05)
+        ended.append(clock.now)
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
+    began = clock.now
+    async with TestSqlBroker(broker, engine=engine, clock=clock) as br:
+        async with engine.begin() as connection:
+            await br.publish("x", "q", connection=connection)
+        await runs.wait()
+        await clock.advance("1m")
+        assert ended == [began]
+    await engine.dispose()
 
 
 async def test_a_stuck_handler_is_named(
