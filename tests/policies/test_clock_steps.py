@@ -58,15 +58,18 @@ class Steps:
         assert STEP - 2 * MINUTE < back <= STEP
 
     def handle_for(self, length: int) -> set[int]:
-        """What two processes handle until then, one message after the other."""
+        """What two processes handle until then, one message after the other. They look every ten
+        seconds, or sixty times.
+        """
         done = set()
+        pause = max(10 * SECOND, length // 60)
         end = self.world.now + length
         while self.world.now < end:
             for process in (0, 1):
                 rows = self.world.claim(process, 20).rows
                 self.world.settle_all([(row, outcome("ack", 0)) for row in rows])
                 done |= {row.id for row in rows}
-            self.world.advance(10 * SECOND)
+            self.world.advance(pause)
         return done
 
 
