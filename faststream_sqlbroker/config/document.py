@@ -5,7 +5,8 @@ are text, and a number does not begin with 0. A key may be there once.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, ClassVar
@@ -34,10 +35,15 @@ class _TooDeepError(yaml.MarkedYAMLError):  # type: ignore[misc]
     """It is YAML, but not of a service."""
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Resolves what the core schema of YAML 1.2 resolves."""
+_TAG = "tag:yaml.org,2002:"
+_AS_WRITTEN = "as written"
+"""The tag of a value that has none and is not in quotes."""
 
-    yaml_implicit_resolvers: ClassVar[Any] = {}
+
+class _Loader(yaml.BaseLoader):  # type: ignore[misc]
+    """Makes nodes only, so that a file can make no objects."""
+
+    yaml_implicit_resolvers: ClassVar[Any] = {None: [(_AS_WRITTEN, re.compile(""))]}
     _levels = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -51,17 +57,22 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return node
 
 
-_TAG = "tag:yaml.org,2002:"
-_WRITTEN: dict[str, re.Pattern[str]] = {}
-"""How a value of each kind is written; Python would take more, such as 1_0."""
-for _kind, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-):
-    _WRITTEN[_kind] = re.compile(f"^(?:{_pattern})$")
-    _Loader.add_implicit_resolver(f"{_TAG}{_kind}", _WRITTEN[_kind], list(_first))
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+_FLOAT = r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+_KINDS: Mapping[str, tuple[re.Pattern[str], Callable[[str], Any]]] = {
+    "bool": (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    "int": (re.compile("[-+]?(0|[1-9][0-9]*)"), int),
+    "float": (re.compile(_FLOAT), _finite),
+    "null": (re.compile("(~|null|Null|NULL)?"), lambda _: None),
+}
+"""The core schema of YAML 1.2: how a value of each kind is written, and what makes it. Python would
+take more, such as 1_0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +196,7 @@ def read_document(text: str, path: object, variables: Mapping[str, str]) -> Docu
     document = Document(path)
     root: Any = None
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
+        root = _Loader(text).get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = START if mark is None else Place(mark.line + 1, mark.column + 1)
@@ -195,16 +205,15 @@ def read_document(text: str, path: object, variables: Mapping[str, str]) -> Docu
     # Outside of the handler: the text of YAML's error quotes a line, which may have a password.
     document.check()
     if root is not None:
-        document.value = _Reading(document, loader, variables).value(root, ())
+        document.value = _Reading(document, variables).value(root, ())
     return document
 
 
 class _Reading:
     """Makes values of nodes."""
 
-    def __init__(self, document: Document, loader: Any, variables: Mapping[str, str]) -> None:
+    def __init__(self, document: Document, variables: Mapping[str, str]) -> None:
         self._document = document
-        self._loader = loader
         self._variables = variables
         self._nodes = 0
 
@@ -228,7 +237,7 @@ class _Reading:
         if isinstance(node, yaml.SequenceNode) and kind == "seq":
             return [self.value(item, (*path, n)) for n, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path, kind)
+            return self._scalar(node, path)
         return self._unknown_tag(node, path)
 
     def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
@@ -237,7 +246,7 @@ class _Reading:
         for key_node, value_node in node.value:
             key = key_node.value
             place = _place(key_node)
-            if key_node.tag != f"{_TAG}str":
+            if not isinstance(key_node, yaml.ScalarNode) or _kind(key_node, key) != "str":
                 self._document.note_at(place, path, "a key is text: put it in quotes")
             elif key in lines:
                 self._document.note_at(
@@ -249,31 +258,20 @@ class _Reading:
                 found[key] = self.value(value_node, (*path, key))
         return found
 
-    def _scalar(self, node: Any, path: Path, kind: str) -> Any:
-        text = str(node.value)
-        if "${" in text:
-            text = _VARIABLE.sub(lambda match: self._replaced(match, path), text)
-            if node.style is None:
-                # Not in quotes: a number or a boolean in a variable is one.
-                kind = self._loader.resolve(yaml.ScalarNode, text, (True, False))
-                kind = kind.removeprefix(_TAG)
-        made: dict[str, Any] = {
-            "str": str,
-            "int": int,
-            "float": _finite,
-            "bool": _boolean,
-            "null": _nothing,
-        }
-        if kind not in made:
+    def _scalar(self, node: Any, path: Path) -> Any:
+        text = _VARIABLE.sub(lambda match: self._replaced(match, path), node.value)
+        kind = _kind(node, text)
+        if kind == "str":
+            return text
+        if kind not in _KINDS:
             return self._unknown_tag(node, path)
-        if kind in _WRITTEN and not _WRITTEN[kind].fullmatch(text):
-            self._document.note(path, f"this is no {kind}")
-            return None
-        try:
-            return made[kind](text)
-        except ValueError:
-            self._document.note(path, f"this is no {kind}")
-            return None
+        form, make = _KINDS[kind]
+        if form.fullmatch(text):
+            # Python takes no integer of so many digits, and no float of such a size.
+            with suppress(ValueError):
+                return make(text)
+        self._document.note(path, f"this is no {kind}")
+        return None
 
     def _replaced(self, match: re.Match[str], path: Path) -> str:
         if match["escaped"]:
@@ -301,6 +299,7 @@ _PLAIN = {
     "expected <block end>": "the indentation does not fit that of the lines above",
     "mapping values are not allowed": "there can be no ': ' here: look whether the line above ends "
     "with ':', and put text that has ': ' in quotes",
+    "second occurrence": "the name behind & is there twice: choose another",
     "but found another document": "a second document begins: a file has one, leave '---' out",
     "could not find expected ':'": "a key has no ': ' behind it",
     "found unexpected end of stream": "a quote is not closed",
@@ -323,18 +322,8 @@ def _place(node: Any) -> Place:
     return Place(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _boolean(text: str) -> bool:
-    if text.lower() not in {"true", "false"}:
-        raise ValueError(text)
-    return text.lower() == "true"
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not isfinite(number):
-        raise ValueError(text)
-    return number
-
-
-def _nothing(_text: str) -> None:
-    return None
+def _kind(node: Any, text: str) -> str:
+    """Tell the kind of a value by its tag, else by how it is written."""
+    if node.tag != _AS_WRITTEN:
+        return str(node.tag).removeprefix(_TAG)
+    return next((kind for kind, (form, _) in _KINDS.items() if form.fullmatch(text)), "str")

@@ -54,11 +54,58 @@ def mistakes(text: str, **variables: str) -> list[str]:
         ("!!str 5", "5"),
         ("[1, a]", [1, "a"]),
         ("{on: 1}", {"on": 1}),
+        # What YAML 1.1 takes for booleans, numbers in other bases or of 60, and moments.
+        ("on", "on"),
+        ("Yes", "Yes"),
+        ("NO", "NO"),
+        ("y", "y"),
+        ("0123", "0123"),
+        ("-0123", "-0123"),
+        ("0o17", "0o17"),
+        ("0x1F", "0x1F"),
+        ("0b11", "0b11"),
+        ("1:30", "1:30"),
+        ("190:20:30.15", "190:20:30.15"),
+        ("1_000.5", "1_000.5"),
+        (".inf", ".inf"),
+        (".NaN", ".NaN"),
+        ("=", "="),
+        ("<<", "<<"),
+        ("2026-01-01T10:00:00Z", "2026-01-01T10:00:00Z"),
+        # What is a number or nothing in both.
+        ("+12", 12),
+        ("0", 0),
+        ("-0.5", -0.5),
+        ("1.", 1.0),
+        ("-.5e-3", -0.0005),
+        ("NULL", None),
+        ("!!int 5", 5),
+        ('!!float "1"', 1.0),
+        ('!!bool "true"', True),
+        ("!!null ''", None),
+        ("|\n  true", "true"),
+        (">\n  12", "12"),
     ],
 )
 def test_values_are_those_of_yaml_1_2(written: str, value: object) -> None:
     found = read(f"key: {written}").value["key"]
     assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("key", ["on", "yes", "0123", "22:30", "1_000", "2026-01-01", "<<", "="])
+def test_keys_are_those_of_yaml_1_2(key: str) -> None:
+    assert read(f"{key}: {{a: 1}}").value == {key: {"a": 1}}
+    assert read(f"%YAML 1.1\n---\n{key}: {{a: on}}").value == {key: {"a": "on"}}
+
+
+@pytest.mark.parametrize("key", ["true", "12", "1.5", "~", "!!int 5"])
+def test_a_key_that_is_no_text_wants_quotes(key: str) -> None:
+    assert mistakes(f"{key}: x") == ["1:1 : a key is text: put it in quotes"]
+    assert read(f'"{key}": x').value == {key: "x"}
+
+
+def test_a_variable_makes_no_key() -> None:
+    assert read("${A}: x", A="12").value == {"${A}": "x"}
 
 
 def test_an_empty_file_has_no_value() -> None:
@@ -87,6 +134,30 @@ def test_variables_are_replaced() -> None:
     found.check()
 
 
+@pytest.mark.parametrize(
+    ("written", "variable", "value"),
+    [
+        ("${A}", "true", True),
+        ("${A}", "1.5", 1.5),
+        ("${A}", "~", None),
+        ("${A}", "on", "on"),
+        ("${A}", "0123", "0123"),
+        ("${A}", "22:30", "22:30"),
+        ("-${A}", "5", -5),
+        ("'${A}'", "true", "true"),
+        ("|-\n  ${A}", "5", "5"),
+        ("!!int ${A}", "5", 5),
+        ("!!int '${A}'", "5", 5),
+        ('!!str "${A}"', "5", "5"),
+    ],
+)
+def test_a_variable_may_be_a_number_or_a_boolean(
+    written: str, variable: str, value: object
+) -> None:
+    found = read(f"key: {written}", A=variable).value["key"]
+    assert (found, type(found)) == (value, type(value))
+
+
 def test_a_variable_cannot_add_anything() -> None:
     """Its text is one value, whatever it is."""
     assert read("a: ${A}", A="x\nb: [1]\n# {").value == {"a": "x\nb: [1]\n# {"}
@@ -112,6 +183,20 @@ def test_a_variable_cannot_add_anything() -> None:
         ("a: 1e999", ["1:4 a: this is no float"]),
         ("a: !!null x", ["1:4 a: this is no null"]),
         ("a: " + "9" * 5000, ["1:4 a: this is no int"]),
+        ("a: !!int ${B:-x}", ["1:4 a: this is no int"]),
+        ("a: !secret ${B:-x}", ["1:4 a: the tag '!secret' is not known"]),
+        ("a: !!map [1]", ["1:4 a: the tag 'tag:yaml.org,2002:map' is not known"]),
+        ("a: !!seq x", ["1:4 a: the tag 'tag:yaml.org,2002:seq' is not known"]),
+        (
+            "a: !!timestamp 2026-01-01",
+            ["1:4 a: the tag 'tag:yaml.org,2002:timestamp' is not known"],
+        ),
+        ("a: !!set {x}", ["1:4 a: the tag 'tag:yaml.org,2002:set' is not known"]),
+        (
+            "a: !!python/object/apply:os.getcwd []",
+            ["1:4 a: the tag 'tag:yaml.org,2002:python/object/apply:os.getcwd' is not known"],
+        ),
+        ("a: &x 1\nb: &x 2", ["2:4 : this is no YAML: the name behind & is there twice"]),
         ("a: " + "[" * 3000, ["1:54 : more than 50 levels"]),
         ("a: " + "[" * 3000 + "]" * 3000, ["1:54 : more than 50 levels"]),
         ("a: " + "{b: " * 3000, ["1:201 : more than 50 levels"]),
