@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from fractions import Fraction
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from faststream_sqlbroker.core.checks import name_problem
@@ -131,28 +132,16 @@ def _moment(value: Any, created_at: datetime) -> datetime:
 
 
 def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
-    """A loop in the graph of `hops` (from, to), as the queues on it; None if there is none.
-
-    A depth-first search with its stack in `path`, so that a long pipeline cannot exhaust
-    Python's recursion limit.
-    """
-    ways: dict[str, list[str]] = {}
+    """A loop in the graph of `hops` (from, to), as the queues on it; None if there is none."""
+    graph = TopologicalSorter[str]()
     for start, end in hops:
-        ways.setdefault(start, []).append(end)
-    done: set[str] = set()
-    for start, ends in ways.items():
-        path = [start]
-        open_ways = [iter(ends)]
-        while path:
-            queue = next(open_ways[-1], None)
-            if queue is None:
-                done.add(path.pop())
-                open_ways.pop()
-            elif queue in path:
-                return [*path[path.index(queue) :], queue]
-            elif queue not in done:
-                path.append(queue)
-                open_ways.append(iter(ways.get(queue, ())))
+        # Before its end: a loop is told from where it is first entered.
+        graph.add(start)
+        graph.add(end, start)
+    try:
+        graph.prepare()
+    except CycleError as error:
+        return list(error.args[1])
     return None
 
 
