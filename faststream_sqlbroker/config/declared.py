@@ -109,20 +109,11 @@ def _attribute_docs(declared: type) -> dict[str, str]:
     return found
 
 
-_ARGUMENT = re.compile(r"    (\w+): (.*)")
+_ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n(?:     .*)?)*)", re.MULTILINE)
+"""An argument, and its text with the lines that are further in."""
 
 
 def _argument_docs(doc: str) -> dict[str, str]:
     """What the section "Args" says of each argument."""
-    found: dict[str, str] = {}
-    name = ""
-    section = doc.partition("Args:\n")[2]
-    for line in section.splitlines():
-        if line and not line.startswith(" "):
-            break
-        if match := _ARGUMENT.fullmatch(line):
-            name = match[1]
-            found[name] = match[2]
-        elif name and line.strip():
-            found[name] += f" {line.strip()}"
-    return found
+    section = re.split(r"\n(?=\S)", doc.partition("Args:\n")[2])[0]
+    return {match[1]: " ".join(match[2].split()) for match in _ARGUMENT.finditer(section)}
