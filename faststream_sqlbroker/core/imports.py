@@ -28,6 +28,6 @@ def imported(path: str, *, what: str) -> Any:
         found: Any = import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SetupError(f"{what} {path!r} cannot be imported: {error}") from error
     return found

@@ -91,6 +91,7 @@ def test_of_the_broker(write: Write, text: str, found: list[str]) -> None:
         ("'logs.{level}': {forward_to: b}", ["2:19 queues.logs.{level}: 'logs.{level}' names no"]),
         ("a: {handler: nonsense}", ["2:16 queues.a.handler: handler must be module:name"]),
         ("a: {handler: 'no_such:f'}", ["2:16 queues.a.handler: handler 'no_such:f' cannot be im"]),
+        ("a: {handler: './app:f'}", ["2:16 queues.a.handler: handler './app:f' cannot be im"]),
         (
             "a: {handler: 'tests.config.handlers:NO_FUNCTION'}",
             ["2:16 queues.a.handler: handler 'tests.config.handlers:NO_FUNCTION' is no function"],
