@@ -8,7 +8,7 @@ from typing import Any
 
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.settle import DEAD_LETTER
-from faststream_sqlbroker.core.text import load_headers, short
+from faststream_sqlbroker.core.text import changed_headers, load_headers, short
 from faststream_sqlbroker.exceptions import PublishError
 
 SCOPE = "replay:"
@@ -111,10 +111,7 @@ def _headers(origin: int, stored: Any, plan: Plan) -> dict[str, Any]:
     changes = {**plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}
     # The header tells where the row failed; its copy has not failed.
     kept = {name: value for name, value in load_headers(stored).items() if name != DEAD_LETTER}
-    merged = {**kept, **changes}
-    headers = {
-        name: value for name, value in merged.items() if value is not None or name not in changes
-    }
+    headers = changed_headers(kept, changes)
     check_headers(f"row {origin}: its headers", headers)
     return headers
 

@@ -152,12 +152,13 @@ def replace_headers(stored: Any, changes: Mapping[str, Any]) -> str:
     too deeply. The changes are always written.
     """
     try:
-        return json.dumps(_changed(load_headers(stored), changes))
+        return json.dumps(changed_headers(load_headers(stored), changes))
     except (ValueError, RecursionError):
-        return json.dumps(_changed({}, changes))
+        return json.dumps(changed_headers({}, changes))
 
 
-def _changed(headers: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def changed_headers(headers: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`headers` with `changes`; None takes a header away."""
     return {
         name: value
         for name, value in {**headers, **changes}.items()

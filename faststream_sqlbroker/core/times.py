@@ -149,10 +149,7 @@ def lease_seconds(lease: Duration) -> float:
     Raises:
         SetupError: it is not a duration above 0.
     """
-    seconds = parse_duration(lease, name="lease")
-    if seconds <= 0:
-        raise SetupError(f"lease must be longer than 0 seconds, got {lease!r}")
-    return seconds
+    return positive_seconds("lease", lease)
 
 
 def wait_seconds(wait: Duration | None) -> float | None:

@@ -11,8 +11,9 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
+from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.core.times import Duration, parse_duration
+from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 
 LONGEST_DELAY_SECONDS = 100 * 365 * 86400.0
@@ -52,18 +53,6 @@ def steps(attempts_count: int) -> int:
             f"{attempts_count!r}"
         )
     return min(attempts_count - 1, _MOST_STEPS)
-
-
-def as_seconds(value: Duration, name: str) -> float:
-    """Return `value` in seconds.
-
-    Raises:
-        SetupError: It is not a valid duration, or negative.
-    """
-    seconds = parse_duration(value, name=name)
-    if seconds < 0:
-        raise SetupError(f"{name} must be 0 or more seconds, got {value!r}")
-    return seconds
 
 
 def check_factor(value: float, name: str, *, least: float) -> None:
@@ -114,20 +103,6 @@ def matches(
         return False
     inner = (matches(each, classes, whole=whole) for each in exception.exceptions)
     return all(inner) if whole else any(inner)
-
-
-def check_max_attempts(value: int | None) -> None:
-    """Check that `value` is None or a whole number of at least 1.
-
-    Raises:
-        SetupError: It is not.
-    """
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise SetupError(
-            f"max_attempts must be a whole number of 1 or more, or None for no limit, got {value!r}"
-        )
 
 
 class RetryStrategyProto(Protocol):
@@ -250,7 +225,8 @@ class RetryStrategyTemplate(ABC):
 
     def __post_init__(self) -> None:
         """Check the limits; a subclass that checks its own arguments calls this too."""
-        check_max_attempts(self.max_attempts)
+        if self.max_attempts is not None:
+            whole_number("max_attempts", self.max_attempts, other=", or None for no limit")
         if self.max_total_delay_seconds is not None:
             self._take_seconds("max_total_delay_seconds")
         if self.retry_on is not None:
@@ -304,4 +280,4 @@ class RetryStrategyTemplate(ABC):
             setattr(self, name, self._seconds(name))
 
     def _seconds(self, name: str) -> float:
-        return as_seconds(getattr(self, name), name)
+        return seconds_or_zero(name, getattr(self, name))
