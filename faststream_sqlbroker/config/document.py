@@ -199,7 +199,12 @@ def read_document(text: str, path: object, variables: Mapping[str, str]) -> Docu
         root = _Loader(text).get_single_node()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        place = START if mark is None else Place(mark.line + 1, mark.column + 1)
+        if mark is None:
+            # It is of a character that no file of YAML may have, and names its position only.
+            before = text[: getattr(error, "position", 0)].split("\n")
+            place = Place(len(before), len(before[-1]) + 1)
+        else:
+            place = Place(mark.line + 1, mark.column + 1)
         kind = "" if isinstance(error, _TooDeepError) else "this is no YAML: "
         document.note_at(place, (), f"{kind}{_reason(error)}")
     # Outside of the handler: the text of YAML's error quotes a line, which may have a password.

@@ -220,7 +220,8 @@ def test_a_variable_cannot_add_anything() -> None:
         ),
         ("a: *x", ["1:4 : this is no YAML: found undefined alias"]),
         ("a: 1\n---\nb: 2", ["2:1 : this is no YAML: a second document begins"]),
-        ("a: \x01", ["1:1 : this is no YAML: special characters are not allowed"]),
+        ("a: \x01", ["1:4 : this is no YAML: special characters are not allowed"]),
+        ("a: 1\nbcd: x\x00y", ["2:7 : this is no YAML: special characters are not allowed"]),
     ],
 )
 def test_mistakes_have_their_places(text: str, found: list[str]) -> None:
