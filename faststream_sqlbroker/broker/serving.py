@@ -89,8 +89,9 @@ class SqlBrokerServing:
                 text like "10s".
             max_failures: Failed logins a minute of one address with one name, and ten times as many
                 of one address; and wrong tokens a minute of one address. After them it is refused
-                (429) until the minute is over, but for right tokens that are random (43 characters
-                or more) or were right before.
+                (429) until the minute is over, but for passwords that were right from this address
+                within an hour, for tokens that were right before, and for random tokens (43
+                characters or more).
             proxies: Addresses and networks of proxies whose X-Forwarded-For tells the address of a
                 client, by which failures are counted.
             csrf_secret: 16 characters or more that CSRF tokens are made of, the same for all

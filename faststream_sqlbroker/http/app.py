@@ -42,7 +42,7 @@ from faststream_sqlbroker.http.proxies import networks
 from faststream_sqlbroker.http.queues import QueueRoutes
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import DOCUMENT, Shield, handlers
-from faststream_sqlbroker.http.users import Authentication, ByCallable, FirstOf, Role, User
+from faststream_sqlbroker.http.users import Authentication, Role, User
 
 SHORTEST_SECRET = 16
 """Characters of the secret that CSRF tokens are made of."""
@@ -113,12 +113,13 @@ class HttpApp:
     `asgi_routes=[broker.asgi(auth).at("/broker")]` in AsgiFastStream.
     """
 
-    def __init__(self, service: Service, auth: Authentication, options: HttpOptions) -> None:
-        """Serve `service` to those whom `auth` knows."""
+    def __init__(self, service: Service, auth: Any, options: HttpOptions) -> None:
+        """Serve `service` to those whom `auth` knows, which `authentication` has checked."""
         csrf = options.csrf
+        local_only = isinstance(auth, LocalOnly)
         self._service = service
         self._gate = Gate(
-            auth,
+            [auth.user] if local_only else authentication(auth),
             csrf,
             service,
             max_failures=options.max_failures,
@@ -145,7 +146,7 @@ class HttpApp:
         # A redirect would lead to whatever Host says.
         starlette.router.redirect_slashes = False
         self.starlette = starlette
-        self._app: App = Shield(self._unless_stopped, local_only=isinstance(auth, LocalOnly))
+        self._app: App = Shield(self._unless_stopped, local_only=local_only)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -243,21 +244,19 @@ def probe_app(service: Service) -> App:
     return Shield(starlette, local_only=False)
 
 
-def authentication(auth: Any) -> Authentication:
-    """What `auth` says: an `Authentication`, a function, or several of them.
+def authentication(auth: Any) -> list[Authentication]:
+    """Return the ways to authenticate: the method `user` of an object, a function, or several.
 
     Raises:
-        SetupError: it is none of these; above all None.
+        SetupError: `auth` is none of these; above all None.
     """
     if isinstance(auth, LocalOnly):
         raise SetupError("only `sqlbroker serve --insecure` does without authentication")
     if isinstance(auth, list | tuple) and auth:
-        return FirstOf([authentication(each) for each in auth])
-    if callable(getattr(auth, "user", None)):
-        found: Authentication = auth
-        return found
-    if callable(auth) and not isinstance(auth, type):
-        return ByCallable(auth)
+        return [way for part in auth for way in authentication(part)]
+    authenticate = getattr(auth, "user", auth)
+    if callable(authenticate) and not isinstance(auth, type):
+        return [authenticate]
     raise SetupError(
         "HTTP needs authentication: give BasicAuth([Login(...)]), ProxyAuth(...), a function that "
         f"returns a User or None, or a list of them; got {short(auth)}"

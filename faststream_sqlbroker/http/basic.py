@@ -3,15 +3,12 @@ their scrypt hashes, with the parameters in the text.
 """
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import hmac
 import secrets
-from collections import OrderedDict
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
-from hashlib import sha256
 from time import monotonic
 
 from starlette.requests import HTTPConnection
@@ -19,39 +16,53 @@ from starlette.requests import HTTPConnection
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.lockout import RightSecrets
 from faststream_sqlbroker.http.users import Role, User
 
 COST = 2**14
 """scrypt's N: with `BLOCK` one hash takes 16 MiB and some 50 ms."""
-MOST_COST = 2**20
+MAX_COST = 2**20
 """A stored hash may not ask for more: it would take 1 GiB."""
 BLOCK = 8
 """scrypt's r."""
-PARALLEL = 1
-"""scrypt's p."""
 LENGTH = 32
 """Bytes of a hash."""
-SALT = 16
-"""Bytes of a salt."""
-SHORTEST = 8
+MIN_PASSWORD = 8
 """Characters of a password."""
-_FORM = "scrypt$N$r$p$salt$hash"
+VERIFIED = 60.0
+"""Seconds for which a password that was right is not hashed again."""
+HASHING = 2
+"""Hashes at a time: each takes 16 MiB and a processor, and anyone can ask for one."""
+WAITING = 32
+"""Hashes that may wait for their turn; more are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPassword:
-    """A parsed hash."""
+    """A parsed hash, with the parameters of scrypt."""
 
     cost: int
     block: int
     parallel: int
     salt: bytes
-    digest: bytes
+    digest: bytes = bytes(LENGTH)
+
+    def hash(self, password: str) -> bytes:
+        """Return the hash of `password`; takes some 50 ms of a processor."""
+        return hashlib.scrypt(
+            password.encode(errors="surrogatepass"),
+            salt=self.salt,
+            n=self.cost,
+            r=self.block,
+            p=self.parallel,
+            # OpenSSL refuses what needs more than 32 MiB unless it is told.
+            maxmem=256 * self.cost * self.block,
+            dklen=LENGTH,
+        )
 
     def fits(self, password: str) -> bool:
-        """Whether it is the hash of `password`; takes some 50 ms of a processor."""
-        found = _scrypt(password, self.salt, self.cost, self.block, self.parallel)
-        return hmac.compare_digest(found, self.digest)
+        """Return whether it is the hash of `password`, after as long as `hash` takes."""
+        return hmac.compare_digest(self.hash(password), self.digest)
 
 
 def hash_password(password: str) -> str:
@@ -60,12 +71,11 @@ def hash_password(password: str) -> str:
     Raises:
         SetupError: it has less than 8 characters.
     """
-    if len(password) < SHORTEST:
-        raise SetupError(f"a password has {SHORTEST} characters or more, got {len(password)}")
-    salt = secrets.token_bytes(SALT)
-    digest = _scrypt(password, salt, COST, BLOCK, PARALLEL)
-    parts = (base64.b64encode(part).decode() for part in (salt, digest))
-    return "$".join(("scrypt", str(COST), str(BLOCK), str(PARALLEL), *parts))
+    if len(password) < MIN_PASSWORD:
+        raise SetupError(f"a password has {MIN_PASSWORD} characters or more, got {len(password)}")
+    stored = StoredPassword(COST, BLOCK, 1, secrets.token_bytes(16))
+    salt, digest = (b64encode(part).decode() for part in (stored.salt, stored.hash(password)))
+    return f"scrypt${stored.cost}${stored.block}${stored.parallel}${salt}${digest}"
 
 
 def stored_password(text: str) -> StoredPassword:
@@ -74,54 +84,20 @@ def stored_password(text: str) -> StoredPassword:
     Raises:
         SetupError: it is not of that form; the text is not shown, as it may be a password.
     """
-    wrong = SetupError(
-        f"a password is given as its hash, {_FORM}: make one with `sqlbroker hash-password`"
-    )
     try:
         kind, *numbers, salt, digest = text.split("$")
         cost, block, parallel = (int(number) for number in numbers)
-        stored = StoredPassword(
-            cost,
-            block,
-            parallel,
-            base64.b64decode(salt, validate=True),
-            base64.b64decode(digest, validate=True),
-        )
-    except (AttributeError, ValueError, binascii.Error):
-        raise wrong from None
-    is_power = cost > 1 and not cost & (cost - 1)
-    small = 1 <= block <= BLOCK and 1 <= parallel <= BLOCK and cost <= MOST_COST
-    if kind != "scrypt" or not is_power or not small or len(stored.digest) != LENGTH:
-        raise wrong
-    return stored
-
-
-def unmatched_password() -> StoredPassword:
-    """A hash that no password fits, which takes as long to try as a user's."""
-    return StoredPassword(COST, BLOCK, PARALLEL, bytes(SALT), bytes(LENGTH))
-
-
-def _scrypt(password: str, salt: bytes, cost: int, block: int, parallel: int) -> bytes:
-    return hashlib.scrypt(
-        password.encode(errors="surrogatepass"),
-        salt=salt,
-        n=cost,
-        r=block,
-        p=parallel,
-        # OpenSSL refuses what needs more than 32 MiB unless it is told.
-        maxmem=256 * cost * block,
-        dklen=LENGTH,
+        parts = [b64decode(part, validate=True) for part in (salt, digest)]
+        is_power = cost.bit_count() == 1 < cost <= MAX_COST
+        is_small = 1 <= block <= BLOCK and 1 <= parallel <= BLOCK
+        if kind == "scrypt" and is_power and is_small and len(parts[1]) == LENGTH:
+            return StoredPassword(cost, block, parallel, *parts)
+    except (AttributeError, ValueError):
+        pass
+    form = "scrypt$N$r$p$salt$hash"
+    raise SetupError(
+        f"a password is given as its hash, {form}: make one with `sqlbroker hash-password`"
     )
-
-
-VERIFIED = 60.0
-"""Seconds for which a password that was right is not hashed again."""
-MOST_VERIFIED = 1_000
-"""Passwords that are remembered as right."""
-HASHING = 2
-"""Hashes at a time: each takes 16 MiB and a processor, and anyone can ask for one."""
-WAITING = 32
-"""Hashes that may wait for their turn; more are refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +148,8 @@ class BasicAuth:
             self._users[login.name] = (user, stored_password(login.password_hash))
         if not self._users:
             raise SetupError("BasicAuth needs at least one Login")
-        self._unknown = unmatched_password()
-        self._key = secrets.token_bytes(32)
-        self._verified: OrderedDict[bytes, float] = OrderedDict()
+        self._decoys = [stored for _, stored in self._users.values()]
+        self._right = RightSecrets(VERIFIED, monotonic)
         self._places = asyncio.Semaphore(HASHING)
         self._waiting = 0
 
@@ -184,26 +159,22 @@ class BasicAuth:
         Raises:
             Problem: too many passwords are being checked (503).
         """
-        given = credentials(connection)
-        if given is None:
+        login = credentials(connection)
+        if login is None:
             return None
-        name, password = given
-        # A name that is not known costs as much: the time of the answer does not tell of it.
-        user, stored = self._users.get(name, (None, self._unknown))
-        if user is None:
-            await self._hashed(stored, password)
-            return None
-        mark = hmac.new(self._key, f"{name}:{password}".encode("utf-8", "replace"), sha256).digest()
-        if self._verified.get(mark, float("-inf")) > monotonic():
-            return user
-        if not await self._hashed(stored, password):
-            return None
-        self._verified[mark] = monotonic() + VERIFIED
-        if len(self._verified) > MOST_VERIFIED:
-            self._verified.popitem(last=False)
+        name, password = login
+        # An unknown name costs as much as a known one, and always the same: the time of the answer
+        # does not tell of it.
+        decoy = self._decoys[hash(name) % len(self._decoys)]
+        user, stored = self._users.get(name, (None, decoy))
+        if user is None or not self._right.has(*login):
+            fits = await self._fits(stored, password)
+            if user is None or not fits:
+                return None
+            self._right.note(*login)
         return user
 
-    async def _hashed(self, stored: StoredPassword, password: str) -> bool:
+    async def _fits(self, stored: StoredPassword, password: str) -> bool:
         if self._waiting >= WAITING:
             text = f"{WAITING} passwords are being checked by now: ask again in a second"
             raise Problem(503, text, {"Retry-After": "1"})
@@ -219,11 +190,9 @@ class BasicAuth:
 def credentials(connection: HTTPConnection) -> tuple[str, str] | None:
     """Name and password of a request; None: it has none, or they cannot be read."""
     kind, _, value = connection.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "basic":
-        return None
     try:
-        text = base64.b64decode(value.strip(), validate=True).decode()
-    except (ValueError, binascii.Error):
+        text = b64decode(value.strip(), validate=True).decode()
+    except ValueError:
         return None
     name, colon, password = text.partition(":")
-    return (name, password) if colon else None
+    return (name, password) if colon and kind.lower() == "basic" else None

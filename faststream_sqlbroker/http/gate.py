@@ -1,9 +1,8 @@
 """Who may pass: users with a role, and not too many failures."""
 
 import logging
-import re
 from collections.abc import Sequence
-from ipaddress import IPv6Address, ip_network
+from math import inf
 from time import monotonic
 
 from starlette.requests import HTTPConnection, Request
@@ -13,21 +12,29 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import credentials
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.lockout import Failures, LockedOut, Look, RightTokens, are_random
-from faststream_sqlbroker.http.proxies import Network, is_of, parsed_address, peer
+from faststream_sqlbroker.http.lockout import Failures, Look, RightSecrets, are_random, fit
+from faststream_sqlbroker.http.proxies import Network, client_address
 from faststream_sqlbroker.http.service import Service
-from faststream_sqlbroker.http.users import Authentication, Role, User, role_of
+from faststream_sqlbroker.http.users import (
+    MAX_NAME,
+    Authentication,
+    Role,
+    User,
+    find_user,
+    role_of,
+)
 
-NAMES_OF_ADDRESS = 10
-"""How many times as many failures an address may have as a name that it tries: a company's people
-may share one."""
-LONGEST_NAME = 80
-"""Characters of a name by which failures are counted and told: callers choose them."""
-OF_ONE_HOUSE = 64
-"""Bits of an IPv6 address that its owner cannot choose freely."""
+FACTOR = 10
+"""How many times `max_failures` an address may fail, as a company's people may share it; and how
+many guesses at a user it has during a lock-out, until the right password is refused, too: without
+a limit a guesser could try as many passwords as the server can compare.
+"""
+RECENT = 3600.0
+"""Seconds for which a right password passes a lock-out of its address."""
+LOOKS = 600
+"""Random tokens of locked-out addresses that a process compares with the database in a minute."""
 CSRF_FIELD = "csrf"
 """The field of a form that has the token."""
-_WITH_PORT = re.compile(r"(?:(?P<four>[0-9.]+)|\[(?P<six>[0-9A-Fa-f:.]+)\])(?::[0-9]+)?", re.ASCII)
 NO_USER = (
     "the request does not say who you are: send a name and a password by HTTP Basic, or come by "
     "the way by which this server knows its users"
@@ -41,22 +48,24 @@ class Gate:
 
     def __init__(
         self,
-        auth: Authentication,
+        ways: Sequence[Authentication],
         csrf: Csrf,
         service: Service,
         *,
         max_failures: int,
-        proxies: list[Network],
+        proxies: Sequence[Network],
     ) -> None:
-        self._auth = auth
+        self._ways = ways
         self._csrf = csrf
         self._service = service
         self._proxies = proxies
         self._of_names = Failures(max_failures, monotonic)
-        self._of_addresses = Failures(max_failures * NAMES_OF_ADDRESS, monotonic)
+        self._of_addresses = Failures(max_failures * FACTOR, monotonic)
+        self._guesses = Failures(max_failures * FACTOR, monotonic)
+        self._passwords = RightSecrets(RECENT, monotonic)
         self._of_tokens = Failures(max_failures, monotonic)
-        self._right_tokens = RightTokens()
-        self._locked_out = LockedOut(monotonic)
+        self._looks = Failures(LOOKS, monotonic)
+        self._tokens = RightSecrets(inf, monotonic)
 
     async def enter(self, request: Request, role: Role) -> User:
         """The user, who has `role` at least.
@@ -84,25 +93,59 @@ class Gate:
 
     async def _allowed(self, request: Request, role: Role) -> User:
         given = credentials(request)
-        name = "" if given is None else given[0]
-        with_secret = given is not None
-        self._check(request, name)
-        user = await self._user(request)
-        # Again: many guesses at once would all have passed before the first has failed.
-        self._check(request, name)
-        if user is None:
-            if with_secret:
-                self._failed(request, name)
-            raise Problem(401, WRONG if with_secret else NO_USER, _CHALLENGE)
+        if given is None:
+            # No guess, so guesses of others must not keep out users of proxies and sessions.
+            user = await self._find_user(request)
+            if user is None:
+                raise Problem(401, NO_USER, _CHALLENGE)
+        else:
+            user = await self._logged_in(request, *given)
         if not user.may(role):
             has = role_of(user.role).name.lower()
             text = f"this needs the role {role.name.lower()}, and you have the role {has}"
             raise Problem(403, f"{text}: ask an administrator")
         return user
 
-    async def _user(self, request: Request) -> User | None:
+    async def _logged_in(self, request: Request, name: str, password: str) -> User:
+        address = client_address(request, self._proxies)
+        pair = (address, name[:MAX_NAME])
+        self._check_login(*pair, password)
+        user = await self._find_user(request)
+        # Again: many guesses at once would all have passed before the first has failed.
+        self._check_login(*pair, password)
+        if user is None:
+            self._passwords.note(*pair, password, right=False)
+            self._of_addresses.add(address)
+            self._of_names.add(*pair)
+            self._log_failure(address, name)
+            raise Problem(401, WRONG, _CHALLENGE)
+        # Another way than the password may have let in another user.
+        if user.name == name:
+            self._passwords.note(*pair, password)
+            # Last, so it is not forgotten before the password: guesses are counted by it.
+            self._passwords.note(*pair)
+        return user
+
+    def _check_login(self, address: str, name: str, password: str) -> None:
+        """Refuse an address that has failed too often, but for passwords that were right lately.
+
+        Authentication asks again whether they still are.
+        """
+        is_right = self._passwords.has(address, name, password)
+        if is_right and not self._guesses.is_full(address, name):
+            return
         try:
-            return await self._auth.user(request)
+            self._of_addresses.check(address)
+            self._of_names.check(address, name)
+        except Problem:
+            # Guesses at a name that has no right password are not counted: callers choose names.
+            if self._passwords.has(address, name):
+                self._guesses.add(address, name)
+            raise
+
+    async def _find_user(self, request: Request) -> User | None:
+        try:
+            return await find_user(self._ways, request)
         except SetupError as error:
             # The application's function is wrong, and the caller is not known yet.
             self.log(f"HTTP: a user cannot be authenticated: {error}")
@@ -114,19 +157,23 @@ class Gate:
         """Refuse an address that has sent too many wrong tokens, whatever queues they were for.
 
         Right tokens pass: their client may share the address with one that guesses. They are those
-        that were right for `name` before, and random ones that fit the hashes which `look` gets.
-        All are compared again by the caller.
+        that were right for `name` before, and random ones that fit the hashes which `look` gets;
+        these cannot be guessed. All are compared again by the caller.
 
         Raises:
             Problem: it has (429).
             StoreError: the database could not be asked.
         """
-        if self._right_tokens.has(name, tokens):
+        if self._tokens.has(name, *tokens):
             return
         try:
-            self._of_tokens.check((self._address(connection),))
+            self._of_tokens.check(client_address(connection, self._proxies))
         except Problem:
-            if not await self._locked_out.fits(name, tokens, look):
+            if not are_random(tokens) or self._looks.is_full():
+                raise
+            # Before the look at the database: many at once are limited, too.
+            self._looks.add()
+            if not fit(tokens, await look()):
                 raise
 
     def tokens_compared(
@@ -137,31 +184,17 @@ class Gate:
         Raises:
             Problem: the address has sent too many wrong ones by now (429).
         """
-        key = (self._address(connection),)
-        if not (self._right_tokens.has(name, tokens) or (right and are_random(tokens))):
+        address = client_address(connection, self._proxies)
+        if not (self._tokens.has(name, *tokens) or (right and are_random(tokens))):
             # Again: many guesses at once would all have passed before the first has failed.
-            self._of_tokens.check(key)
-        if right:
-            self._right_tokens.add(name, tokens)
-            return
-        self._right_tokens.forget(name, tokens)
-        self._of_tokens.failed([key])
-        self._tell_failure(connection, name)
+            self._of_tokens.check(address)
+        self._tokens.note(name, *tokens, right=right)
+        if not right:
+            self._of_tokens.add(address)
+            self._log_failure(address, name)
 
-    def _check(self, connection: HTTPConnection, name: str) -> None:
-        address = self._address(connection)
-        self._of_addresses.check((address,))
-        self._of_names.check((address, name[:LONGEST_NAME]))
-
-    def _failed(self, connection: HTTPConnection, name: str) -> None:
-        address = self._address(connection)
-        self._of_addresses.failed([(address,)])
-        self._of_names.failed([(address, name[:LONGEST_NAME])])
-        self._tell_failure(connection, name)
-
-    def _tell_failure(self, connection: HTTPConnection, name: str) -> None:
-        address = self._address(connection)
-        shown = visible(name[:LONGEST_NAME])
+    def _log_failure(self, address: str, name: str) -> None:
+        shown = visible(name[:MAX_NAME])
         self.log(f"HTTP: a wrong password or token for {shown!r} from {visible(address)}")
 
     def log(self, text: str) -> None:
@@ -171,34 +204,3 @@ class Gate:
     def token(self, user: User) -> str:
         """What a page of this application sends with each write of `user`."""
         return self._csrf.token(user.name)
-
-    def _address(self, connection: HTTPConnection) -> str:
-        """Whose failures are counted together."""
-        found = client_address(connection, self._proxies)
-        parsed = parsed_address(found)
-        if isinstance(parsed, IPv6Address):
-            return str(ip_network((parsed, OF_ONE_HOUSE), strict=False))
-        return found if parsed is None else str(parsed)
-
-
-def client_address(connection: HTTPConnection, proxies: list[Network]) -> str:
-    """The address of the client, as far as the listed proxies tell.
-
-    Each proxy appends the address that it was asked from, so the last one that is no proxy's is
-    true; what stands before it the client may have written.
-    """
-    found = peer(connection)
-    if not is_of(found, proxies):
-        return found
-    listed = ",".join(connection.headers.getlist("x-forwarded-for"))
-    for each in reversed([part.strip() for part in listed.split(",") if part.strip()]):
-        found = without_port(each)
-        if not is_of(found, proxies):
-            break
-    return found
-
-
-def without_port(address: str) -> str:
-    """`address` as some proxies write it, with the client's port, which differs each time."""
-    found = _WITH_PORT.fullmatch(address)
-    return address if found is None else found["four"] or found["six"]

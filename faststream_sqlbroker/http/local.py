@@ -6,7 +6,7 @@ from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.proxies import peer
+from faststream_sqlbroker.http.proxies import host_name, peer
 from faststream_sqlbroker.http.users import Role, User
 
 OF_PROXIES = (
@@ -51,13 +51,6 @@ def check_local(connection: HTTPConnection) -> None:
     if not is_loopback(peer(connection)):
         text = f"without authentication, only this machine may ask, got {short(peer(connection))}"
         raise Problem(403, f"{text}: let the server have users")
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, in lower case, without its port."""
-    name, colon, port = host.rpartition(":")
-    named = name if colon and port.isdecimal() else host
-    return named.lower()
 
 
 def is_loopback(address: str) -> bool:

@@ -1,6 +1,7 @@
-"""Users whom a proxy has authenticated, and the addresses of clients behind it."""
+"""Users whom a proxy has authenticated, and the addresses of clients behind proxies."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -15,9 +16,11 @@ from starlette.requests import HTTPConnection
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.users import LONGEST_USER, Role, User
+from faststream_sqlbroker.http.users import MAX_NAME, Role, User
 
 Network = IPv4Network | IPv6Network
+OF_ONE_HOUSE = 64
+"""Bits of an IPv6 address that its owner cannot choose freely."""
 
 
 class ProxyAuth:
@@ -49,7 +52,7 @@ class ProxyAuth:
             raise SetupError(f"header must be the name of a header, got {short(header)}")
         self._header = header
         self._proxies = networks(proxies)
-        self._roles = roles
+        self._role_of = roles if callable(roles) else roles.get
         if not self._proxies:
             raise SetupError("ProxyAuth needs the address of the proxy: proxies=['10.0.3.7']")
 
@@ -66,9 +69,7 @@ class ProxyAuth:
             text = f"the header {self._header} must be there once, got it {len(values)} times"
             raise Problem(400, f"{text}: the proxy must remove what clients send")
         name = values[0].strip()
-        if not 0 < len(name) <= LONGEST_USER:
-            return None
-        role = self._roles(name) if callable(self._roles) else self._roles.get(name)
+        role = self._role_of(name) if 0 < len(name) <= MAX_NAME else None
         return None if role is None else User(name, role)
 
 
@@ -78,15 +79,15 @@ def networks(addresses: Iterable[str]) -> list[Network]:
     Raises:
         SetupError: one of them is no address and no network.
     """
-    found: list[Network] = []
-    for each in [addresses] if isinstance(addresses, str) else addresses:
+    parsed: list[Network] = []
+    for address in [addresses] if isinstance(addresses, str) else addresses:
         try:
-            found.append(ip_network(each))
+            parsed.append(ip_network(address))
         except ValueError:
             raise SetupError(
-                f"{short(each)} is no address and no network: give '10.0.3.7' or '10.0.3.0/24'"
+                f"{short(address)} is no address and no network: give '10.0.3.7' or '10.0.3.0/24'"
             ) from None
-    return found
+    return parsed
 
 
 def peer(connection: HTTPConnection) -> str:
@@ -96,15 +97,39 @@ def peer(connection: HTTPConnection) -> str:
 
 def is_of(address: str, known: Iterable[Network]) -> bool:
     """Whether `address` is in one of the networks."""
-    parsed = parsed_address(address)
+    parsed = parse_address(address)
     return parsed is not None and any(parsed in network for network in known)
 
 
-def parsed_address(address: str) -> IPv4Address | IPv6Address | None:
-    """None: it is no address. A socket of IPv6 shows a peer of IPv4 as ::ffff:192.0.2.1."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return None
-    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
-    return mapped or parsed
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the address, also of `address:port`, or None.
+
+    A socket of IPv6 shows a peer of IPv4 as ::ffff:192.0.2.1: this is 192.0.2.1.
+    """
+    for host in (text, host_name(text).strip("[]")):
+        with suppress(ValueError):
+            parsed = ip_address(host)
+            return getattr(parsed, "ipv4_mapped", None) or parsed
+    return None
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, in lower case, without its port."""
+    name, colon, port = host.rpartition(":")
+    named = name if colon and port.isdecimal() else host
+    return named.lower()
+
+
+def client_address(connection: HTTPConnection, proxies: Sequence[Network]) -> str:
+    """Return the client's address as far as the listed proxies tell; of IPv6, its network.
+
+    Each proxy appends the address that it was asked from, so the last one that is no proxy's is
+    true; what stands before it the client may have written.
+    """
+    forwarded = ",".join(connection.headers.getlist("x-forwarded-for")).split(",")
+    hops = [peer(connection), *(part.strip() for part in reversed(forwarded) if part.strip())]
+    client = next((hop for hop in hops if not is_of(hop, proxies)), hops[-1])
+    address = parse_address(client)
+    if isinstance(address, IPv6Address):
+        return str(ip_network((address, OF_ONE_HOUSE), strict=False))
+    return client[:MAX_NAME] if address is None else str(address)

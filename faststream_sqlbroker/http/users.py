@@ -1,16 +1,16 @@
-"""Who asks, and what they may do: users, their roles, and how they are known."""
+"""Users, their roles, and the ways to find out who sent a request."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
-LONGEST_USER = 100
+MAX_NAME = 100
 """Characters of a user's name: it is written to the audit."""
 
 
@@ -55,10 +55,9 @@ class User:
 
     def __post_init__(self) -> None:
         """Check both."""
-        if not isinstance(self.name, str) or not 0 < len(self.name) <= LONGEST_USER:
+        if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME:
             raise SetupError(
-                f"the name of a user is text of 1 to {LONGEST_USER} characters, got "
-                f"{short(self.name)}"
+                f"the name of a user is text of 1 to {MAX_NAME} characters, got {short(self.name)}"
             )
         object.__setattr__(self, "role", role_of(self.role))
 
@@ -67,53 +66,24 @@ class User:
         return role_of(self.role) >= role
 
 
-class Authentication(Protocol):
-    """Finds out who asks."""
-
-    async def user(self, connection: HTTPConnection) -> User | None:
-        """Who it is; None: not known by this way.
-
-        Raises:
-            Problem: the request must not be answered.
-        """
+Authentication = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
+"""Returns the user who sent a request, or None. Raises Problem if it must not be answered."""
 
 
-class ByCallable:
-    """An application's own function."""
+async def find_user(ways: Sequence[Authentication], connection: HTTPConnection) -> User | None:
+    """Return the user whom the first of `ways` knows.
 
-    def __init__(
-        self, find: Callable[[HTTPConnection], User | Awaitable[User | None] | None]
-    ) -> None:
-        """`find` gets the request and returns a `User`, or None."""
-        self._find = find
-
-    async def user(self, connection: HTTPConnection) -> User | None:
-        """What the function says.
-
-        Raises:
-            SetupError: it returned something else.
-        """
-        found: Any = self._find(connection)
-        if isinstance(found, Awaitable):
-            found = await found
-        if found is not None and not isinstance(found, User):
-            # Only the type is shown: the value may hold what a user is known by.
-            kind = type(found).__name__
+    Raises:
+        SetupError: one of them returned something else.
+    """
+    for authenticate in ways:
+        user: Any = authenticate(connection)
+        if isinstance(user, Awaitable):
+            user = await user
+        if user is not None and not isinstance(user, User):
+            # Only the type is shown: the value may hold a secret.
+            kind = type(user).__name__
             raise SetupError(f"auth must return a User or None, it returned a {kind}")
-        return found
-
-
-class FirstOf:
-    """Several ways: the first one that knows the user."""
-
-    def __init__(self, ways: "list[Authentication]") -> None:
-        """In this order."""
-        self._ways = ways
-
-    async def user(self, connection: HTTPConnection) -> User | None:
-        """None: none of them knows who it is."""
-        for way in self._ways:
-            found = await way.user(connection)
-            if found is not None:
-                return found
-        return None
+        if user is not None:
+            return user
+    return None

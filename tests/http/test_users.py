@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,11 +13,9 @@ from faststream_sqlbroker.core.channels import (
     RANDOM_TOKEN,
     QueueRole,
     Registered,
-    hashed_token,
     new_token,
     token_fits,
 )
-from faststream_sqlbroker.exceptions import TransientStoreError
 from faststream_sqlbroker.http import (
     BasicAuth,
     HttpApp,
@@ -26,21 +24,14 @@ from faststream_sqlbroker.http import (
     Role,
     User,
     basic,
+    gate,
     hash_password,
 )
 from faststream_sqlbroker.http.answers import Problem
 from faststream_sqlbroker.http.basic import COST, StoredPassword, credentials, stored_password
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.gate import NO_USER, WRONG
-from faststream_sqlbroker.http.lockout import (
-    HELD,
-    LOOKS,
-    MOST_KNOWN,
-    WINDOW,
-    Failures,
-    LockedOut,
-    RightTokens,
-)
+from faststream_sqlbroker.http.gate import FACTOR, NO_USER, RECENT, WRONG
+from faststream_sqlbroker.http.lockout import MAX_KEYS, WINDOW, Failures, RightSecrets
 from tests.faststream.conftest import Heard
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
@@ -139,17 +130,17 @@ async def test_a_wrong_password_and_an_unknown_name_look_alike(app: HttpApp, hea
 async def test_a_password_that_was_right_is_hashed_once(
     broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    auth = logins()
     hashed: list[str] = []
-    real = auth._hashed
     now = 1000.0
     monkeypatch.setattr(basic, "monotonic", lambda: now)
+    auth = logins()
+    real = auth._fits
 
     async def counting(stored: Any, password: str) -> bool:
         hashed.append(password)
         return await real(stored, password)
 
-    monkeypatch.setattr(auth, "_hashed", counting)
+    monkeypatch.setattr(auth, "_fits", counting)
     async with client_of(broker.asgi(auth)) as client:
         for _ in range(3):
             assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
@@ -204,7 +195,9 @@ async def test_failures_are_limited_by_name_and_by_address(broker: SqlBroker) ->
         assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
         for number in range(27):
             await client.get("/csrf-token", auth=(f"user-{number}", "wrong-password"))
-        assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 429
+        assert (await client.get("/csrf-token", auth=as_user("ola"))).status_code == 429
+        # She has just been let in here: others' guesses do not lock her out.
+        assert (await client.get("/csrf-token", auth=as_user("vic"))).status_code == 200
         assert (await client.get("/health/live")).status_code == 200
     async with client_of(app, client=("192.0.2.99", 1)) as elsewhere:
         assert (await elsewhere.get("/csrf-token", auth=as_user("ann"))).status_code == 200
@@ -245,19 +238,148 @@ async def test_an_address_is_told_by_listed_proxies_only(broker: SqlBroker) -> N
     assert await status("10.0.0.1", "198.51.100.9") == 429
 
 
+@on_sqlite
+async def test_a_password_that_was_right_lately_passes_while_others_guess(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a proxy that is not listed all have one address."""
+    now = 1000.0
+    monkeypatch.setattr(gate, "monotonic", lambda: now)
+    app = broker.asgi(logins(), max_failures=3)
+
+    async def status(name: str, password: str) -> int:
+        return (await client.get("/csrf-token", auth=(name, password))).status_code
+
+    async with client_of(app) as client:
+        assert await status(*as_user("ann")) == 200
+        guesses = [await status("ann", f"guess-{n}") for n in range(5)]
+        assert guesses == [401, 401, 401, 429, 429]
+        assert await status(*as_user("ann")) == 200
+        for n in range(3 * FACTOR):
+            await status(f"user-{n}", "guess")
+        assert [await status(*as_user(name)) for name in ("ann", "vic")] == [200, 429]
+        now += WINDOW
+        assert [await status("vic", f"guess-{n}") for n in range(3)] == [401] * 3
+        assert [await status(*as_user(name)) for name in ("ann", "vic")] == [200, 429]
+        now += RECENT
+        assert [await status("ann", f"guess-{n}") for n in range(3)] == [401] * 3
+        assert await status(*as_user("ann")) == 429
+
+
+@pytest.mark.attack(
+    "many guesses at a password that was right lately from the same address, which would be let in "
+    "during a lock-out",
+    "ten times as many a minute as without; then it is locked out, too",
+)
+@on_sqlite
+async def test_guesses_at_a_password_that_was_right_lately_are_limited(broker: SqlBroker) -> None:
+    app = broker.asgi(logins(), max_failures=3)
+
+    async def status(name: str, password: str) -> int:
+        return (await client.get("/csrf-token", auth=(name, password))).status_code
+
+    async with client_of(app) as client:
+        assert [await status(*as_user(name)) for name in ("ann", "vic")] == [200, 200]
+        guesses = [await status("ann", f"guess-{n}") for n in range(3 + 3 * FACTOR - 1)]
+        assert guesses == [401] * 3 + [429] * (3 * FACTOR - 1)
+        assert await status(*as_user("ann")) == 200
+        assert await status("ann", "one more") == 429
+        assert await status(*as_user("ann")) == 429
+        # Neither do guesses at one name lock out the others, ...
+        assert await status(*as_user("vic")) == 200
+        # ... nor can a guesser take the place of what is remembered by other names.
+        limiter = app._gate
+        sizes = [len(limiter._guesses._counts), len(limiter._passwords._added)]
+        for n in range(100):
+            await status(f"user-{n}", "guess")
+        assert [len(limiter._guesses._counts), len(limiter._passwords._added)] == sizes
+        assert len(limiter._of_names._counts) <= 3 * FACTOR
+    # What is remembered is of one address: no guesser elsewhere gains by it.
+    async with client_of(app, client=("192.0.2.99", 1)) as client:
+        assert [await status("vic", f"guess-{n}") for n in range(3)] == [401] * 3
+        assert await status(*as_user("vic")) == 429
+
+
+@on_sqlite
+async def test_a_remembered_password_must_still_be_right(broker: SqlBroker) -> None:
+    """A password that was changed, or whose user was removed, is one guess more."""
+    passwords = {"ann": "right", "vic": "right", "ola": "right"}
+
+    def user(connection: HTTPConnection) -> User | None:
+        name, password = credentials(connection) or ("", "")
+        return User(name, "admin") if passwords.get(name) == password else None
+
+    async def status(name: str, password: str) -> int:
+        return (await client.get("/csrf-token", auth=(name, password))).status_code
+
+    async with client_of(broker.asgi(user, max_failures=3)) as client:
+        for name in passwords:
+            assert await status(name, "right") == 200
+            assert [await status(name, "guess") for _ in range(4)] == [401] * 3 + [429]
+        passwords["ann"] = "new"
+        del passwords["vic"]
+        assert [await status("ann", "right") for _ in range(2)] == [401, 429]
+        assert [await status("vic", "right") for _ in range(2)] == [401, 429]
+        assert await status("ola", "right") == 200
+
+
+@on_sqlite
+async def test_a_way_without_passwords_is_not_locked_out_by_guesses(broker: SqlBroker) -> None:
+    by_proxy = ProxyAuth("X-User", proxies=["192.0.2.1"], roles={"vic": "viewer"})
+    as_vic = {"X-User": "vic"}
+    async with client_of(broker.asgi([by_proxy, logins()], max_failures=1)) as client:
+        # The proxy's word for one user does not make a guess at another's password a right one.
+        found = await client.get("/csrf-token", headers=as_vic, auth=("ann", "guess"))
+        assert found.status_code == 200
+        for n in range(FACTOR):
+            await client.get("/csrf-token", auth=(f"user-{n}", "guess"))
+        assert (await client.get("/csrf-token", auth=("ann", "guess"))).status_code == 429
+        assert (await client.get("/csrf-token", headers=as_vic)).status_code == 200
+        assert (await client.get("/csrf-token")).status_code == 401
+
+
+@on_sqlite
+async def test_an_unknown_name_costs_as_much_as_one_that_is_known(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the hashes of users were made with other parameters."""
+    hashes = {}
+    for name, cost in (("ann", 2**4), ("vic", 2**5)):
+        monkeypatch.setattr(basic, "COST", cost)
+        hashes[name] = hash_password(f"{name}-password")
+    auth = BasicAuth([Login(name, "viewer", text) for name, text in hashes.items()])
+    costs: list[int] = []
+    real = auth._fits
+
+    async def counting(stored: StoredPassword, password: str) -> bool:
+        costs.append(stored.cost)
+        return await real(stored, password)
+
+    monkeypatch.setattr(auth, "_fits", counting)
+    async with client_of(broker.asgi(auth, max_failures=1000)) as client:
+        for n in range(50):
+            for password in ("wrong", "ann-password", "vic-password"):
+                found = await client.get("/csrf-token", auth=(f"user-{n}", password))
+                assert found.status_code == 401
+    assert set(costs) == {2**4, 2**5}
+    assert costs[::3] == costs[1::3] == costs[2::3]
+
+
 def test_failures_are_forgotten_and_bounded() -> None:
     now = 0.0
     failures = Failures(2, lambda: now)
-    failures.failed([("a",)])
-    failures.check(("a",))
-    failures.failed([("a",)])
+    failures.add("a")
+    failures.check("a")
+    failures.add("a")
+    failures.check("b")
     with pytest.raises(Problem) as caught:
-        failures.check(("b",), ("a",))
+        failures.check("a")
     assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "60"})
     now = WINDOW
-    failures.check(("a",))
-    failures.failed((str(n),) for n in range(MOST_KNOWN + 10))
-    assert len(failures._counts) == MOST_KNOWN
+    failures.check("a")
+    for n in range(MAX_KEYS + 10):
+        failures.add(str(n))
+    assert len(failures._counts) == MAX_KEYS
 
 
 @on_sqlite
@@ -310,7 +432,7 @@ def test_secrets_are_compared_in_constant_time() -> None:
     compared = (token_fits, StoredPassword.fits, Csrf.check)
     for function in (*compared, Csrf.is_signed):
         assert "compare_digest" in inspect.getsource(function)
-    assert "hmac.new(self._key" in inspect.getsource(BasicAuth.user)
+    assert "hmac.digest(self._key" in inspect.getsource(RightSecrets)
 
 
 @on_sqlite
@@ -413,57 +535,64 @@ async def test_guesses_at_once_are_limited_as_those_one_after_the_other(
         assert found[7:] == [403, 403, 429, 429, 429, 429, 429]
 
 
-async def test_tokens_of_a_lock_out_cause_few_looks() -> None:
+@on_sqlite
+async def test_tokens_of_a_lock_out_cause_few_looks(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flood of random tokens asks the database so often in a minute, and no more."""
+    monkeypatch.setattr(gate, "LOOKS", 30)
+    app = broker.asgi(logins(), queues=queues(), max_failures=3)
+    path = f"/v1/queues/{QUEUE}/publish"
+    looks = 0
+
+    async def publish(token: str) -> int:
+        return (await client.post(path, json={"body": 1}, headers=bearer(token))).status_code
+
+    async with client_of(app) as client:
+        rotate = {"data": {"rotate": "true"}, "auth": as_user("ann")}
+        made = await client.put(f"{PATH}/tokens/publish", **rotate)
+        right = made.json()["token"]
+        assert len(right) == RANDOM_TOKEN
+        assert [await publish("guess") for _ in range(4)] == [403] * 3 + [429]
+        jobs = app._service.queues()  # type: ignore[misc]
+        find_token = jobs.find_token
+
+        async def counting(queue: str, role: QueueRole) -> Registered | None:
+            nonlocal looks
+            looks += 1
+            return await find_token(queue, role)
+
+        monkeypatch.setattr(jobs, "find_token", counting)
+        assert await publish("an administrator's token") == 429
+        assert looks == 0
+        flood = [publish(new_token()) for _ in range(29)]
+        assert set(await asyncio.gather(*flood)) == {429}
+        assert looks == 29
+        # It passes as long as tokens are looked up; then it is known, and passes in any case.
+        assert await publish(right) == 201
+        looks = 0
+        assert {await publish(new_token()) for _ in range(10)} == {429}
+        assert looks == 0
+        assert await publish(right) == 201
+
+
+def test_right_secrets_are_remembered_within_bounds() -> None:
     now = 0.0
-    looks = list[str]()
-    right = [new_token(), new_token()]
-    locked = LockedOut(lambda: now)
-
-    def look(name: str) -> Callable[[], Awaitable[list[str]]]:
-        async def find() -> list[str]:
-            looks.append(name)
-            await asyncio.sleep(0)
-            if name == "broken":
-                raise TransientStoreError("no database")
-            return [hashed_token(each) for each in right]
-
-        return find
-
-    async def fits(name: str, *tokens: str) -> bool:
-        return await locked.fits(name, tokens, look(name))
-
-    assert len(right[0]) == RANDOM_TOKEN
-    assert not await fits("a", right[0], "an administrator's token")
-    assert looks == []
-    wrong = [fits("a", right[0], new_token()) for _ in range(50)]
-    assert await asyncio.gather(*wrong, fits("a", *right)) == [False] * 50 + [True]
-    assert looks == ["a"]
-    with pytest.raises(TransientStoreError):
-        await fits("broken", *right)
-    # Other names are looked up, too, but no more than so many in a second.
-    found = await asyncio.gather(*(fits(f"n{n}", *right) for n in range(3 * LOOKS)))
-    assert (len(looks), sum(found)) == (LOOKS, LOOKS - 2)
-    # Then what is held serves, however old it is; a look that has failed does not.
-    now = HELD / 2
-    assert await fits("a", *right)
-    now = HELD
-    await asyncio.gather(*(fits(f"m{n}", *right) for n in range(LOOKS)))
-    now = HELD * 1.5
-    assert [await fits("a", *right), await fits("broken", *right)] == [True, False]
-    assert len(looks) == 2 * LOOKS
-    now = HELD * 2
-    right[:] = new_token(), new_token()
-    assert await fits("a", *right)
-
-
-def test_right_tokens_are_remembered_within_bounds() -> None:
-    known = RightTokens()
-    for n in range(MOST_KNOWN + 10):
-        known.add("q", [str(n)])
-    assert len(known._known) == MOST_KNOWN
-    assert not known.has("q", ["0"])
-    assert known.has("q", [str(MOST_KNOWN)])
+    known = RightSecrets(inf, lambda: now)
+    for n in range(MAX_KEYS + 10):
+        known.note("q", str(n))
+    assert len(known._added) == MAX_KEYS
+    assert not known.has("q", "0")
+    assert known.has("q", str(MAX_KEYS))
     # Neither the queue nor the tokens run into each other.
-    known.add("a", ["b", "c"])
-    assert not known.has("ab", ["c"])
-    assert not known.has("a", ["bc"])
+    known.note("a", "b", "c")
+    assert not known.has("ab", "c")
+    assert not known.has("a", "bc")
+    known.note("a", "b", "c", right=False)
+    assert not known.has("a", "b", "c")
+    lately = RightSecrets(10.0, lambda: now)
+    lately.note("q", "1")
+    now = 9.0
+    assert lately.has("q", "1")
+    now = 10.0
+    assert not lately.has("q", "1")
