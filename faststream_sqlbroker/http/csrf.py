@@ -2,17 +2,19 @@
 
 import hmac
 from hashlib import sha256
-from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from faststream_sqlbroker.http.answers import Problem
 
 HEADER = "X-CSRF-Token"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-_MARKS = ("origin", "referer", "cookie", "sec-fetch-site", "sec-fetch-mode")
-"""Headers of a browser: with them, Basic or a cookie may have been added without its user."""
-_JSON = "application/json"
+_MARKS = ("origin", "referer", "cookie", "sec-fetch-site")
+"""Headers of a browser: with them, Basic or a cookie may have been added without its user.
+
+Not Sec-Fetch-Mode: browsers send it with Sec-Fetch-Site only, and Node's `fetch` sends it alone.
+"""
 
 
 class Csrf:
@@ -48,31 +50,26 @@ class Csrf:
         """
         if method in SAFE:
             return
-        if _is_of_another_site(connection):
+        headers = connection.headers
+        if _is_of_another_site(headers):
             raise Problem(403, "a page of another site must not write here")
-        given = connection.headers.get(HEADER, field)
-        if given is not None:
-            if not hmac.compare_digest(given.encode(), self.token(user).encode()):
+        token = headers.get(HEADER, field)
+        if token is not None:
+            if not hmac.compare_digest(token.encode(), self.token(user).encode()):
                 raise Problem(403, f"{HEADER} is wrong: load the page again, or read csrf-token")
-        elif _may_be_a_browser(connection, method):
+        elif _may_be_a_browser(headers, method):
             raise Problem(403, f"a write from a browser needs {HEADER}: read it from csrf-token")
 
 
-def _is_of_another_site(connection: HTTPConnection) -> bool:
-    headers = connection.headers
-    if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
-        return True
-    origin = headers.get("origin")
-    host = headers.get("host", "").lower()
-    try:
-        return origin is not None and urlsplit(origin).netloc.lower() != host
-    except ValueError:
-        return True  # It is no URL, so it is not this site's.
+def _is_of_another_site(headers: Headers) -> bool:
+    host = headers.get("host", "")
+    origin = headers.get("origin", f"http://{host}").lower()
+    is_own = origin in {f"http://{host}".lower(), f"https://{host}".lower()}
+    return not is_own or headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}
 
 
-def _may_be_a_browser(connection: HTTPConnection, method: str) -> bool:
-    headers = connection.headers
+def _may_be_a_browser(headers: Headers, method: str) -> bool:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     # A browser sends a POST of a form's type without asking first, from any page.
-    is_form = method == "POST" and kind != _JSON
+    is_form = method == "POST" and kind != "application/json"
     return is_form or any(mark in headers for mark in _MARKS)

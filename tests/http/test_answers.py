@@ -17,7 +17,7 @@ from faststream_sqlbroker.exceptions import (
     TransientStoreError,
     UnknownOutcomeError,
 )
-from faststream_sqlbroker.http import HttpApp
+from faststream_sqlbroker.http import Channels, HttpApp
 from faststream_sqlbroker.http.answers import (
     BodyLimits,
     Problem,
@@ -27,9 +27,10 @@ from faststream_sqlbroker.http.answers import (
 )
 from faststream_sqlbroker.http.app import probe_app
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.local import check_local, host_name
+from faststream_sqlbroker.http.local import check_local
+from faststream_sqlbroker.http.proxies import host_name
 from faststream_sqlbroker.http.shield import HANDLERS, HEADERS, Shield
-from tests.http.conftest import as_user, client_of, logins, on_sqlite
+from tests.http.conftest import BASE, as_user, client_of, logins, on_sqlite
 
 SECRET = "postgresql://user:secret@db/shop"
 
@@ -291,6 +292,14 @@ JSON = {"content-type": "application/json"}
         ("PUT", {"origin": "http://broker.test"}, False),
         ("PUT", {"referer": "http://broker.test/"}, False),
         ("PUT", {"sec-fetch-site": "same-origin"}, False),
+        ("PUT", {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, False),
+        ("PUT", {"sec-fetch-mode": "cors", "cookie": "session=1"}, False),
+        ("PUT", {"sec-fetch-mode": "cors", "origin": "http://broker.test"}, False),
+        # A program all the same: Node's fetch.
+        ("PUT", {"sec-fetch-mode": "cors", "accept-language": "*"}, True),
+        ("PATCH", {**JSON, "sec-fetch-mode": "cors"}, True),
+        ("POST", {**JSON, "sec-fetch-mode": "cors"}, True),
+        ("POST", {"content-type": "text/plain;charset=UTF-8", "sec-fetch-mode": "cors"}, False),
         ("PUT", {"sec-fetch-site": "same-origin", "x-csrf-token": GOOD}, True),
         ("POST", {"cookie": "session=1", "x-csrf-token": GOOD}, True),
         ("PUT", {"origin": "http://broker.test", "x-csrf-token": GOOD}, True),
@@ -318,6 +327,23 @@ def test_writes_of_browsers_need_a_token(
     with pytest.raises(Problem) as caught:
         CSRF.check(request, method, "ann")
     assert caught.value.status == 403
+
+
+@on_sqlite
+async def test_the_fetch_of_node_needs_no_token(broker: SqlBroker) -> None:
+    """Its headers, as Node 20 sends them."""
+    node = {"Accept-Language": "*", "Sec-Fetch-Mode": "cors", "User-Agent": "node"}
+    async with client_of(broker.asgi(logins(), channels=Channels())) as client:
+        for more, status in (
+            ({}, 201),
+            ({"Cookie": "a=1"}, 403),
+            ({"Origin": BASE}, 403),
+            ({"Sec-Fetch-Site": "same-origin"}, 403),
+            ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ):
+            write = {"data": {"rotate": "true"}, "headers": {**node, **more}}
+            found = await client.put("/channel/news", auth=as_user("ann"), **write)
+            assert found.status_code == status, more
 
 
 def request_of(
