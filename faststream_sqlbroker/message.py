@@ -68,8 +68,10 @@ async def _report(row: ClaimedMessage, fraction: float, text: str | None) -> boo
 _ACK = Ack()
 
 
-class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
-    """One delivery of one message."""
+class ClaimedProperties:
+    """What the row of a claimed message says of it."""
+
+    raw_message: ClaimedMessage
 
     @property
     def queue(self) -> str:
@@ -105,6 +107,10 @@ class SqlBrokerMessage(StreamMessage[ClaimedMessage]):
     def created_at(self) -> datetime:
         """When it was published, by the database's clock (aware, UTC)."""
         return self.raw_message.created_at
+
+
+class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
+    """One delivery of one message."""
 
     async def ack(self, *, instead: Said | None = None, **ignored: Any) -> None:
         """Record the outcome COMPLETED.

@@ -1,38 +1,32 @@
 """The messages that `broker.pop` and `broker.reserve` return."""
 
 from collections.abc import Callable
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from faststream_sqlbroker.control_exceptions import KEPT
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import Duration, delay_seconds, lease_seconds
-from faststream_sqlbroker.exceptions import LeaseLostError, SetupError, SqlBrokerError
-from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
+from faststream_sqlbroker.exceptions import SetupError, SqlBrokerError
+from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
+from faststream_sqlbroker.flow.tasks.held import Held
+from faststream_sqlbroker.message import ClaimedProperties
 from faststream_sqlbroker.parser import CONTENT_TYPE, correlation_id_of
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.messages.direct_claim import Replaced
 
-
-class SameBody:
-    """The type of SAME_BODY."""
-
-    def __repr__(self) -> str:
-        return "SAME_BODY"
+_ENDS = {Ack: "committed", Reject: "rejected", Relocate: "moved"}
+"""What an outcome is called that ended a reservation; any other rolled it back."""
+_ADVICE = "give reserve() a longer lease, or call extend() in time"
 
 
-SAME_BODY = SameBody()
-"""Stands for the body that the message has; None is a body of its own."""
-
-
-class ReceivedMessage:
+class ReceivedMessage(ClaimedProperties):
     """A message that `broker.pop` removed or `broker.reserve` leased."""
 
     def __init__(
@@ -41,7 +35,7 @@ class ReceivedMessage:
         """`decoded` returns the decoded body, or raises the decoder's error; `correlation_ids` are
         the database's.
         """
-        self._row = row
+        self.raw_message = row
         self._decoded = decoded
         self._headers = row.headers
         self._correlation_ids = correlation_ids
@@ -49,22 +43,7 @@ class ReceivedMessage:
     @property
     def id(self) -> int:
         """The message's id, as returned by `publish`."""
-        return self._row.id
-
-    @property
-    def queue(self) -> str:
-        """The queue it was taken from."""
-        return self._row.queue
-
-    @property
-    def key(self) -> str | None:
-        """The key it was published with."""
-        return self._row.key
-
-    @property
-    def priority(self) -> int:
-        """-100 to 100; higher ones are claimed first."""
-        return self._row.priority
+        return self.raw_message.id
 
     @property
     def headers(self) -> dict[str, Any]:
@@ -74,12 +53,12 @@ class ReceivedMessage:
     @property
     def correlation_id(self) -> str:
         """The one that it was published with, else the one that handlers see."""
-        return correlation_id_of(self._row, self._headers, self._correlation_ids)
+        return correlation_id_of(self.raw_message, self._headers, self._correlation_ids)
 
     @property
     def raw(self) -> bytes:
         """The body as it is stored."""
-        return self._row.payload
+        return self.raw_message.payload
 
     @property
     def body(self) -> Any:
@@ -90,26 +69,6 @@ class ReceivedMessage:
         """
         return self._decoded()
 
-    @property
-    def attempts_count(self) -> int:
-        """Attempts that ended before this claim."""
-        return self._row.attempts_count
-
-    @property
-    def deliveries_count(self) -> int:
-        """Times it was claimed, this claim included."""
-        return self._row.deliveries_count
-
-    @property
-    def publish_count(self) -> int:
-        """How often it was published: 1, plus one for each `republish` and each replay."""
-        return self._row.publish_count
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was published, by the database's clock (aware, UTC)."""
-        return self._row.created_at
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} of queue {self.queue!r}>"
 
@@ -118,9 +77,9 @@ class Reservation(ReceivedMessage):
     """A message leased to the application, which settles it; made by `broker.reserve`.
 
     The lease is not renewed automatically. Once it has run out, another worker may claim the
-    message; then every operation raises `LeaseLostError` and writes nothing. Used as a context
-    manager, it commits at a normal end and rolls back on an exception, unless it was settled
-    inside.
+    message; then every operation raises `LeaseLostError` and writes nothing. What settles the
+    message is written to its end, also if its caller is cancelled. Used as a context manager, it
+    commits at a normal end and rolls back on an exception, unless it was settled inside.
 
     Raises (from every operation):
         LeaseLostError: the lease is lost; nothing was written.
@@ -136,32 +95,27 @@ class Reservation(ReceivedMessage):
         row: ClaimedMessage,
         decoded: Callable[[], Any],
         *,
+        wanted: DirectClaimRequest,
         direct_claimer: DirectClaimer,
         producer: SqlBrokerProducer,
-        rules: SettleRules,
-        lease: float,
     ) -> None:
-        """`lease` is in seconds."""
+        """`direct_claimer` has leased `row` as `wanted`; `producer` encodes new bodies."""
         super().__init__(row, decoded, direct_claimer.correlation_ids)
-        self._direct_claimer = direct_claimer
+        self._held = Held(row, wanted, direct_claimer, _ADVICE)
         self._producer = producer
-        self._rules = rules
-        self._lease = lease
-        self._held_until = row.renewed_monotonic + lease
-        self._end = ""
 
     @property
     def held(self) -> bool:
         """Whether the lease still runs, by this process's clock; the database is not asked."""
-        return not self._end and self._direct_claimer.clock.monotonic() < self._held_until
+        return self._held.leased
 
-    async def commit(self, body: Any = SAME_BODY) -> None:
+    async def commit(self, body: Any = KEPT) -> None:
         """Settle the message as COMPLETED.
 
         Args:
             body: Replaces the body in the archive; encoded as by `publish`.
         """
-        await self._settle(Ack(), "committed", body=body)
+        await self._settle(Ack(), body)
 
     async def rollback(
         self, delay: Duration | None = None, *, error: BaseException | str | None = None
@@ -176,7 +130,7 @@ class Reservation(ReceivedMessage):
         exception = error if isinstance(error, BaseException) else None
         seconds = None if delay is None else delay_seconds(delay)
         text = None if exception is not None or error is None else clean_text(str(error))
-        await self._settle(Nack(seconds, exception), "rolled back", text=text)
+        await self._settle(Nack(seconds, exception), error=text)
 
     async def reject(
         self, reason: str | None = None, *, error: BaseException | None = None
@@ -187,11 +141,9 @@ class Reservation(ReceivedMessage):
             reason: Why, in a few words, for the archive's column `reason`; None is "rejected".
             error: Stored in `last_error`.
         """
-        await self._settle(Reject(reason, error), "rejected")
+        await self._settle(Reject(reason, error))
 
-    async def move_to(
-        self, queue: str, body: Any = SAME_BODY, *, delay: Duration | None = None
-    ) -> None:
+    async def move_to(self, queue: str, body: Any = KEPT, *, delay: Duration | None = None) -> None:
         """Move the message to `queue`; it keeps its id, and its counters start again from 0.
 
         Args:
@@ -202,7 +154,7 @@ class Reservation(ReceivedMessage):
         if (problem := name_problem(queue)) is not None:
             raise SetupError(f"{short(queue)} cannot be the name of a queue: {problem}")
         seconds = 0.0 if delay is None else delay_seconds(delay)
-        await self._settle(Relocate(queue), "moved", body=body, delay=seconds)
+        await self._settle(Relocate(queue, delay=seconds), body)
 
     async def extend(self, lease: Duration | None = None) -> None:
         """Extend the lease to `lease` from now, by the database's clock; never shorten it.
@@ -212,11 +164,8 @@ class Reservation(ReceivedMessage):
         Args:
             lease: Seconds, a timedelta or text like "1m"; None is the lease given to `reserve`.
         """
-        self._check_open()
-        seconds = self._lease if lease is None else lease_seconds(lease)
-        if not await self._direct_claimer.extend(self._row, seconds):
-            raise self._lost()
-        self._held_until = max(self._held_until, self._row.renewed_monotonic + seconds)
+        self._refuse_ended()
+        await self._held.extend(self._held.lease if lease is None else lease_seconds(lease))
 
     async def __aenter__(self) -> Self:
         """Return the reservation."""
@@ -229,42 +178,32 @@ class Reservation(ReceivedMessage):
         exc_tb: TracebackType | None,
     ) -> None:
         """Commit, or roll back after an exception; a cancellation counts no attempt."""
-        if self._end:
+        if not self._held.open:
             return
         if exc_val is None:
             await self.commit()
             return
         try:
-            if isinstance(exc_val, Exception):
-                await self._settle(Nack(error=exc_val), "rolled back")
-            else:
-                # A second cancellation must not cut off the statement: its outcome would be open.
-                await self._direct_claimer.shielded.run(self._settle(Abandon(), "rolled back"))
+            is_failure = isinstance(exc_val, Exception)
+            await self._held.settle(Nack(error=exc_val) if is_failure else Abandon())
         except SqlBrokerError as error:
             exc_val.add_note(
                 f"message {self.id} of queue {self.queue!r} was not rolled back: {error}"
             )
 
-    async def _settle(
-        self,
-        outcome: Outcome,
-        end: str,
-        *,
-        body: Any = SAME_BODY,
-        delay: float | None = None,
-        text: str | None = None,
-    ) -> None:
-        self._check_open()
-        replaced = None if isinstance(body, SameBody) else await self._replaced(body)
-        row = self._row
-        attempted = not isinstance(outcome, Abandon)
-        ended_after = self._direct_claimer.clock.monotonic() - row.claimed_monotonic
-        settlement = settle(row, outcome, self._rules, ended_after=ended_after, attempted=attempted)
-        settlement.delay = settlement.delay if delay is None else delay
-        settlement.error = settlement.error if text is None else text
-        if not await self._direct_claimer.settle(settlement, replaced, self.queue):
-            raise self._lost()
-        self._end = end
+    async def _settle(self, outcome: Outcome, body: Any = KEPT, error: str | None = None) -> None:
+        self._refuse_ended()
+        replaced = None if body is KEPT else await self._replaced(body)
+        if not await self._held.settle(outcome, replaced, error):
+            self._refuse_ended()
+
+    def _refuse_ended(self) -> None:
+        ended = self._held.ended
+        if ended is not None:
+            raise SetupError(
+                f"message {self.id} of queue {self.queue!r} is "
+                f"{_ENDS.get(type(ended), 'rolled back')} already; reserve another one"
+            )
 
     async def _replaced(self, body: Any) -> "Replaced":
         from faststream_sqlbroker.database.messages.direct_claim import Replaced  # noqa: PLC0415
@@ -274,23 +213,3 @@ class Reservation(ReceivedMessage):
             return Replaced(payload)
         others = {name: value for name, value in self._headers.items() if name != CONTENT_TYPE}
         return Replaced(payload, {**others, CONTENT_TYPE: content_type} if content_type else others)
-
-    def _check_open(self) -> None:
-        if self._end == _LOST:
-            raise self._lost()
-        if self._end:
-            raise SetupError(
-                f"message {self.id} of queue {self.queue!r} is {self._end} already; "
-                "reserve another one"
-            )
-
-    def _lost(self) -> LeaseLostError:
-        self._end = _LOST
-        return LeaseLostError(
-            f"lease lost: message {self.id} of queue {self.queue!r} may have another worker, so "
-            "nothing was written; give reserve() a longer lease, or call extend() in time"
-        )
-
-
-_LOST = "lost"
-"""The value of `_end` after a lost lease; every later operation raises LeaseLostError again."""

@@ -194,12 +194,10 @@ class SqlBrokerReserving(SqlBrokerLocking):
         """
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
         checks.retry_strategy(strategy)
-        rules = SettleRules(retry_strategy=strategy)
-        seconds = lease_seconds(lease)
         wanted = DirectClaimRequest(
             queues=_names(queues, more_queues),
-            lease=seconds,
-            rules=rules,
+            lease=lease_seconds(lease),
+            rules=SettleRules(retry_strategy=strategy),
             most_deliveries=checks.most_deliveries(max_deliveries, checks.most_attempts(strategy)),
             remove=False,
         )
@@ -210,10 +208,9 @@ class SqlBrokerReserving(SqlBrokerLocking):
             return Reservation(
                 row,
                 await self._decoded(row),
+                wanted=wanted,
                 direct_claimer=self._direct_claimer,
                 producer=self.config.producer,  # type: ignore[arg-type] # a SqlBrokerProducer
-                rules=rules,
-                lease=seconds,
             )
 
         waited = wait_seconds(wait)

@@ -12,7 +12,6 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.orders import CancelRequest
 from faststream_sqlbroker.core.policies import Concurrency
 from faststream_sqlbroker.core.rows import Holder
-from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
 from faststream_sqlbroker.flow.deliver.cancels import Cancels
 from faststream_sqlbroker.flow.deliver.delivery import Handle
@@ -106,12 +105,7 @@ class Consumer:
             on_cancel=self._cancel_messages,
             clock=wakeups.clock,
         )
-        self._rules = SettleRules(
-            retry_strategy=settings.retry_strategy,
-            retain_on_ack=settings.retain_in_archive_on_ack,
-            retain_on_reject=settings.retain_in_archive_on_reject,
-            dead_letter_queue=settings.dead_letter_queue,
-        )
+        self._rules = settings.settle_rules
         self._stopping = True
         self._stop_task: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []

@@ -12,6 +12,7 @@ from faststream_sqlbroker.core.retry import (
     default_retry_strategy,
 )
 from faststream_sqlbroker.core.routing import Destination
+from faststream_sqlbroker.core.settle import SettleRules
 
 SPARE_DELIVERIES = 3
 """Deliveries beyond a retry strategy's attempts: some are lost leases, which are no attempts."""
@@ -73,6 +74,16 @@ class ConsumerSettings:
         (`max_fetch_interval` is infinite).
         """
         return self.max_fetch_interval == inf
+
+    @property
+    def settle_rules(self) -> SettleRules:
+        """How outcomes are settled."""
+        return SettleRules(
+            retry_strategy=self.retry_strategy,
+            retain_on_ack=self.retain_in_archive_on_ack,
+            retain_on_reject=self.retain_in_archive_on_reject,
+            dead_letter_queue=self.dead_letter_queue,
+        )
 
     @property
     def run_size(self) -> int:

@@ -23,7 +23,6 @@ from faststream_sqlbroker.flow.deliver.delivery import Handle
 from faststream_sqlbroker.flow.deliver.forward import Forward
 from faststream_sqlbroker.flow.fleet.rights import activities_of
 from faststream_sqlbroker.flow.loop import cancelled
-from faststream_sqlbroker.flow.tasks.pulled import PulledMessages
 from faststream_sqlbroker.handler_calls import adapt, refuse_generator, runs_in_thread
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
@@ -203,7 +202,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if self._consumer is not None:
             self._consumer.pause(paused)
         if self._pulling is not None:
-            self._pulling.pulled.pause(paused)
+            self._pulling.pause(paused)
 
     @override
     async def start(self) -> None:
@@ -351,7 +350,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             await consumer.stop(self._outer_config.graceful_timeout)
         pulling, self._pulling = self._pulling, None
         if pulling is not None:
-            await pulling.pulled.stop()
+            await pulling.stop()
         self._ended(consumer)
 
     def _ended(self, consumer: Consumer | None) -> None:
@@ -456,22 +455,20 @@ class QueueSubscriber(SubscriberUsecase[Any]):
 
     def _make_pulling(self) -> Pulling:
         outer: Any = self._outer_config
-        pulled = PulledMessages(
+        context = outer.context
+        _, decoder = self._get_parser_and_decoder()
+        return Pulling(
             outer.direct_claimer,
             outer.wakeups,
             self._settings(),
             self._log_of_loops,
-            outer.producer.encode,
+            encode=outer.producer.encode,
+            middlewares=lambda row: [
+                make(row, context=context) for make in self._broker_middlewares
+            ],
+            parser=self._call_options.parser or outer.broker_parser,
+            decoder=decoder,
             paused=self._is_paused,
-        )
-        context = outer.context
-        _, decoder = self._get_parser_and_decoder()
-        return Pulling(
-            pulled,
-            lambda row: [make(row, context=context) for make in self._broker_middlewares],
-            self._call_options.parser or outer.broker_parser,
-            decoder,
-            self._log_of_loops,
         )
 
     @override

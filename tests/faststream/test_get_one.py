@@ -212,7 +212,7 @@ async def test_its_lease_is_renewed_until_it_is_settled(broker: SqlBroker, look:
     [row] = await look.archived()
     assert row["deliveries_count"] == 1
     assert subscriber._pulling is not None
-    assert await subscriber._pulling.pulled.tick() is None
+    assert await subscriber._pulling.renewal.tick() is None
 
 
 async def test_a_message_that_was_dropped_is_delivered_again(
@@ -224,7 +224,7 @@ async def test_a_message_that_was_dropped_is_delivered_again(
     del message
     gc.collect()
     assert subscriber._pulling is not None
-    assert await subscriber._pulling.pulled.tick() is None, "nothing is renewed"
+    assert await subscriber._pulling.renewal.tick() is None, "nothing is renewed"
     await expire(look)
     again = await got(subscriber)
     assert again.deliveries_count == 2
@@ -241,12 +241,12 @@ async def test_a_lease_is_renewed_for_ten_leases_at_most(
     await broker.publish("x", "q")
     message = await got(subscriber)
     assert subscriber._pulling is not None
-    pulled = subscriber._pulling.pulled
+    renewal = subscriber._pulling.renewal
     time.now += 9 * 60 - 1
-    assert await pulled.tick() is not None
+    assert await renewal.tick() is not None
     assert heard.texts("is not renewed any more") == []
     time.now += 31
-    assert await pulled.tick() is None
+    assert await renewal.tick() is None
     assert len(heard.texts("is not renewed any more")) == 1
     # It is still held until its lease ends.
     await message.ack()
@@ -265,7 +265,7 @@ async def test_a_lease_that_was_lost_is_told_once(
     other = await eventually(lambda: broker.reserve("q"))
     assert subscriber._pulling is not None
     time.shift += 300
-    await subscriber._pulling.pulled.tick()
+    await subscriber._pulling.renewal.tick()
     assert len(heard.texts("lease lost")) == 1
     assert message.raw_message.lease_lost
     await other.commit()
@@ -420,6 +420,83 @@ async def test_a_parser_that_makes_a_message_of_its_own(engine: AsyncEngine, loo
         assert row["state"] == "FAILED"
 
 
+async def test_a_cancelled_wait_for_the_parser_gives_the_message_back(
+    engine: AsyncEngine, look: Look
+) -> None:
+    parsing = asyncio.Event()
+
+    async def parser(_row: Any) -> Any:
+        parsing.set()
+        await asyncio.Event().wait()
+
+    broker = SqlBroker(engine, logger=None)
+    subscriber = broker.subscriber("q", parser=parser)
+    await broker.create_tables()
+    async with broker:
+        await broker.publish("x", "q")
+        waiting = asyncio.create_task(subscriber.get_one(timeout=None))
+        await parsing.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        row = await look.in_state("PENDING")
+        assert row["attempts_count"] == 0
+
+
+@pytest.fixture
+def slow_settle(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Set when an outcome is to be written, and what lets it be."""
+    settle = DirectClaims.settle
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(self: DirectClaims, *args: Any, **options: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await settle(self, *args, **options)
+
+    monkeypatch.setattr(DirectClaims, "settle", slowly)
+    return begun, go_on
+
+
+async def test_an_outcome_is_written_though_its_caller_was_cancelled(
+    broker: SqlBroker,
+    subscriber: QueueSubscriber,
+    look: Look,
+    slow_settle: tuple[asyncio.Event, asyncio.Event],
+) -> None:
+    begun, go_on = slow_settle
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    acking = asyncio.create_task(message.ack())
+    await begun.wait()
+    acking.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await acking
+    [row] = await look.archived()
+    assert row["state"] == "COMPLETED"
+    await message.nack()
+    assert await look.rows() == []
+
+
+@on_one
+async def test_two_outcomes_at_once_are_one(
+    broker: SqlBroker,
+    subscriber: QueueSubscriber,
+    look: Look,
+    slow_settle: tuple[asyncio.Event, asyncio.Event],
+) -> None:
+    _, go_on = slow_settle
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    outcomes = [asyncio.create_task(each()) for each in (message.reject, message.ack)]
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await asyncio.gather(*outcomes) == [None, None]
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+
+
 # -- iteration -----------------------------------------------------------------------------------
 
 
@@ -519,6 +596,47 @@ async def test_a_stop_gives_back_what_an_iteration_works_on(
     assert await working == "ended"
     assert len(lost) == 1
     await look.in_state("PENDING")
+
+
+@pytest.mark.parametrize("bodies", [["x"], []], ids=["in its body", "while it waits"])
+async def test_a_cancelled_iteration_holds_nothing(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, looks: list[Any], bodies: list[str]
+) -> None:
+    inside = asyncio.Event()
+
+    async def iterate() -> None:
+        async with aclosing(aiter(subscriber)) as messages:
+            async for _ in messages:
+                inside.set()
+                await asyncio.Event().wait()
+
+    for body in bodies:
+        await broker.publish(body, "q")
+    iterating = asyncio.create_task(iterate())
+    await eventually(inside.is_set if bodies else lambda: looks)
+    iterating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await iterating
+    await broker.publish("y", "q")
+    for row in await look.rows():
+        assert (row["state"], row["attempts_count"]) == ("PENDING", 0)
+
+
+async def test_a_stop_changes_nothing_of_what_another_worker_has(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    iterating = aiter(subscriber)
+    await anext(iterating)
+    await expire(look)
+    other = await eventually(lambda: broker.reserve("q"))
+    before = await look.rows()
+    await subscriber.stop()
+    with pytest.raises(StopAsyncIteration):
+        await anext(iterating)
+    assert await look.rows() == before
+    await other.commit()
+    await look.archived()
 
 
 @on_one

@@ -182,10 +182,10 @@ async def test_an_expired_reservation_may_be_claimed_by_others(
     assert (found.id, found.deliveries_count, found.attempts_count) == (late.id, 2, 0)
     before = await look.rows()
     for act in (late.commit, lambda: late.commit(b"late"), late.extend, late.rollback, late.reject):
-        late._end = ""
+        late.raw_message.lease_lost = False
         with pytest.raises(LeaseLostError, match=f"lease lost: message {late.id} of queue 'q'"):
             await act()
-    late._end = ""
+    late.raw_message.lease_lost = False
     with pytest.raises(LeaseLostError):
         await late.move_to("r", b"late")
     assert not late.held
@@ -303,6 +303,45 @@ async def test_a_cancelled_block_gives_back_without_an_attempt(
         await task
     row = await look.in_state("PENDING")
     assert (row["attempts_count"], row["deliveries_count"]) == (0, 1)
+
+
+async def test_a_commit_is_written_though_its_caller_was_cancelled(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block's end does not roll back what it has committed."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    settle = DirectClaims.settle
+
+    async def slowly(self: DirectClaims, *arguments: Any, **options: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return await settle(self, *arguments, **options)
+
+    async def work() -> None:
+        async with await reserved(broker) as found:
+            await found.commit({"done": True})
+
+    monkeypatch.setattr(DirectClaims, "settle", slowly)
+    await broker.publish("x", "q")
+    task = asyncio.create_task(work())
+    await begun.wait()
+    task.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert getattr(caught.value, "__notes__", []) == []
+    [row] = await look.archived()
+    assert (row["state"], row["payload"]) == ("COMPLETED", b'{"done":true}')
+
+
+async def test_two_ends_at_once_are_one(broker: SqlBroker, look: Look) -> None:
+    await broker.publish("x", "q")
+    found = await reserved(broker)
+    ends = await asyncio.gather(found.commit(), found.reject("bad"), return_exceptions=True)
+    assert ends[0] is None
+    assert isinstance(ends[1], SetupError)
+    assert "is committed already" in str(ends[1])
+    assert [row["state"] for row in await look.archived()] == ["COMPLETED"]
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 5, 8, 30])

@@ -49,12 +49,12 @@ REAL_TIME = {
     ("flow/tasks/schedules.py", "asyncio.wait"): "what running functions get during a stop",
     ("flow/tasks/schedules.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/fleet/heartbeat.py", "asyncio.timeout"): "the limit of a statement",
-    ("flow/tasks/pulled.py", "asyncio.timeout"): "no time of its own: a pause or a stop ends it",
     ("flow/tasks/requests.py", "asyncio.timeout"): "the limit of what a stop writes",
     ("flow/fleet/rights.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/loop.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/shielded.py", "asyncio.wait"): "the limit of a statement whose caller was cancelled",
     ("flow/shielded.py", "loop.time"): "the same",
+    ("subscriber/pulling.py", "asyncio.timeout"): "no time of its own: a pause or a stop ends it",
     ("subscriber/running_calls.py", "asyncio.timeout"): "what running handlers get during a stop",
 }
 """Work that takes real time has limits of real time; why each is one."""

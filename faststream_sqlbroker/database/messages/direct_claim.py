@@ -42,6 +42,8 @@ class DirectClaim:
     rows: list[ClaimedMessage] = field(default_factory=list)
     refused: list[ClaimedMessage] = field(default_factory=list)
     """Those settled because they must not be taken."""
+    written: list[Settlement] = field(default_factory=list)
+    """What was written of them, and of the rows that were removed."""
     again: float | None = None
     """Without rows: seconds until the next one is due; 0: try again at once; None: not known."""
 
@@ -99,16 +101,11 @@ class DirectClaims:
         now = self._database.clock.monotonic()
         looks = ids.database_id is None and now >= self._look_at
         database_id: str | None = None
-        written: list[Settlement] = []
+        taken = DirectClaim()
 
-        def judge_and_note(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
-            settlement, accepted = judge(row)
-            if settlement is not None:
-                written.append(settlement)
-            return settlement, accepted
-
-        def claim(connection: Connection) -> DirectClaim:
-            nonlocal database_id
+        def claim(connection: Connection) -> None:
+            nonlocal database_id, taken
+            taken = DirectClaim()
             if looks:
                 database_id = read_database_id(connection, self._state)
             give_back = partial(self._give_back, connection, queues, archive=archive)
@@ -116,10 +113,10 @@ class DirectClaims:
                 give_back()
             lease_due = partial(self._lease_due, connection, limit, lease, token)
             again = None if release else give_back
-            return self._claim_accepted(connection, queues, lease_due, judge_and_note, again)
+            self._claim_accepted(connection, queues, lease_due, judge, again, taken)
 
-        taken = await self._database.run(
-            claim, doing=lambda: needed_to_write(written) | {Activity.TAKE}, planned_anew=True
+        await self._database.run(
+            claim, doing=lambda: needed_to_write(taken.written) | {Activity.TAKE}, planned_anew=True
         )
         if looks:
             ids.database_id = database_id or ids.database_id
@@ -133,10 +130,10 @@ class DirectClaims:
         lease_due: Callable[[Sequence[ReadyPair]], Sequence[ClaimedMessage]],
         judge: Judge,
         give_back: Callable[[], int] | None,
-    ) -> DirectClaim:
+        taken: DirectClaim,
+    ) -> None:
         """Lease and judge, until a message is accepted; `give_back` is called if nothing is due."""
         pairs = self._dialect.ready_pairs(connection, queues, only_open=True)
-        taken = DirectClaim()
         while len(taken.refused) < MAX_REFUSED:
             rows = lease_due(pairs)
             if not rows and give_back is not None and give_back():
@@ -144,13 +141,12 @@ class DirectClaims:
                 rows = lease_due(pairs)
             if not rows:
                 taken.again = min((pair.due_in for pair in pairs if pair.due_in > 0), default=None)
-                return taken
+                return
             self._judge_all(connection, rows, judge, taken)
             # Fewer than asked for are enough: another claim would cost more than the next request.
             if taken.rows:
-                return taken
+                return
         taken.again = 0.0
-        return taken
 
     def _give_back(self, connection: Connection, queues: Sequence[str], *, archive: bool) -> int:
         """End the expired leases of `queues`; how many."""
@@ -186,6 +182,7 @@ class DirectClaims:
                 settlements.append(settlement)
             (taken.rows if accepted else taken.refused).append(row)
         if settlements:
+            taken.written += settlements
             self._dialect.settle(connection, settlements)
 
     async def settle(self, settlement: Settlement, replaced: Replaced | None) -> SettleResult:

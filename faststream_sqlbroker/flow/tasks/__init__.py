@@ -1,1 +1,1 @@
-"""What is done apart from subscribers: locks, schedules, requests, pulled messages, the archive."""
+"""What is done apart from subscribers: locks, schedules, requests, held messages, the archive."""

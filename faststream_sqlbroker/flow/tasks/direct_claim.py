@@ -14,7 +14,6 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.outcome import Ack, Reject
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement, note_claimed
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.messages.handler import refuse_in_handler
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.flow.deliver.settlements import refusal, refusal_text
@@ -53,6 +52,11 @@ class DirectClaimRequest:
     """Whether to take a connection for the wake-ups of other processes, where there are any."""
     limit: int = 1
     """How many at most."""
+
+
+async def as_claimed(claimed: T) -> T:
+    """`claimed`: nothing is to be read of it."""
+    return claimed
 
 
 class DirectClaimer:
@@ -113,7 +117,7 @@ class DirectClaimer:
                 arrived.clear()
                 # Read before the claim, so that the last claim begins after the deadline.
                 late = deadline is not None and clock.monotonic() >= deadline
-                found, again = await self._claim_once(wanted, read)
+                found, again = await self._claim(wanted, lambda rows: read(rows[0]))
                 if found is not None or (late and again != 0):
                     return found
                 step = inf if again is None else again
@@ -129,32 +133,6 @@ class DirectClaimer:
         finally:
             self._wakeups.unregister(hint)
 
-    async def _claim_once(
-        self, wanted: DirectClaimRequest, read: Callable[[ClaimedMessage], Awaitable[T]]
-    ) -> tuple[T | None, float | None]:
-        """A message, or None and in how many seconds to look again."""
-        token = uuid4()
-        queues = self._in_turn(wanted.queues)
-        again = None
-
-        async def give_back() -> None:
-            if not wanted.remove:
-                await self._store.release_claim(queues, token)
-
-        async def work() -> T | None:
-            nonlocal again
-            rows, again = await self._take(wanted, queues, token)
-            return await read(rows[0]) if rows else None
-
-        try:
-            return await self.shielded.run(work(), give_back), again
-        except UnknownOutcomeError:
-            if wanted.remove:
-                raise
-            # Fenced by the token: afterwards nothing is leased, and the next look is a new one.
-            await give_back()
-            return None, 0.0
-
     async def take_now(
         self, wanted: DirectClaimRequest
     ) -> tuple[list[ClaimedMessage], float | None]:
@@ -166,22 +144,34 @@ class DirectClaimer:
         Raises:
             StoreError: the database refused or could not be reached.
         """
+        rows, again = await self._claim(wanted, as_claimed)
+        return rows or [], again
+
+    async def _claim(
+        self, wanted: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
+    ) -> tuple[T | None, float | None]:
+        """What `read` makes of messages, or None and in how many seconds to look again."""
         token = uuid4()
+        queues = self._in_turn(wanted.queues)
         again = None
 
         async def give_back() -> None:
-            await self._store.release_claim(wanted.queues, token)
+            if not wanted.remove:
+                await self._store.release_claim(queues, token)
 
-        async def work() -> list[ClaimedMessage] | None:
+        async def work() -> T | None:
             nonlocal again
-            rows, again = await self._take(wanted, wanted.queues, token)
-            return rows or None
+            rows, again = await self._take(wanted, queues, token)
+            return await read(rows) if rows else None
 
         try:
-            return await self.shielded.run(work(), give_back) or [], again
+            return await self.shielded.run(work(), give_back), again
         except UnknownOutcomeError:
+            if wanted.remove:
+                raise
+            # Fenced by the token: afterwards nothing is leased, and the next look is a new one.
             await give_back()
-            return [], 0.0
+            return None, 0.0
 
     def _in_turn(self, queues: tuple[str, ...]) -> tuple[str, ...]:
         # Each claim begins with the next queue, so that a full queue does not starve the others.
@@ -193,21 +183,16 @@ class DirectClaimer:
     ) -> tuple[list[ClaimedMessage], float | None]:
         asked = self.clock.monotonic()
 
-        # By id, as the database may make the broker repeat the transaction.
-        written: dict[int, Settlement] = {}
-
         def judge(row: ClaimedMessage) -> tuple[Settlement | None, bool]:
             note_claimed([row], asked)
             outcome = refusal(row, wanted.rules, wanted.most_deliveries, self.clock)
             if outcome is not None:
                 row.settle_anew(outcome)
                 ended = settle(row, outcome, wanted.rules, ended_after=0.0, attempted=False)
-            elif wanted.remove:
-                ended = settle(row, Ack(), wanted.rules, ended_after=0.0)
-            else:
-                return None, True
-            written[row.id] = ended
-            return ended, outcome is None
+                return ended, False
+            if wanted.remove:
+                return settle(row, Ack(), wanted.rules, ended_after=0.0), True
+            return None, True
 
         release = asked - self._released.get(wanted.queues, float("-inf")) >= RELEASE_INTERVAL
         taken = await self._store.takes.take(
@@ -224,8 +209,7 @@ class DirectClaimer:
                 q: at for q, at in self._released.items() if asked - at < RELEASE_INTERVAL
             }
             self._released[wanted.queues] = asked
-        rows = [*taken.refused, *taken.rows]
-        self._metrics.taken(rows, [written[row.id] for row in rows if row.id in written])
+        self._metrics.taken([*taken.refused, *taken.rows], taken.written)
         for row in taken.refused:
             if isinstance(row.outcome, Reject):
                 self._log(logging.ERROR, refusal_text(row, row.outcome), message_id=row.id)
@@ -236,46 +220,55 @@ class DirectClaimer:
 
         Raises:
             NotSupportedError: the caller is a handler with transactional=True on SQLite.
+            UnknownOutcomeError, StoreError: as `write_end`.
+        """
+        refuse_in_handler(self._store.dialect, self._store.engine, "settling a reservation")
+
+        async def write() -> Settlement | None:
+            result = await self._store.takes.settle(settlement, replaced)
+            return settlement if result.settled else None
+
+        return await self.write_end(write, settlement.id, queue) is not None
+
+    async def write_end(
+        self, write: Callable[[], Awaitable[Settlement | None]], message_id: int, queue: str
+    ) -> Settlement | None:
+        """What `write` has written of a message from `queue`; None: its lease is another's.
+
+        `write` is fenced by the lease, so that twice is once: it is repeated if it is not known
+        whether it was written.
+
+        Raises:
             UnknownOutcomeError: it may have been written, or the lease may be gone.
             StoreError: nothing was written.
         """
-        refuse_in_handler(self._store.dialect, self._store.engine, "settling a reservation")
         try:
-            result = await self._store.takes.settle(settlement, replaced)
+            written = await write()
         except UnknownOutcomeError as error:
-            result = await self._store.takes.settle(settlement, replaced)
-            if not result.settled:
+            written = await write()
+            if written is None:
                 self._metrics.lost(queue, unknown=True)
                 msg = (
-                    f"what became of message {settlement.id} is not known: {error}; repeated, it "
+                    f"what became of message {message_id} is not known: {error}; repeated, it "
                     "found nothing to write any more: it was written the first time, or the lease "
                     "is gone"
                 )
                 raise UnknownOutcomeError(msg) from error
-        if result.settled:
-            self._metrics.settled(settlement, queue)
-        else:
+        if written is None:
             self._metrics.lost(queue, unknown=False)
-        due = not settlement.leaves and not settlement.delay
-        if result.settled and due and settlement.state is not MessageState.PROCESSING:
-            self._wakeups.published([settlement.queue or queue])
-        return bool(result.settled)
+            return None
+        self._metrics.settled(written, queue)
+        if not written.leaves and not written.delay:
+            self._wakeups.published([written.queue or queue])
+        return written
 
-    async def extend(self, row: ClaimedMessage, lease: float) -> bool:
-        """Lengthen the lease of `row` to `lease` seconds from now; false if it is gone.
-
-        Raises:
-            NotSupportedError: the caller is a handler with transactional=True on SQLite.
-            StoreError: the database refused or could not be reached, or the row was locked
-                elsewhere for too long.
-        """
-        return row.id in await self.extend_all([row], lease)
-
-    async def extend_all(self, rows: Sequence[ClaimedMessage], lease: float) -> set[int]:
+    async def extend(self, rows: Sequence[ClaimedMessage], lease: float) -> set[int]:
         """Lengthen the leases of `rows` to `lease` seconds from now; the ids of those still held.
 
         Raises:
-            NotSupportedError, StoreError: as `extend`.
+            NotSupportedError: the caller is a handler with transactional=True on SQLite.
+            StoreError: the database refused or could not be reached, or a row was locked elsewhere
+                for too long.
         """
         refuse_in_handler(self._store.dialect, self._store.engine, "extending a lease")
         asked = self.clock.monotonic()

@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.outcome import Outcome, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
 from faststream_sqlbroker.core.settle import SettleRules, settle
-from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, Configured
@@ -382,25 +382,10 @@ class QueueJobs:
             )
             return found
 
-        try:
-            written = await write()
-        except UnknownOutcomeError as failure:
-            # Fenced by the lease: written twice is written once.
-            written = await write()
-            if written is None:
-                self._metrics.lost(message.queue, unknown=True)
-                msg = f"what became of message {message.id} is not known: {failure}"
-                raise UnknownOutcomeError(msg) from failure
-        if written is None:
-            self._metrics.lost(message.queue, unknown=False)
-            return None
-        self._metrics.settled(written, message.queue)
-        if not written.leaves:
+        written = await self._claimer.write_end(write, message.id, message.queue)
+        if written is not None and not written.leaves and written.delay:
             # No other process is told of what is due later: its next look finds it.
-            if written.delay:
-                self.polls.due(message.queue, written.delay)
-            else:
-                self._wakeups.published([message.queue])
+            self.polls.due(message.queue, written.delay)
         return written
 
     async def stop(self) -> None:
