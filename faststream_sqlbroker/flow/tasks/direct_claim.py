@@ -117,8 +117,8 @@ class DirectClaimer:
                 arrived.clear()
                 # Read before the claim, so that the last claim begins after the deadline.
                 late = deadline is not None and clock.monotonic() >= deadline
-                found, again = await self._claim(wanted, lambda rows: read(rows[0]))
-                if found is not None or (late and again != 0):
+                found, again = await self.take_now(wanted, lambda rows: read(rows[0]))
+                if found is not None or late:
                     return found
                 step = inf if again is None else again
                 if self.polls:
@@ -134,23 +134,26 @@ class DirectClaimer:
             self._wakeups.unregister(hint)
 
     async def take_now(
-        self, wanted: DirectClaimRequest
-    ) -> tuple[list[ClaimedMessage], float | None]:
-        """Lease up to `wanted.limit` due messages, in the same lease, without waiting; without any,
-        also the seconds until the next one is due (0: look again at once, None: not known).
+        self, wanted: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
+    ) -> tuple[T | None, float | None]:
+        """Up to `wanted.limit` due messages, in the same lease, as `read` makes them, without
+        waiting; without any, the seconds until the next one is due (None: not known).
 
         Cancelled, or if it cannot be known, what was leased is given back.
 
         Raises:
+            UnknownOutcomeError: a message may have been removed.
             StoreError: the database refused or could not be reached.
         """
-        rows, again = await self._claim(wanted, as_claimed)
-        return rows or [], again
+        while True:
+            found, again = await self._claim(wanted, read)
+            if found is not None or again != 0:
+                return found, again
 
     async def _claim(
         self, wanted: DirectClaimRequest, read: Callable[[list[ClaimedMessage]], Awaitable[T]]
     ) -> tuple[T | None, float | None]:
-        """What `read` makes of messages, or None and in how many seconds to look again."""
+        """`take_now`; 0 seconds, if there was only what must not be taken, or no answer."""
         token = uuid4()
         queues = self._in_turn(wanted.queues)
         again = None

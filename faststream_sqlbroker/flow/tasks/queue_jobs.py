@@ -18,7 +18,11 @@ from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, Configured
-from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
+from faststream_sqlbroker.flow.tasks.direct_claim import (
+    DirectClaimer,
+    DirectClaimRequest,
+    as_claimed,
+)
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
 if TYPE_CHECKING:
@@ -287,8 +291,8 @@ class QueueJobs:
         )
         wait = min(wait, self._options.wait)
         if wait <= 0:
-            rows, _ = await self._take_now(wanted)
-            return await self._of_size(queue, rows)
+            rows, _ = await self._claimer.take_now(wanted, as_claimed)
+            return await self._of_size(queue, rows or [])
         # The caller's time, which goes on also where a test lets that of the broker stand still.
         deadline = self._wakeups.clock.callers.monotonic() + wait
         # Before the first claim, so that nothing is missed between it and the wait.
@@ -297,7 +301,7 @@ class QueueJobs:
         found = True
         try:
             while True:
-                rows, again = await self._take_now(wanted)
+                rows, again = await self._claimer.take_now(wanted, as_claimed)
                 if rows:
                     break
                 found = False
@@ -313,15 +317,6 @@ class QueueJobs:
         finally:
             self.polls.leave(place, found=found)
         return await self._of_size(queue, rows)
-
-    async def _take_now(
-        self, wanted: DirectClaimRequest
-    ) -> tuple[list[ClaimedMessage], float | None]:
-        """`take_now`, again while there was only what must not be taken, or no answer."""
-        while True:
-            rows, again = await self._claimer.take_now(wanted)
-            if rows or again != 0:
-                return rows, again
 
     async def _of_size(self, queue: str, rows: list[ClaimedMessage]) -> list[ClaimedMessage]:
         """The first of `rows`, as many as an answer may have; the others are given back."""
