@@ -640,6 +640,23 @@ async def test_a_stop_changes_nothing_of_what_another_worker_has(
 
 
 @on_one
+async def test_what_a_stop_could_not_give_back_can_still_be_settled(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look
+) -> None:
+    await broker.publish("x", "q")
+    iterating = aiter(subscriber)
+    message = await anext(iterating)
+    with patch.object(DirectClaims, "settle", side_effect=TransientStoreError("away")):
+        await subscriber.stop()
+    await look.in_state("PROCESSING")
+    await message.ack()
+    with pytest.raises(StopAsyncIteration):
+        await anext(iterating)
+    [row] = await look.archived()
+    assert (row["state"], row["deliveries_count"]) == ("COMPLETED", 1)
+
+
+@on_one
 async def test_an_iteration_outlasts_an_outage(
     broker: SqlBroker, subscriber: QueueSubscriber, look: Look, heard: Heard
 ) -> None:
