@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark_sqlbroker.lake.erasure import EraseResult, erase_messages
     from pyspark_sqlbroker.lake.export import ExportResult, export_archive
     from pyspark_sqlbroker.lake.prune import PruneResult, prune_archive
-    from pyspark_sqlbroker.lake.reading import read_export, register_export
+    from pyspark_sqlbroker.lake.reading import read_export
     from pyspark_sqlbroker.lake.repair import RepairResult, repair_export
     from pyspark_sqlbroker.lake.status import (
         ExportStatus,
@@ -39,7 +39,7 @@ _NAMES = {
     "lake.erasure": ("EraseResult", "erase_messages"),
     "lake.export": ("ExportResult", "export_archive"),
     "lake.prune": ("PruneResult", "prune_archive"),
-    "lake.reading": ("read_export", "register_export"),
+    "lake.reading": ("read_export",),
     "lake.repair": ("RepairResult", "repair_export"),
     "lake.status": ("ExportStatus", "Freshness", "describe_export", "measure_freshness"),
     "lake.verify": ("VerifyResult", "verify_export"),
@@ -86,7 +86,6 @@ __all__ = (
     "read_archive",
     "read_export",
     "read_messages",
-    "register_export",
     "repair_export",
     "replay",
     "struct_of",

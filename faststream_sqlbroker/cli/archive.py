@@ -88,8 +88,8 @@ def export(
     verify: Annotated[
         Verification,
         typer.Option(
-            help="What of a window is compared with the database. After counts, no repair can tell "
-            "whether another program has changed contents."
+            help="What of a window is compared with the database. After counts, files of other "
+            "programs count as damaged."
         ),
     ] = Verification.checksums,
     rows_per_commit: Annotated[
@@ -141,7 +141,7 @@ def _print_exported(result: "spark.ExportResult") -> None:
         f"closed up to {result.horizon}; in the export {reach(result.watermark)}",
     )
     for name, problem in result.damaged.items():
-        print_parts(f"{name}: {problem}: sqlbroker archive repair reads its windows again")
+        print_parts(f"{name}: {problem}: sqlbroker archive repair exports its windows again")
 
 
 def compact(

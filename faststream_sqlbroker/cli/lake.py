@@ -53,33 +53,25 @@ def _verdict(found: "spark.VerifyResult") -> str:
         return "all are as they were committed"
     return (
         f"{len(found.damaged)} files are damaged, {len(found.unrecorded)} are not recorded, "
-        f"{len(found.differing)} windows differ: sqlbroker archive repair reads them again"
+        f"{len(found.differing)} windows differ: sqlbroker archive repair exports them again, if "
+        "the database has their rows"
     )
 
 
 def repair(
     url: Url,
     path: Lake,
-    accept_loss: Annotated[
-        bool,
-        typer.Option(
-            "--accept-loss",
-            help="Also windows whose rows the database no longer has: what is left counts.",
-        ),
-    ] = False,
     source: Source = None,
     as_json: AsJson = False,
     master: Master = None,
     jar: Jars = None,
 ) -> None:
-    """Read damaged windows of an export again, from the database and the files that are whole.
+    """Export damaged windows again, as long as the database has their rows.
 
     The exit code is 1 if a window stays damaged.
     """
     with database_errors():
-        done = spark.repair_export(
-            quiet_session(master, jar, url), url, path, source=source, accept_loss=accept_loss
-        )
+        done = spark.repair_export(quiet_session(master, jar, url), url, path, source=source)
     if as_json:
         print_json(row_of(done))
     else:

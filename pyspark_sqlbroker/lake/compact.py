@@ -130,7 +130,7 @@ def _inside(file: DataFile, first: datetime | None, end: datetime | None) -> boo
 
 def _merge(lake: Lake, files: Sequence[DataFile]) -> CompactedFiles:
     # A merged file gets a SHA-256, so it must not have rows that were compared with nothing.
-    problems = lake.altered_of(files) | lake.unrecorded_of(files)
+    problems = lake.altered(files) | lake.unrecorded_of(files)
     for name, problem in problems.items():
         raise ExportMismatchError(
             name, "the bytes that were committed", problem, "Run sqlbroker archive repair"

@@ -232,11 +232,12 @@ def need_whole(lake: Lake) -> None:
     Raises:
         SetupError: one was; the figures of what is left could not be trusted.
     """
-    if problems := lake.altered_of(lake.files):
+    if problems := lake.altered(lake.files):
         name, problem = next(iter(problems.items()))
         raise SetupError(
             f"{lake.folders.path(name)}: {problem}; nothing was erased: run sqlbroker archive "
-            "repair first"
+            "repair first; if that leaves the file, put it back from a copy, or take it out of the "
+            "table (docs/howto/lake.md)"
         )
 
 

@@ -80,7 +80,7 @@ class ExportResult:
         horizon: Windows that end later are not closed yet; by the database's clock.
         watermark: End of the windows that are in the lake without a gap; None if there are none.
         damaged: Files that were altered since they were written, or that another program has
-            written, with what differs; `repair_export` reads their windows again.
+            written, with what differs; `repair_export` exports their windows again.
     """
 
     path: str
@@ -160,7 +160,7 @@ def export_archive(
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
             and of all other columns; "counts" leaves the last three out, and spares the database
             reading every row. Whether another program has changed contents can then not be computed
-            from the rows: its files are named, and `repair_export` leaves them.
+            from the rows: its files are named, and count as damaged.
         rows_per_commit: A commit takes whole windows until it has so many rows; those are read by
             one Spark job.
         record_as: A name for the lake. Each window that is in it is recorded in the database, for
@@ -217,7 +217,7 @@ def export_archive(
         changes = find_changes(lake, CHECKED_BYTES)
         for name, problem in changes.files.items():
             logger.warning(
-                "%s: %s; sqlbroker archive repair reads its windows again",
+                "%s: %s; sqlbroker archive repair exports its windows again",
                 lake.folders.path(name),
                 problem,
             )

@@ -4,7 +4,8 @@ A plan is made from one loaded state, and committed only if no other commit of o
 What a process that dies has staged is no part of the table. `sweep` removes it when it is old.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from logging import getLogger
@@ -215,10 +216,11 @@ class Lake:
         """Whether a window was exported, even if it had no rows."""
         return any(start <= window.start < end for start, end in self.state.covered)
 
-    def read(self, start: datetime, end: datetime) -> DataFrame:
-        """The rows that the lake has of a span of time."""
+    def read(self, start: datetime, end: datetime, without: Collection[DataFile] = ()) -> DataFrame:
+        """The rows that the lake has of a span of time; of some files none."""
         low, high = (F.timestamp_micros(F.lit(to_microseconds(one))) for one in (start, end))
-        frame = self.read_files([one for one in self.files if one.may_hold(start, end)])
+        files = [one for one in self.files if one.may_hold(start, end) and one not in without]
+        frame = self.read_files(files)
         return frame.where((F.col("archived_at") >= low) & (F.col("archived_at") < high))
 
     def read_files(self, files: Iterable[DataFile]) -> DataFrame:
@@ -288,9 +290,10 @@ class Lake:
         add: Sequence[DataFile] = (),
         remove: Sequence[DataFile] = (),
         *,
+        record: Sequence[DataFile] = (),
         same_rows: bool = False,
     ) -> None:
-        """Commit staged files with the note; their SHA-256 are added to it.
+        """Commit staged files with the note; their SHA-256, and those of `record`, are added to it.
 
         See `DeltaWriter.commit`.
 
@@ -300,7 +303,7 @@ class Lake:
         """
         try:
             self.table.check_staged(add)
-            digests = {one.path: self.folders.sha256(one.path) for one in add}
+            digests = {one.path: self.folders.sha256(one.path) for one in (*add, *record)}
             self.table.commit(
                 replace(note, digests=digests).to_json(), add, remove, same_rows=same_rows
             )
@@ -309,12 +312,6 @@ class Lake:
             self.load()
             self.discard(add)
             raise
-        self._read()
-
-    def record(self, paths: Iterable[str]) -> None:
-        """Commit the SHA-256 of files of the table, as they are now."""
-        digests = {one: self.folders.sha256(one) for one in paths}
-        self.table.commit(Note("repair", digests=digests).to_json(), ())
         self._read()
 
     def discard(self, files: Iterable[DataFile]) -> None:
@@ -365,29 +362,23 @@ class Lake:
                 gone.append(name)
         return gone
 
-    def altered(self, checked_bytes: int = 0) -> dict[str, str]:
+    def altered(self, files: Sequence[DataFile], checked_bytes: float = math.inf) -> dict[str, str]:
         """Files of the table that are not as they were committed, with what differs.
 
         Args:
+            files: In the order of their times.
             checked_bytes: Files of so many bytes in all, the latest first, are read and compared
                 with their SHA-256; of the others only the size is compared.
         """
-        there = self._there(self.files)
+        there = self._there(files)
         found = dict[str, str]()
-        for one in reversed(self.files):
+        for one in reversed(files):
             checked = one.size <= checked_bytes
             problem = self._problem(one, there, checked=checked)
             if problem is not None:
                 found[one.path] = problem
             checked_bytes -= one.size if checked else 0
-        return found
-
-    def altered_of(self, files: Iterable[DataFile]) -> dict[str, str]:
-        """The same of some files, whose SHA-256 are all compared."""
-        files = list(files)
-        there = self._there(files)
-        found = {one.path: self._problem(one, there, checked=True) for one in files}
-        return {name: problem for name, problem in found.items() if problem is not None}
+        return {one.path: found[one.path] for one in files if one.path in found}
 
     def _there(self, files: Iterable[DataFile]) -> dict[str, Found]:
         """What is on disk where these files should be; other programs write to the table's root."""

@@ -27,9 +27,9 @@ from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
     ask_figures,
-    compute_windows,
     count_windows,
 )
+from pyspark_sqlbroker.lake.verify import examine
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span, cut_spans, floor, without_spans
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
 
@@ -293,18 +293,11 @@ def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
     Their files must have the bytes that were committed, so a file without a recorded SHA-256 does
     not count; and the rows in them must be as many as the commit says, with the same sums.
     """
-    files = [
-        file for file in lake.files if any(file.may_hold(one.start, one.end) for one in windows)
-    ]
-    bad = lake.altered_of(files).keys() | lake.unrecorded_of(files).keys()
-    suspect = [one for one in files if one.path in bad]
+    findings = examine(lake, set(windows).__contains__, windows, checksums=False)
+    bad = {*findings.altered, *findings.nameless, *findings.unrecorded}
+    suspect = [one for one in findings.files if one.path in bad]
     damaged = {one.name for one in windows if any(f.may_hold(one.start, one.end) for f in suspect)}
-    good = lake.read_files(one for one in files if one.path not in bad)
-    found = compute_windows(good, lake.size, checksums=False)
-    differing = [
-        one for one in windows if not found.get(one, NOTHING).matches(lake.figures_of(one))
-    ]
-    return damaged | {one.name for one in differing}
+    return damaged | {one.name for one in findings.differing}
 
 
 def _covered(part: Partition, spans: Sequence[Span]) -> bool:

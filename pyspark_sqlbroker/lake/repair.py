@@ -1,37 +1,31 @@
-"""Read damaged windows of a lake again from the database, as long as it has their rows."""
+"""Export damaged windows of a lake again, as long as the database has their rows."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.times import to_microseconds
-from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, Note
 from pyspark_sqlbroker.lake.lake import Lake
+from pyspark_sqlbroker.lake.late_rows import find_late
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
-    ask_windows,
     compute_windows,
+    count_windows,
     window_start,
 )
 from pyspark_sqlbroker.lake.transfer import Job, one_moment, only
 from pyspark_sqlbroker.lake.verify import Findings, examine
-from pyspark_sqlbroker.lake.ways import Way, find_late, rows_of_out, that_fit, ways_of
-from pyspark_sqlbroker.lake.windows import ExportWindow
-from pyspark_sqlbroker.load.read import Snapshot, scan
+from pyspark_sqlbroker.lake.windows import LENGTHS, ExportWindow, Span, floor
+from pyspark_sqlbroker.load.read import scan
 
-_UNPROVEN = (
-    "another program has written a file of it, and its export compared counts only "
-    '(verify="counts"): restore the table to the version before that, or accept the file as it is '
-    "with --accept-loss"
-)
+_Figures = Mapping[ExportWindow, RowChecksums]
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class RepairResult:
         windows: Rows of each window that is whole again, by name.
         left: Windows that stay damaged, with the reason.
         files: Files that were taken out of the table: damaged ones, and those of other programs.
-        recorded: Files whose SHA-256 is in the log now: it was not, and their windows agree.
+        recorded: Files of other programs whose SHA-256 is in the log now: their windows agree.
     """
 
     path: str
@@ -53,259 +47,238 @@ class RepairResult:
     recorded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Windows to repair, files that go, rows to add, and figures: of what is added, and of both."""
-
-    windows: set[ExportWindow]
-    gone: list[DataFile]
-    rows: DataFrame
-    added: Mapping[ExportWindow, RowChecksums]
-    unions: Mapping[ExportWindow, RowChecksums]
-
-
 def repair_export(
     spark: SparkSession,
     url: str | URL,
     path: str,
     *,
     source: str | None = None,
-    accept_loss: bool = False,
     options: Mapping[str, str] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> RepairResult:
-    """Read windows whose files are damaged again, from the database and from the other files.
+    """Export windows whose files are damaged again, as long as the database has their rows.
 
-    A window is repaired only if its figures are then exactly what its export has recorded, or if
-    the database has rows beyond that which follow each other by time or by id, as those of one late
-    transaction do: the others then have the recorded figures, and the late rows come too. One
-    commit takes the damaged files out of the table and adds the rows anew; a damaged file stays in
-    the table while one of its windows cannot be repaired. Files of other programs, which have no
-    SHA-256 in the log, are given one if all windows agree with the log, which needs figures of
-    contents: a file with windows exported by `verify="counts"` is left. If windows in them do not,
-    they are taken out where the database and the other files have what the log says; files with
-    rows of a window without a record stay.
+    A window is repaired only if its rows in the database and in the files that are whole have
+    exactly the figures that its export has recorded, or if the database has rows beyond that which
+    follow each other by time or by id, as those of one late transaction do: the others then have
+    the recorded figures, and the late rows come too. One commit takes damaged files out of the
+    table and adds the rows anew; a damaged file stays in the table while one of its windows cannot
+    be repaired. No row that the lake has lost is given up: a window that the database has no longer
+    stays damaged, and `verify_export` names what is missing.
+
+    Files of other programs, which have no SHA-256 in the log, are given one if all their windows
+    agree with the log. If a window in them does not, or if its export compared counts only
+    (`verify="counts"`), they count as damaged.
 
     Args:
         spark: A session with the JDBC driver; not Spark Connect.
         url: SQLAlchemy URL of the database.
         path: Of the lake.
         source: The name that the export was given for the database, see `export_archive`.
-        accept_loss: Repair windows also if rows are lost for ever: they then hold what the database
-            and the other files have, and their figures are recorded anew. Rows of other programs'
-            files count once each, and not in a window that would have more than was recorded. Files
-            with windows that were exported by `verify="counts"` are recorded as they are.
         options: More of Spark's JDBC options.
         storage_options: See `export_archive`.
 
     Raises:
         SetupError: nothing was exported to this path, or that of another database.
-        ExportMismatchError: rows changed while they were read; nothing was changed.
         ConcurrentLoadError: other processes have committed each time that this one wanted to.
         NotSupportedError: Spark Connect.
     """
     lake = Lake(spark, path, storage_options)
     database = database_of(parse_address(url))
     selection = lake.select(database, source)
-    job = Job(lake, database, url, selection, checksums=True, options=options)
-    result = RepairResult(lake.folders.root)
-    more = True
+    repair = _RepairRun(Job(lake, database, url, selection, checksums=True, options=options))
 
-    def step() -> None:
-        nonlocal result, more
+    def repair_all() -> None:
         with database.connect() as connection:
-            result, more = _step(job, connection, result, accept_loss=accept_loss)
+            repair.run(connection)
 
-    while more:
-        lake.plan_again(step)
-    return result
-
-
-def _step(
-    job: Job, connection: Connection, done: RepairResult, *, accept_loss: bool
-) -> tuple[RepairResult, bool]:
-    """One commit, by the first way that repairs something; returns whether to go on."""
-    lake = job.lake
-    findings = examine(lake)
-    if not findings.differing and not findings.damaged:
-        unproven = {} if accept_loss else _unproven(lake, findings.unrecorded)
-        return _record(lake, findings, unproven, done), False
-    left = dict[str, str]()
-    for way in ways_of(lake, findings, accept_loss=accept_loss):
-        plan = _attempt(job, connection, way)
-        left = left or _left(lake, way, plan)
-        if plan.windows or plan.gone:
-            files = (*done.files, *(one.path for one in plan.gone))
-            windows = {**done.windows, **_repaired(findings, way, plan)}
-            # Files of other programs need another look: they may be recorded now.
-            return replace(done, windows=windows, files=files, left=left), bool(
-                left or findings.unrecorded
-            )
-    return replace(done, left=left), False
+    lake.plan_again(repair_all)
+    return RepairResult(
+        lake.folders.root,
+        dict(sorted(repair.windows.items())),
+        repair.left,
+        tuple(repair.files),
+        tuple(repair.recorded),
+    )
 
 
-def _unproven(lake: Lake, paths: Collection[str]) -> dict[str, list[ExportWindow]]:
-    """Files with windows of which the log has no figures of contents: an update would not show."""
-    found = dict[str, list[ExportWindow]]()
-    for path in paths:
-        counted = [one for one in lake.windows_of([path]) if lake.figures_of(one).columns is None]
-        if counted:
-            found[path] = counted
-    return found
+class _RepairRun:
+    """The work of one call of `repair_export`; goes on where it was if it plans again.
 
-
-def _record(
-    lake: Lake,
-    findings: Findings,
-    unproven: Mapping[str, list[ExportWindow]],
-    done: RepairResult,
-) -> RepairResult:
-    """Commit the SHA-256 of other programs' files whose windows agree with the log."""
-    proven = tuple(one for one in findings.unrecorded if one not in unproven)
-    if proven:
-        lake.record(proven)
-    stay = sorted({one.name for windows in unproven.values() for one in windows})
-    return replace(done, left=dict.fromkeys(stay, _UNPROVEN), recorded=proven)
-
-
-def _attempt(job: Job, connection: Connection, way: Way) -> _Plan:
-    """Plan one way, and commit what it repairs."""
-    with one_moment(job, connection) as (asked, snapshot):
-        plan = _plan(job.lake, way, *_fresh(job, asked, snapshot, way))
-        if plan.windows or plan.gone:
-            _commit(job.lake, way, plan, _counts(job, asked, way.findings))
-    return plan
-
-
-def _left(lake: Lake, way: Way, plan: _Plan) -> dict[str, str]:
-    return {
-        one.name: _reason(lake.figures_of(one), plan.unions[one])
-        for one in way.findings.differing
-        if one not in plan.windows
-    }
-
-
-def _repaired(findings: Findings, way: Way, plan: _Plan) -> dict[str, int]:
-    """Rows of the windows that were added anew, or are whole without the files that went."""
-    staying = [one for one in way.out if one not in plan.gone]
-    whole = [
-        one
-        for one in findings.differing
-        if one not in way.findings.differing
-        and not any(each.may_hold(one.start, one.end) for each in staying)
-    ]
-    rows = {one: way.findings.found.get(one, NOTHING).rows for one in whole}
-    rows |= {one: plan.unions[one].rows for one in plan.windows}
-    return {one.name: rows[one] for one in sorted(rows)}
-
-
-def _plan(lake: Lake, way: Way, rows: DataFrame, out: DataFrame) -> _Plan:
-    """What the way repairs with these rows, and with those of the files that go."""
-    findings = way.findings
-    added = compute_windows(rows, lake.size, checksums=True)
-    unions = {
-        one: findings.found.get(one, NOTHING) + added.get(one, NOTHING)
-        for one in findings.differing
-    }
-    late = _late(lake, way, rows, unions)
-    if way.out:
-        more = compute_windows(out, lake.size, checksums=True)
-        fit = that_fit(lake, unions, more)
-        rows = rows.unionByName(_of(out, lake.size, fit))
-        added |= {one: added.get(one, NOTHING) + more[one] for one in fit}
-        unions |= {one: unions[one] + more[one] for one in fit}
-    agree = {one for one in unions if way.lossy or unions[one].matches(lake.figures_of(one))} | late
-    windows, gone = _repairable(findings, agree)
-    return _Plan(windows, gone, rows, added, unions)
-
-
-def _late(
-    lake: Lake, way: Way, rows: DataFrame, unions: Mapping[ExportWindow, RowChecksums]
-) -> set[ExportWindow]:
-    """Windows that lack nothing, and that the database has late rows of."""
-    if way.lossy:
-        return set()
-    more = {one: sums - lake.figures_of(one) for one, sums in unions.items() if lake.entry(one)}
-    return find_late(rows, lake.size, more)
-
-
-def _reason(recorded: RowChecksums, there: RowChecksums) -> str:
-    """Why a window stays damaged."""
-    if there.matches(recorded):
-        return "it shares a file with a window that cannot be repaired"
-    return f"the log has {recorded}; the database and the other files have {there}"
-
-
-def _fresh(
-    job: Job, connection: Connection, snapshot: Snapshot | None, way: Way
-) -> tuple[DataFrame, DataFrame]:
-    """The rows of the differing windows that the good files lack: of the database, and those that
-    only the files have that go.
+    Attributes:
+        windows: Rows of those that are whole again, by name.
+        left: Why others stay damaged, by name.
+        files: Those that were taken out.
+        recorded: Those of other programs that were recorded.
     """
-    lake = job.lake
-    windows = way.findings.differing
-    if not windows:
-        return lake.read_files(()), lake.read_files(())
-    start = windows[0].start
-    end = windows[-1].end
-    selection = job.selection.between(start, end)
-    there = scan(lake.session, job.database, connection, selection, "auto", snapshot, job.options)
-    good = lake.read_files(one for one in way.findings.good if one.may_hold(start, end))
-    rows = _of(only(there, good), lake.size, windows)
-    return rows, _of(rows_of_out(lake, way, good, there), lake.size, windows)
 
+    def __init__(self, job: Job) -> None:
+        self.windows: dict[str, int] = {}
+        self.left: dict[str, str] = {}
+        self.files: list[str] = []
+        self.recorded: list[str] = []
+        self._job = job
+        self._lake = job.lake
 
-def _of(frame: DataFrame, size: str, windows: Collection[ExportWindow]) -> DataFrame:
-    """The rows of some windows."""
-    starts = [to_microseconds(one.start) for one in windows]
-    return frame.where(window_start(size).isin(starts) if starts else F.lit(False))
+    def run(self, connection: Connection) -> None:
+        """Repair each span by a commit of its own, and record files of other programs."""
+        findings = examine(self._lake)
+        suspects = _find_suspects(self._lake, findings)
+        self.left = {}
+        for span in _spans(self._lake, findings, suspects):
+            self._repair(connection, _DamagedSpan(self._lake, findings, suspects, span))
+        unrecorded = [one for one in findings.files if one.path in findings.unrecorded]
+        proven = [one for one in unrecorded if one not in set(suspects)]
+        if proven:
+            self._lake.commit(Note("repair"), record=proven)
+            self.recorded += [one.path for one in proven]
 
-
-def _counts(
-    job: Job, connection: Connection, findings: Findings
-) -> Mapping[ExportWindow, RowChecksums]:
-    if not findings.differing:
-        return {}
-    selection = job.selection.between(findings.differing[0].start, findings.differing[-1].end)
-    return ask_windows(job.database, connection, selection, job.lake.size, checksums=False)
-
-
-def _repairable(
-    findings: Findings, agree: set[ExportWindow]
-) -> tuple[set[ExportWindow], list[DataFile]]:
-    """The windows that can be repaired, and the damaged files that go with them.
-
-    A file may go only if each of its windows is repaired, and a window may be added only if each
-    damaged file that can have rows of it goes.
-    """
-    windows = set(agree)
-    gone = [one for one in findings.files if one.path in findings.damaged]
-    while True:
-        broken = [one for one in findings.differing if one not in windows]
-        staying = [
-            one for one in gone if any(one.may_hold(each.start, each.end) for each in broken)
-        ]
-        gone = [one for one in gone if one not in staying]
-        stuck = {
-            one for one in windows if any(each.may_hold(one.start, one.end) for each in staying)
-        }
-        if not stuck:
-            return windows, gone
-        windows -= stuck
-
-
-def _commit(lake: Lake, way: Way, plan: _Plan, full: Mapping[ExportWindow, RowChecksums]) -> None:
-    # Spark reads the database a second time here: rows that changed in between must show.
-    staged, found = lake.stage(_of(plan.rows, lake.size, plan.windows), checksums=True)
-    for one in sorted(plan.windows):
-        if found.get(one, NOTHING) != plan.added.get(one, NOTHING):
+    def _repair(self, connection: Connection, part: "_DamagedSpan") -> None:
+        """Export the rows again that only suspect files have, and take these out."""
+        lake = self._lake
+        counts, staged, added = self._export(connection, part)
+        figures = {one: part.had_of(one) + added.get(one, NOTHING) for one in part.wanted}
+        if problems := part.find_problems(lake.read_files(staged), figures):
             lake.discard(staged)
-            raise ExportMismatchError(
-                one.name, str(plan.added.get(one)), str(found.get(one)), "Run the repair again"
+            self.left |= problems
+            return
+        entries = {
+            one.name: Entry(figures[one], counts.get(one, NOTHING).counts) for one in part.lacking
+        }
+        lake.commit(Note("repair", entries), staged, part.gone, same_rows=part.is_same(figures))
+        self.windows |= {one.name: figures[one].rows for one in part.differing}
+        self.files += [one.path for one in part.gone]
+
+    def _export(
+        self, connection: Connection, part: "_DamagedSpan"
+    ) -> tuple[_Figures, list[DataFile], _Figures]:
+        """Stage the database's rows of the windows that the good files do not have whole.
+
+        Returns:
+            Counts of all that the database has, the files, and the figures of their rows.
+        """
+        job = self._job
+        lake = job.lake
+        starts = [to_microseconds(one.start) for one in part.lacking]
+        selection = job.selection.between(*part.span)
+        with one_moment(job, connection) as (asked, snapshot):
+            # Before the rows are read: one that comes in between is late, and not missed.
+            counts = count_windows(job.database, asked, job.selection, [part.span], lake.size)
+            there = scan(
+                lake.session, job.database, asked, selection, "auto", snapshot, job.options
             )
-    entries = {
-        one.name: Entry(plan.unions[one], full.get(one, NOTHING).counts) for one in plan.windows
-    }
-    agree = all(plan.unions[one].matches(lake.figures_of(one)) for one in plan.windows)
-    same = agree and not (way.lossy or way.out)
-    lake.commit(Note("repair", entries), staged, plan.gone, same_rows=same)
+            rows = only(there, part.good).where(window_start(lake.size).isin(starts))
+            return counts, *lake.stage(rows, checksums=True)
+
+
+class _DamagedSpan:
+    """A span of time whose windows are repaired together.
+
+    Attributes:
+        span: No suspect file reaches beyond it.
+        gone: Its suspect files.
+        good: The rows of the other files.
+        wanted: The figures that its windows are to have: the recorded ones, else those of all files
+            that can be read.
+        lacking: Windows that the good files do not have so, or that have no record, in order.
+        differing: Those, and the ones that have rows too many.
+    """
+
+    def __init__(
+        self, lake: Lake, findings: Findings, suspects: Iterable[DataFile], span: Span
+    ) -> None:
+        self.span = span
+        self.gone = [one for one in suspects if one.may_hold(*span)]
+        self.good = lake.read(*span, without=self.gone)
+        self.wanted: _Figures = {
+            one: findings.found[one] if lake.entry(one) is None else lake.figures_of(one)
+            for one in sorted({*lake.windows(), *findings.found})
+            if span[0] <= one.start < span[1]
+        }
+        self._lake = lake
+        self._findings = findings
+        self._had = compute_windows(self.good, lake.size, checksums=True)
+        self.lacking = [
+            one for one in self.wanted if lake.entry(one) is None or not self._has_whole(one)
+        ]
+        differing = {*self.lacking, *findings.differing}
+        self.differing = [one for one in self.wanted if one in differing]
+
+    def had_of(self, window: ExportWindow) -> RowChecksums:
+        """The figures of a window in the good files."""
+        return self._had.get(window, NOTHING)
+
+    def _has_whole(self, window: ExportWindow) -> bool:
+        """Whether the good files have all that was exported of a window."""
+        return self.had_of(window).matches(self.wanted[window])
+
+    def find_problems(self, rows: DataFrame, figures: _Figures) -> dict[str, str]:
+        """Why windows stay damaged, by name, if these rows are added and they have figures so."""
+        more = {
+            one: figures[one] - self.wanted[one] for one in self.lacking if not self._has_whole(one)
+        }
+        late = find_late(rows, self._lake.size, more)
+        broken = {
+            one.name: f"the log says {self.wanted[one]}; the database and the files that are whole "
+            f"have {figures[one]}"
+            for one, sums in more.items()
+            if one not in late and not sums.matches(NOTHING)
+        }
+        reason = "it shares a file with a window that cannot be repaired"
+        if unknown := self._count_unknown():
+            reason = f"the log does not say of which windows {unknown} rows of its files were"
+        elif not broken:
+            return {}
+        windows = self.differing or [ExportWindow(self.span[0], self._lake.size)]
+        return {one.name: broken.get(one.name, reason) for one in windows}
+
+    def _count_unknown(self) -> int:
+        """How many rows altered files had beyond those that recorded windows lack."""
+        had = sum(one.rows for one in self.gone if one.path in self._findings.altered)
+        found = self._findings.found
+        lacking = (
+            self._lake.figures_of(one).rows - found.get(one, NOTHING).rows for one in self.wanted
+        )
+        return max(0, had - sum(max(0, rows) for rows in lacking))
+
+    def is_same(self, figures: _Figures) -> bool:
+        """Whether streams may pass over the commit: it brings back the rows that they have seen."""
+        altered = all(one.path in self._findings.altered for one in self.gone)
+        return altered and all(figures[one].matches(self.wanted[one]) for one in self.lacking)
+
+
+def _find_suspects(lake: Lake, findings: Findings) -> list[DataFile]:
+    """Files whose rows do not count: altered ones, and those of other programs of which a window
+    differs, or was only counted.
+    """
+    counted = [one for one in lake.windows() if lake.figures_of(one).columns is None]
+    doubtful = {*findings.differing, *counted}
+    damaged = {*findings.altered, *findings.nameless}
+    return [
+        one
+        for one in findings.files
+        if one.path in damaged
+        or (
+            one.path in findings.unrecorded
+            and any(one.may_hold(each.start, each.end) for each in doubtful)
+        )
+    ]
+
+
+def _spans(lake: Lake, findings: Findings, suspects: Iterable[DataFile]) -> list[Span]:
+    """The spans of differing windows and of suspect files; no such file reaches into two."""
+    known = sorted({*lake.windows(), *findings.found})
+    parts = [(one.start, one.end) for one in findings.differing]
+    for one in suspects:
+        if one.times is not None:
+            first, last = (floor(moment, lake.size) for moment in one.times)
+            parts.append((first, last + LENGTHS[lake.size]))
+        elif known:
+            parts.append((known[0].start, known[-1].end))
+    spans = list[Span]()
+    for start, end in sorted(parts):
+        if spans and start < spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    return spans

@@ -1,12 +1,11 @@
 """Compare the files of a lake with its log: what differs, by file and by window.
 
-`verify_export` and repairs read all rows. An export looks for what others have done since, and
-reads rows only where the log shows a change.
+`verify_export` and repairs read all rows, a prune those of the windows that it removes. An export
+looks for what others have done since, and reads rows only where the log shows a change.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
@@ -25,12 +24,12 @@ class VerifyResult:
         path: Where it is.
         files: How many were read.
         windows: How many were compared.
-        rows: In the files that are as they were committed.
+        rows: In the files that are not altered.
         damaged: Files that were altered or are missing, or in which another program has written
             rows without `id` or `archived_at`, by path, with what differs.
         unrecorded: Files without a SHA-256 in the log, as other programs write them.
-        differing: Windows whose rows in the good files are not what the log says, with both
-            figures.
+        differing: Windows whose rows in the files that are not altered are not what the log says:
+            how many are missing, the altered files that may have had them, and both figures.
     """
 
     path: str
@@ -49,26 +48,23 @@ class VerifyResult:
 
 @dataclass(frozen=True)
 class Findings:
-    """The same, with what a repair needs.
+    """The same, as a repair and a prune need it.
 
     Attributes:
         files: Those that were looked at.
-        damaged: Altered or missing, with what differs.
+        altered: Other than they were committed, or missing, with what differs.
+        nameless: With rows without `id` or `archived_at`, and how many.
         unrecorded: Without a SHA-256 in the log.
-        found: Figures of each window in the files that are not damaged.
+        found: Figures of each window in the files that are not altered.
         differing: Windows whose figures are not those of the log.
     """
 
     files: list[DataFile]
-    damaged: Mapping[str, str]
+    altered: Mapping[str, str]
+    nameless: Mapping[str, str]
     unrecorded: tuple[str, ...]
-    found: Mapping[ExportWindow, RowChecksums] = field(default_factory=dict)
-    differing: tuple[ExportWindow, ...] = ()
-
-    @property
-    def good(self) -> list[DataFile]:
-        """The files that are not damaged."""
-        return [one for one in self.files if one.path not in self.damaged]
+    found: Mapping[ExportWindow, RowChecksums]
+    differing: tuple[ExportWindow, ...]
 
 
 @dataclass(frozen=True)
@@ -121,55 +117,81 @@ def verify_export(
     lake.need_source()
     first = parse_moment("since", since)
     end = parse_moment("until", until)
-    findings = examine(lake, first, end)
-    differing = {
-        one.name: f"the log says {lake.figures_of(one)}; the files have "
-        f"{findings.found.get(one, NOTHING)}"
-        for one in findings.differing
-    }
-    compared = {*_windows(lake, first, end), *findings.found}
-    rows = sum(one.rows for one in findings.found.values())
+
+    def is_wanted(window: ExportWindow) -> bool:
+        return (first is None or window.start >= first) and (end is None or window.end <= end)
+
+    bounded = first is not None or end is not None
+    findings = examine(lake, is_wanted if bounded else None)
+    compared = {*filter(is_wanted, lake.windows()), *findings.found}
     return VerifyResult(
         lake.folders.root,
         len(findings.files),
         len(compared),
-        rows,
-        findings.damaged,
+        sum(one.rows for one in findings.found.values()),
+        {**findings.altered, **findings.nameless},
         findings.unrecorded,
-        differing,
+        {one.name: _describe(lake, findings, one) for one in findings.differing},
     )
 
 
-def examine(lake: Lake, first: datetime | None = None, end: datetime | None = None) -> Findings:
-    """Compare files and windows of a span of time; None is no bound."""
-    windows = _windows(lake, first, end)
-    files = lake.files
-    if first is not None or end is not None:
-        files = [
-            one for one in files if any(one.may_hold(each.start, each.end) for each in windows)
-        ]
-    damaged = lake.altered_of(files)
-    unrecorded = tuple(lake.unrecorded_of(files))
-    # No window has these rows, so no figures would show them.
-    strange = [one for one in files if one.path in unrecorded and one.path not in damaged]
-    damaged |= lake.nameless_of(strange)
-    good = [one for one in files if one.path not in damaged]
-    computed = compute_windows(lake.read_files(good), lake.size, checksums=True)
-    found = {one: figures for one, figures in computed.items() if _between(one, first, end)}
-    differing = [
-        one
-        for one in sorted({*windows, *found})
-        if not found.get(one, NOTHING).matches(lake.figures_of(one))
+def _describe(lake: Lake, findings: Findings, window: ExportWindow) -> str:
+    recorded = lake.figures_of(window)
+    there = findings.found.get(window, NOTHING)
+    problem = "its rows are others"
+    if lake.entry(window) is None:
+        problem = "no export has recorded it"
+    elif there.rows < recorded.rows:
+        problem = f"{recorded.rows - there.rows} of its {recorded.rows} rows are missing"
+    files = [
+        one.path
+        for one in findings.files
+        if one.path in findings.altered and one.may_hold(window.start, window.end)
     ]
-    return Findings(files, damaged, unrecorded, found, tuple(differing))
+    where = f", which may have been in {', '.join(files)}" if files else ""
+    return f"{problem}{where}: the log says {recorded}; the files have {there}"
 
 
-def _windows(lake: Lake, first: datetime | None, end: datetime | None) -> list[ExportWindow]:
-    return [one for one in lake.windows() if _between(one, first, end)]
+def examine(
+    lake: Lake,
+    is_wanted: Callable[[ExportWindow], bool] | None = None,
+    windows: Iterable[ExportWindow] = (),
+    *,
+    checksums: bool = True,
+) -> Findings:
+    """Compare files and windows with the log.
+
+    Args:
+        lake: As it is loaded.
+        is_wanted: Only these windows, and files that may have their rows; None takes all.
+        windows: Wanted ones that the log may have no record of.
+        checksums: Whether contents of rows are compared, or counts only.
+    """
+    known = {*lake.windows(), *windows}
+    files = lake.files
+    if is_wanted is not None:
+        known = set(filter(is_wanted, known))
+        files = [one for one in files if any(one.may_hold(each.start, each.end) for each in known)]
+    altered = lake.altered(files)
+    unrecorded = tuple(lake.unrecorded_of(files))
+    readable = [one for one in files if one.path not in altered]
+    # No window has these rows, so no figures would show them.
+    nameless = lake.nameless_of([one for one in readable if one.path in unrecorded])
+    found = compute_windows(lake.read_files(readable), lake.size, checksums=checksums)
+    if is_wanted is not None:
+        found = {one: figures for one, figures in found.items() if is_wanted(one)}
+    differing = _differing(lake, known, found)
+    return Findings(files, altered, nameless, unrecorded, found, tuple(differing))
 
 
-def _between(window: ExportWindow, first: datetime | None, end: datetime | None) -> bool:
-    return (first is None or window.start >= first) and (end is None or window.end <= end)
+def _differing(
+    lake: Lake,
+    known: Iterable[ExportWindow],
+    found: Mapping[ExportWindow, RowChecksums],
+) -> list[ExportWindow]:
+    """Windows whose figures are not those of the log, in order."""
+    windows = sorted({*known, *found})
+    return [one for one in windows if not found.get(one, NOTHING).matches(lake.figures_of(one))]
 
 
 def find_changes(lake: Lake, checked_bytes: int) -> Changes:
@@ -179,31 +201,23 @@ def find_changes(lake: Lake, checked_bytes: int) -> Changes:
         lake: As it is loaded.
         checked_bytes: See `Lake.altered`.
     """
-    altered = lake.altered(checked_bytes)
+    altered = lake.altered(lake.files, checked_bytes)
     files = lake.unrecorded_of(lake.files) | altered
     windows = {one.name for one in lake.windows_of(files)}
     if files.keys() == altered.keys() and _all_recorded(lake):
         return Changes(files, frozenset(windows))
     # Other programs add and remove files, and clean-up of the log loses notes with their records.
-    good = [one for one in lake.files if one.path not in altered]
-    differing = [one for one in _differing(lake, good) if one not in windows]
-    if differing:
-        others = f" and of {len(differing) - 1} more windows" if differing[1:] else ""
-        files[LOG] = f"the table has other rows of {differing[0]}{others} than its log says"
+    good = lake.read_files(one for one in lake.files if one.path not in altered)
+    found = compute_windows(good, lake.size, checksums=False)
+    others = {one.name for one in _differing(lake, lake.windows(), found)} - windows
+    if others:
+        more = f" and of {len(others) - 1} more windows" if len(others) > 1 else ""
+        files[LOG] = f"the table has other rows of {min(others)}{more} than its log says"
     unreadable = tuple(one for one in lake.files if one.path in altered)
-    return Changes(files, frozenset({*windows, *differing}), unreadable)
+    return Changes(files, frozenset(windows | others), unreadable)
 
 
 def _all_recorded(lake: Lake) -> bool:
     """Whether the log's files have as many rows as its notes say."""
     recorded = sum(lake.figures_of(one).rows for one in lake.windows())
     return sum(one.rows for one in lake.files) == recorded
-
-
-def _differing(lake: Lake, files: Iterable[DataFile]) -> list[str]:
-    """Names of windows of which these files have other rows than the notes say."""
-    found = compute_windows(lake.read_files(files), lake.size, checksums=False)
-    windows = sorted({*lake.windows(), *found})
-    return [
-        one.name for one in windows if not found.get(one, NOTHING).matches(lake.figures_of(one))
-    ]

@@ -91,7 +91,7 @@ def append(path: Path, rows: Any) -> None:
 def test_rows_that_are_appended_again_are_taken_out(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """Also with `accept_loss`, and where the database has a row that came late."""
+    """Also where the database has a row that came late, and has lost others."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
     rows = DeltaTable(str(path)).to_pyarrow_table()
@@ -101,10 +101,15 @@ def test_rows_that_are_appended_again_are_taken_out(
     held_in(archive, path, spark)
     append(path, rows.slice(0, 7))
     archive.add({"id": 99, "archived_at": START})
-    found = repair_export(spark, archive.url, str(path), accept_loss=True)
+    found = repair_export(spark, archive.url, str(path))
     assert (set(found.windows.values()), found.left, len(found.files)) == ({5}, {}, 1)
     export_archive(spark, archive.url, str(path), **SPAN)
     held_in(archive, path, spark)
+    append(path, rows.slice(0, 7))
+    before = of_table(archive, START + DAY * 3)
+    archive.execute("DELETE FROM message_archive WHERE id < 90")
+    assert repair_export(spark, archive.url, str(path)).left == {}
+    assert of_lake(read_export(spark, str(path))) == before
 
 
 def test_rows_without_a_time_are_taken_out(
@@ -129,14 +134,22 @@ def test_rows_without_a_time_are_taken_out(
 def test_rows_that_were_updated_are_read_again(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """A row that only the other program's file has is kept."""
+    """Where the database has lost a row of the window, the other program's file stays."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
     before = of_lake(read_export(spark, str(path)))
-    archive.execute("DELETE FROM message_archive WHERE id = 1")
-    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
+    update: dict[str, Any] = {"predicate": "id = 2", "new_values": {"queue": "'other'"}}
+    DeltaTable(str(path)).update(**update)
     found = repair_export(spark, archive.url, str(path))
     assert (found.windows, found.left, len(found.files)) == ({"2026-03-01": 5}, {}, 1)
+    held_in(archive, path, spark)
+    archive.execute("DELETE FROM message_archive WHERE id = 1")
+    version = DeltaTable(str(path)).version()
+    DeltaTable(str(path)).update(**update)
+    found = repair_export(spark, archive.url, str(path))
+    assert (found.windows, list(found.left), found.files) == ({}, ["2026-03-01"], ())
+    assert read_export(spark, str(path)).count() == 15
+    DeltaTable(str(path)).restore(version)
     assert of_lake(read_export(spark, str(path))) == before
     assert verify_export(spark, str(path)).intact
 
@@ -144,69 +157,55 @@ def test_rows_that_were_updated_are_read_again(
 def test_contents_of_windows_that_were_only_counted_are_not_taken_for_verified(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """An update changes no count, so that a repair would record its file."""
+    """An update changes no count, so its file is not recorded but taken out."""
     path = tmp_path / "lake"
     exported(spark, archive, path, verify="counts")
-    version = DeltaTable(str(path)).version()
     DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
     found = export_archive(spark, archive.url, str(path), verify="counts", **SPAN)
     assert [one.action for one in found.windows] == ["damaged", "unchanged", "unchanged"]
-    left = repair_export(spark, archive.url, str(path))
-    assert (list(left.left), left.recorded) == (["2026-03-01"], ())
-    assert "compared counts only" in left.left["2026-03-01"]
-    DeltaTable(str(path)).restore(version)
+    done = repair_export(spark, archive.url, str(path))
+    assert (done.windows, done.left, done.recorded) == ({"2026-03-01": 5}, {}, ())
     held_in(archive, path, spark)
-    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
-    assert len(repair_export(spark, archive.url, str(path), accept_loss=True).recorded) == 1
+    version = DeltaTable(str(path)).version()
+    DeltaTable(str(path)).update(predicate="id = 12", new_values={"queue": "'other'"})
+    archive.execute("DELETE FROM message_archive WHERE id = 11")
+    done = repair_export(spark, archive.url, str(path))
+    assert (list(done.left), done.files, done.recorded) == (["2026-03-02"], (), ())
+    DeltaTable(str(path)).restore(version)
     assert verify_export(spark, str(path)).intact
 
 
-def test_of_two_files_the_one_with_strange_rows_is_taken_out(
+def test_nothing_is_taken_out_that_the_database_cannot_replace(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """The other one, merged by another program, has the only copy of a row."""
+    """One file, merged by another program, has the only copy of a row; others have appended rows
+    twice, strange ones, and ones of a window without a record; one is gone."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
-    before = of_lake(read_export(spark, str(path)))
-    archive.execute("DELETE FROM message_archive WHERE id = 1")
-    DeltaTable(str(path)).optimize.compact()
-    (merged,) = Lake(spark, str(path)).files
-    rows = DeltaTable(str(path)).to_pyarrow_table().sort_by("id").slice(0, 1)
-    append(path, rows.set_column(0, rows.schema.field(0), [[4711]]))
-    found = repair_export(spark, archive.url, str(path))
-    assert (found.left, found.recorded, len(found.files)) == ({}, (merged.path,), 1)
-    assert of_lake(read_export(spark, str(path))) == before
-
-
-def test_accepted_loss_has_each_row_once_and_no_more_than_were_exported(
-    spark: SparkSession, archive: Archive, tmp_path: Path
-) -> None:
-    """A file is gone with a row; others have appended rows twice, strange ones, and ones of a
-    window without a record."""
-    path = tmp_path / "lake"
-    exported(spark, archive, path)
+    archive.execute("DELETE FROM message_archive WHERE id IN (1, 11)")
+    version = DeltaTable(str(path)).version()
     rows = DeltaTable(str(path)).to_pyarrow_table().sort_by("id")
-    first, second, _ = Lake(spark, str(path)).files
-    (path / first.path).unlink()
-    (path / second.path).unlink()
-    archive.execute("DELETE FROM message_archive WHERE id IN (1, 2, 11)")
-    strange = rows.slice(5, 3).set_column(0, rows.schema.field(0), [[71, 72, 73]])
+    _, second, _ = Lake(spark, str(path)).files
+    copy = (path / second.path).read_bytes()
+    DeltaTable(str(path)).optimize.compact()
     append(path, rows.slice(0, 1))
-    append(path, rows.slice(0, 1))
-    append(path, strange)
+    append(path, rows.slice(5, 3).set_column(0, rows.schema.field(0), [[71, 72, 73]]))
     later = rows.slice(0, 1)
-    names = later.column_names
-    time = names.index("archived_at")
+    time = later.column_names.index("archived_at")
     moment = later["archived_at"][0].as_py() + DAY * 10
     append(path, later.set_column(time, later.schema.field(time), [[moment]]))
+    files = Lake(spark, str(path)).files
     found = repair_export(spark, archive.url, str(path))
-    assert list(found.left) == ["2026-03-01", "2026-03-02", "2026-03-11"]
-    found = repair_export(spark, archive.url, str(path), accept_loss=True)
-    assert found.left == {}
-    assert found.windows == {"2026-03-01": 4, "2026-03-02": 4, "2026-03-11": 1}
-    ids = [row.id for row in read_export(spark, str(path)).select("id").orderBy("id").collect()]
-    assert ids == [1, 1, 3, 4, 5, 12, 13, 14, 15, 21, 22, 23, 24, 25]
+    assert (found.windows, found.files, found.recorded) == ({}, (), ())
+    assert list(found.left) == ["2026-03-01", "2026-03-02", "2026-03-03", "2026-03-11"]
+    assert Lake(spark, str(path)).files == files
+    DeltaTable(str(path)).restore(version)
+    (path / second.path).unlink()
+    found = repair_export(spark, archive.url, str(path))
+    assert (list(found.left), found.files) == (["2026-03-02"], ())
+    (path / second.path).write_bytes(copy)
     assert verify_export(spark, str(path)).intact
+    assert read_export(spark, str(path)).count() == 15
 
 
 def test_files_are_in_the_order_of_their_times(
@@ -268,11 +267,34 @@ def test_a_lake_whose_log_was_cleaned_up_is_not_exported_twice(
     given = SPAN | {"until": "2026-03-07"}
     found = export_archive(spark, archive.url, str(path), **given)
     assert [one.action for one in found.windows] == ["damaged", "damaged", "damaged", "exported"]
-    assert repair_export(spark, archive.url, str(path)).windows == {}
-    repair_export(spark, archive.url, str(path), accept_loss=True)
+    done = repair_export(spark, archive.url, str(path))
+    assert (set(done.windows.values()), done.left, done.files) == ({5}, {}, ())
     again = export_archive(spark, archive.url, str(path), **given)
     assert {one.action for one in again.windows} == {"unchanged"}
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 6)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_altered_file_stays_if_the_log_does_not_say_what_it_had(
+    spark: SparkSession, archive: Archive, tmp_path: Path, *, lost: bool
+) -> None:
+    """The record of its window is lost; the database has its rows, or has lost them, too."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    table = DeltaTable(str(path))
+    table.create_checkpoint()
+    for one in (path / "_delta_log").glob("*.json"):
+        if int(one.stem) < table.version():
+            one.unlink()
+    files = Lake(spark, str(path)).files
+    if lost:
+        archive.execute("DELETE FROM message_archive")
+    (path / files[0].path).unlink()
+    done = repair_export(spark, archive.url, str(path))
+    assert done.left["2026-03-01"].startswith("the log does not say of which windows 5 rows")
+    assert files[0].path not in done.files
+    assert files[0] in Lake(spark, str(path)).files
+    assert files[0].path in verify_export(spark, str(path)).damaged
 
 
 def test_files_that_were_replaced_are_removed_after_a_checkpoint_too(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from pyspark_sqlbroker import (
     compact_export,
+    erase_messages,
     export_archive,
     prune_archive,
     read_export,
@@ -75,6 +77,9 @@ def test_damage_is_found_kept_from_pruning_and_repaired(
         "it is missing",
     ]
     assert list(found.differing) == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    for file, problem in zip(found.damaged, found.differing.values(), strict=True):
+        missing = "5 of its 5 rows are missing, which may have been in "
+        assert problem.startswith(f"{missing}{file}: the log says rows=5, ")
     refused = prune_archive(archive.url, exported=str(path), spark=spark)
     assert (refused.rows, archive.count()) == (0, 15)
     done = repair_export(spark, archive.url, str(path))
@@ -87,29 +92,57 @@ def test_damage_is_found_kept_from_pruning_and_repaired(
     assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
 
 
-def test_rows_that_the_database_has_lost_are_given_up_only_when_told(
+def test_rows_that_the_database_has_lost_are_never_given_up(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """A window that shares its file with one that cannot be repaired waits for it."""
+    """A window that shares its file with one that cannot be repaired waits for it; a copy helps."""
     archive.add_days(3)
     path = tmp_path / "lake"
     export_archive(spark, archive.url, str(path), until="2026-03-04")
     archive.execute("DELETE FROM message_archive WHERE id IN (1, 2)")
     file = path / Lake(spark, str(path)).files[0].path
-    file.write_bytes(file.read_bytes()[:-1])
+    copy = file.read_bytes()
+    file.write_bytes(copy[:-1])
     stays = repair_export(spark, archive.url, str(path))
     assert (stays.windows, stays.files) == ({}, ())
     assert list(stays.left) == ["2026-03-01", "2026-03-02", "2026-03-03"]
     assert re.search(
-        r"the log has rows=5, .* the other files have rows=3", stays.left["2026-03-01"]
+        r"the log says rows=5, .* files that are whole have rows=3", stays.left["2026-03-01"]
     )
     assert "shares a file with" in stays.left["2026-03-02"]
     with pytest.raises(SetupError, match="sqlbroker archive repair"):
         read_export(spark, str(path))
-    lost = repair_export(spark, archive.url, str(path), accept_loss=True)
-    assert (list(lost.windows.values()), lost.left) == ([3, 5, 5], {})
+    assert list(verify_export(spark, str(path)).differing) == list(stays.left)
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 0
+    file.write_bytes(copy)
     assert verify_export(spark, str(path)).intact
-    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 13
+
+
+@OF_SQLITE
+def test_a_lake_without_a_lost_file_can_be_read_and_names_what_is_missing(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """The file is taken out of the table by deltalake, as it is nowhere else."""
+    path = tmp_path / "lake"
+    lake = made(spark, archive, path)
+    archive.execute("DELETE FROM message_archive WHERE id IN (1, 2)")
+    (path / lake.files[0].path).unlink()
+    assert DeltaTable(str(path)).repair()["files_removed"] == [lake.files[0].path]
+    assert read_export(spark, str(path)).count() == 10
+    for _ in range(2):
+        found = verify_export(spark, str(path))
+        assert (found.damaged, list(found.differing)) == ({}, ["2026-03-01"])
+        assert found.differing["2026-03-01"].startswith("5 of its 5 rows are missing: the log says")
+        assert list(repair_export(spark, archive.url, str(path)).left) == ["2026-03-01"]
+        erase_messages(spark, archive.url, str(path), ids=[11], dry_run=False)
+    assert read_export(spark, str(path)).count() == 9
+    exported = export_archive(spark, archive.url, str(path), since="2026-03-01", until="2026-03-04")
+    actions = {one.name: one.action for one in exported.windows}
+    assert (actions["2026-03-01"], bool(exported.damaged)) == ("damaged", True)
+    pruned = prune_archive(archive.url, exported=str(path), spark=spark)
+    assert [one.name for one in pruned.windows if one.refused] == ["2026-03-01"]
+    assert archive.ids() == [3, 4, 5]
 
 
 @OF_SQLITE
@@ -148,8 +181,9 @@ def test_rows_that_came_late_are_no_loss(
     done = repair_export(spark, archive.url, str(path))
     assert done.windows == {"2026-03-01": 7, "2026-03-02": 8}
     assert list(done.left) == ["2026-03-03"]
-    done = repair_export(spark, archive.url, str(path), accept_loss=True)
-    assert done.windows == {"2026-03-03": 6}
+    archive.add({"id": 22, "archived_at": START + DAY * 2 + hour * 2})
+    archive.execute("DELETE FROM message_archive WHERE id = 98")
+    assert repair_export(spark, archive.url, str(path)).windows == {"2026-03-03": 6}
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
     again = export_archive(spark, archive.url, str(path), since="2026-03-01", until="2026-03-04")
@@ -175,22 +209,22 @@ def test_a_file_whose_sha256_is_unknown_is_recorded_if_the_figures_agree(
 
 
 @OF_SQLITE
-def test_rows_that_change_while_they_are_read_again_are_refused(
+def test_a_row_that_goes_before_it_is_read_again_leaves_the_window_damaged(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lake"
     lake = made(spark, archive, path)
     reversed_bytes(path / lake.files[0].path)
-    repairable = module._repairable
+    scan = module.scan
 
     def late(*given: Any) -> Any:
         archive.execute("DELETE FROM message_archive WHERE id = 1")
-        return repairable(*given)
+        return scan(*given)
 
-    monkeypatch.setattr(module, "_repairable", late)
-    with pytest.raises(ExportMismatchError, match="2026-03-01"):
-        repair_export(spark, archive.url, str(path))
-    assert len(Lake(spark, str(path)).files) == 3
+    monkeypatch.setattr(module, "scan", late)
+    done = repair_export(spark, archive.url, str(path))
+    assert (done.windows, list(done.left), done.files) == ({}, ["2026-03-01"], ())
+    assert Lake(spark, str(path)).files == lake.files
     assert len(list((path / "data").iterdir())) == 3
 
 
@@ -231,7 +265,8 @@ def test_the_commands(spark: SparkSession, archive: Archive, tmp_path: Path) -> 
     stays = run("repair", str(path), SQLBROKER_URL=archive.url)
     assert stays.exit_code == 1
     assert "0 windows were repaired, 1 stay damaged" in stays.output
-    done = run("repair", str(path), "--accept-loss", "--json", SQLBROKER_URL=archive.url)
-    assert (done.exit_code, json.loads(done.output)["windows"]) == (0, {"2026-03-01": 4})
+    archive.add({"id": 1, "archived_at": START + timedelta(hours=1)})
+    done = run("repair", str(path), "--json", SQLBROKER_URL=archive.url)
+    assert (done.exit_code, json.loads(done.output)["windows"]) == (0, {"2026-03-01": 5})
     again = run("repair", str(path), SQLBROKER_URL=archive.url)
     assert (again.exit_code, "0 windows were repaired" in again.output) == (0, True)
