@@ -52,22 +52,11 @@ class Folders:
     """Files and folders below one path."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        self._java = java_of(spark)
-        if self._java is None:
-            raise NotSupportedError(
-                "Spark Connect cannot list files, a classic session can: run exports where Spark's "
-                "driver runs"
-            )
-        self._configuration: Any = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way to it
-        self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
-        given = self._path(root)
-        system: Any = given.getFileSystem(self._configuration)
-        self._root: Any = system.makeQualified(given)
-        scheme = str(system.getUri().getScheme())
-        local = scheme == "file"
-        self._flat = not local and scheme not in RENAMING
         # Hadoop's .crc files would turn an altered file into an error of Java.
-        self._system: Any = system.getRawFileSystem() if local else system
+        self._java, self._root, self._system = _open(spark, root)
+        self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
+        scheme = str(self._system.getUri().getScheme())
+        self._flat = scheme != "file" and scheme not in RENAMING
         self.root = str(self._root.toString())
         refuse_path(self.root)
 
@@ -296,19 +285,14 @@ def _open(spark: SparkSession, path: str) -> tuple[Any, Any, Any]:
     java = java_of(spark)
     if java is None:
         raise NotSupportedError(
-            "files of state are written by Spark's own Java, which Spark Connect does not show: "
+            "files are listed and written by Spark's own Java, which Spark Connect does not show: "
             "run this in the driver's process (spark-submit, or build_session)"
         )
     place = getattr(java, "org.apache.hadoop.fs.Path")(path)
-    configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way
-    system = place.getFileSystem(configuration)
-    place = system.makeQualified(place)
+    system = place.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - the only way
+    local = str(system.getUri().getScheme()) == "file"
     # No .crc files: a rename would leave them behind, and an edit would break them.
-    return (
-        java,
-        place,
-        system.getRawFileSystem() if str(system.getUri().getScheme()) == "file" else system,
-    )
+    return java, system.makeQualified(place), system.getRawFileSystem() if local else system
 
 
 def _is_missing(error: Py4JJavaError) -> bool:

@@ -14,7 +14,7 @@ from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.windows import Span, floor, without_spans
+from pyspark_sqlbroker.lake.windows import Span, plan_spans
 from pyspark_sqlbroker.load.selection import Selection, find_oldest
 
 MOST_COUNTED = 1_000_000
@@ -151,21 +151,13 @@ def measure_freshness(
     with database.connect() as connection:
         database.need_table(connection, selection.table, selection.schema)
         horizon = find_horizon(database, connection, safety_lag=safety_lag, primary=primary).moment
-        lacking = _lacking(lake, find_oldest(database, connection, selection), horizon)
+        oldest = find_oldest(database, connection, selection)
+        lacking = plan_spans(lake.state.covered, lake.size, selection, oldest, horizon, 0)
         rows = _count(database, connection, selection, lacking, cap)
         now = database.now(connection)
     mark = lake.state.watermark
     age = None if mark is None else (now - mark).total_seconds()
     return Freshness(horizon, mark, age, min(rows, cap), rows > cap)
-
-
-def _lacking(lake: Lake, oldest: datetime | None, horizon: datetime) -> list[Span]:
-    """The spans that an export without `since` brings: after the first that the lake has."""
-    covered = lake.state.covered
-    start = oldest if lake.state.watermark is None else lake.state.watermark
-    if start is None:
-        return []
-    return without_spans((start, floor(horizon, lake.size)), covered)
 
 
 def _count(
