@@ -32,8 +32,8 @@ def read_export(
     if problems := lake.altered(lake.files, checked_bytes=0):
         name, problem = next(iter(problems.items()))
         raise SetupError(
-            f"{lake.folders.path(name)}: {problem}; sqlbroker archive repair exports its "
-            "windows again, if the database has them; or put it back from a copy"
+            f"{lake.folders.path(name)}: {problem}; put it back from a copy, or export its windows "
+            "again with sqlbroker archive repair, if the database still has them"
         )
     schema = lake.table.schema()
     places = [one.path for one in lake.files]

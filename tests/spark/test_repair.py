@@ -4,6 +4,7 @@ import json
 import re
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.core.times import TICK
 from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
 from pyspark_sqlbroker import (
     compact_export,
@@ -24,8 +26,10 @@ from pyspark_sqlbroker import (
     verify_export,
 )
 from pyspark_sqlbroker.lake import repair as module
+from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Note
 from pyspark_sqlbroker.lake.lake import Lake
+from pyspark_sqlbroker.lake.windows import ExportWindow
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table
 
@@ -143,6 +147,23 @@ def test_a_lake_without_a_lost_file_can_be_read_and_names_what_is_missing(
     pruned = prune_archive(archive.url, exported=str(path), spark=spark)
     assert [one.name for one in pruned.windows if one.refused] == ["2026-03-01"]
     assert archive.ids() == [3, 4, 5]
+
+
+def test_files_that_reach_into_a_common_window_are_repaired_together() -> None:
+    """Neighbours that only touch are not; a file whose times the log does not say reaches into all
+    windows."""
+    days = [ExportWindow(START + DAY * number, "day") for number in range(6)]
+    lake: Any = SimpleNamespace(size="day", windows=lambda: days)
+
+    def file(first: int, last: int) -> DataFile:
+        return DataFile("", 1, 1, times=(START + DAY * first, START + DAY * (last + 1) - TICK))
+
+    findings: Any = SimpleNamespace(found={}, differing=[days[5]])
+    found = module._spans(lake, findings, [file(0, 1), file(2, 2), file(1, 1), file(3, 4)])
+    numbers = [tuple((moment - START) // DAY for moment in span) for span in found]
+    assert numbers == [(0, 2), (2, 3), (3, 5), (5, 6)]
+    found = module._spans(lake, findings, [file(0, 1), DataFile("", 1, 1)])
+    assert found == [(START, START + DAY * 6)]
 
 
 @OF_SQLITE
