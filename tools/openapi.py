@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from faststream_sqlbroker.http.openapi import document
+from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker.http import Channels, Queues
 from tools.files import report, write_or_compare
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
@@ -15,7 +16,9 @@ FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 
 def files() -> dict[Path, str]:
     """The document of all parts."""
-    found = document(["probes", "mirror", "channels", "queues"])
+    broker = SqlBroker("sqlite+aiosqlite:///never_opened.db")
+    app = broker.asgi(lambda _request: None, channels=Channels(), queues=Queues(), dashboard="off")
+    found = app.document()
     return {FOLDER / "openapi.json": json.dumps(found, indent=2, ensure_ascii=False) + "\n"}
 
 

@@ -13,7 +13,7 @@ try:
     from faststream_sqlbroker.http.users import Role, User
 except ImportError as error:
     missing = (error.name or "").split(".")[0]
-    if missing not in {"starlette", "jinja2", "markupsafe"}:
+    if missing not in {"fastapi", "starlette", "jinja2", "markupsafe"}:
         raise
     msg = f"HTTP needs '{missing}', which is not installed: pip install 'sqlbroker[http]'"
     raise MissingExtraError(msg) from error

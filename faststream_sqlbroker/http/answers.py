@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from faststream_sqlbroker.core.text import short
-from faststream_sqlbroker.http.mistakes import kind_of
 
 FORM = "application/x-www-form-urlencoded"
 MOST_FIELDS = 20
@@ -106,20 +105,30 @@ def _too_large(given: str, limits: BodyLimits) -> Problem:
     return Problem(413, text, {"Connection": "close"})
 
 
-async def read_object(
-    request: Request, limits: BodyLimits, fields: Sequence[str] = ()
-) -> dict[str, Any]:
-    """The body, a JSON object; `fields` are those that it may have, for the text of an error.
+_KINDS = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def kind_of(value: object) -> str:
+    """What a value of JSON is: a body itself is not repeated."""
+    return f"{_KINDS.get(type(value), 'a number')} of JSON"
+
+
+async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
+    """The body, a JSON object; an empty one for no body, as its fields may all have defaults.
 
     Raises:
         Problem: as `read_body`; or it is something else (400).
     """
     body = await read_body(request, limits)
-    wanted = "the body must be a JSON object" + (f" with {', '.join(fields)}" if fields else "")
-    if not body:
-        raise Problem(400, f"{wanted}, got none")
+    wanted = "the body must be a JSON object"
     try:
-        found = json.loads(body)
+        found = json.loads(body or b"{}")
     except RecursionError:
         raise Problem(400, f"{wanted}, got one that is nested too deeply") from None
     except json.JSONDecodeError as error:

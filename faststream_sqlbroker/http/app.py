@@ -1,28 +1,29 @@
 """The HTTP application of a broker, put together."""
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
 
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.stored import Redact
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.http import channel_models as models
 from faststream_sqlbroker.http.answers import BodyLimits, Problem
+from faststream_sqlbroker.http.api import OPEN, USER, Api, Caller, Door
 from faststream_sqlbroker.http.channels import ChannelRoutes
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.dashboard import DashboardRoutes
 from faststream_sqlbroker.http.dashboard.asked import Settings
-from faststream_sqlbroker.http.described import Part
 from faststream_sqlbroker.http.diagnosis import DiagnosisRoutes
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.local import LocalOnly
@@ -36,13 +37,12 @@ from faststream_sqlbroker.http.mounting import (
     below,
     checked_prefix,
 )
-from faststream_sqlbroker.http.openapi import document
 from faststream_sqlbroker.http.probes import Probes
 from faststream_sqlbroker.http.proxies import networks
 from faststream_sqlbroker.http.queues import QueueRoutes
 from faststream_sqlbroker.http.service import Service
 from faststream_sqlbroker.http.shield import DOCUMENT, Shield, handlers
-from faststream_sqlbroker.http.users import Authentication, Role, User
+from faststream_sqlbroker.http.users import Authentication, Role
 
 SHORTEST_SECRET = 16
 """Characters of the secret that CSRF tokens are made of."""
@@ -51,7 +51,6 @@ PROBES = ("/health/live", "/health/ready")
 STOPPED = "the broker of this process is stopped: ask another process, or try again later"
 DashboardMode = Literal["full", "read_only", "off"]
 DASHBOARD_MODES = get_args(DashboardMode)
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,27 +124,27 @@ class HttpApp:
             max_failures=options.max_failures,
             proxies=networks(options.proxies),
         )
-        routes: list[BaseRoute] = [*probe_routes(service, self._for), self._csrf_route()]
-        routes.append(self._document_route())
-        hidden = options.hidden
-        routes += MirrorRoutes(service.admin, options.limits, self._for, hidden).routes()
-        routes += DiagnosisRoutes(service.admin, self._for).routes()
+        answers = handlers(service.log)
+        self.api = api = Api(options.limits, exception_handlers=answers, lifespan=self._lifespan)
+        viewers = self._door(Role.VIEWER)
+        admin = self._door(Role.ADMIN)
+        # Routes are tried in their order, so those of clients come first.
         if service.jobs is not None:
-            channels = ChannelRoutes(service.jobs, self._gate, options.limits, self._for)
-            routes += channels.routes()
+            ChannelRoutes(service.jobs, self._gate, options.limits).add_to(api, admin)
         self._queues: QueueRoutes | None = None
         if service.queues is not None:
-            self._queues = QueueRoutes(service.queues, self._gate, options.limits, self._for)
-            routes += self._queues.routes()
-        answers = handlers(service.log)
+            self._queues = QueueRoutes(service.queues, self._gate)
+            self._queues.add_to(api, admin)
+        Probes(service).add_to(api, viewers)
+        token = {200: models.CsrfToken}
+        api.add("GET /csrf-token", self.csrf_token, viewers, token, part="probes")
+        api.add(f"GET {DOCUMENT}", self.openapi, viewers, {200: "application/json"}, part="probes")
+        MirrorRoutes(service.admin, options.hidden).add_to(api, self._door)
+        DiagnosisRoutes(service.admin).add_to(api, admin)
         if options.dashboard != "off":
             dashboard = self._dashboard(service, options, csrf)
-            routes += dashboard.routes()
-            answers[HTTPException] = dashboard.unknown_path
-        starlette = Starlette(routes=routes, exception_handlers=answers, lifespan=self._lifespan)
-        # A redirect would lead to whatever Host says.
-        starlette.router.redirect_slashes = False
-        self.starlette = starlette
+            api.router.routes += dashboard.routes()
+            api.add_exception_handler(HTTPException, dashboard.unknown_path)
         self._app: App = Shield(self._unless_stopped, local_only=local_only)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,7 +161,7 @@ class HttpApp:
         if stopped and not scope["path"].endswith(PROBES):
             await Problem(503, STOPPED).response()(scope, receive, send)
             return
-        await self.starlette(scope, receive, send)
+        await self.api(scope, receive, send)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -190,58 +189,33 @@ class HttpApp:
         if self._queues is not None:
             self._queues.end_waits()
 
-    def _for(self, role: Role, answer: Callable[[Request, User], Awaitable[Response]]) -> Endpoint:
-        """An endpoint that only users with `role` reach."""
+    def document(self, root: str = "") -> dict[str, Any]:
+        """The OpenAPI document of what is served, mounted at `root`."""
+        return self.api.document(root)
 
-        async def endpoint(request: Request) -> Response:
-            return await answer(request, await self._gate.enter(request, role))
+    async def openapi(self, request: Request) -> Response:
+        """This document."""
+        # Only now the path is known at which it is mounted.
+        return JSONResponse(self.document(request.scope.get("root_path", "")))
 
-        return endpoint
+    async def csrf_token(self, user: Caller) -> Response:
+        """What a browser sends with each write."""
+        return JSONResponse({"token": self._gate.token(user)})
+
+    def _door(self, role: Role) -> Door:
+        """Lets users with `role` in."""
+        return Door((USER,), partial(self._gate.enter, role=role))
 
     def _dashboard(self, service: Service, options: HttpOptions, csrf: Csrf) -> DashboardRoutes:
         settings = Settings(options.dashboard == "full", options.show_bodies, options.redact)
         return DashboardRoutes(service, self._gate, csrf, options.limits, settings)
 
-    def _document_route(self) -> Route:
-        # Made at each request: only then the path is known at which it is mounted.
-        parts: list[Part] = ["probes", "mirror"]
-        if self._service.jobs is not None:
-            parts.append("channels")
-        if self._service.queues is not None:
-            parts.append("queues")
-
-        async def answer(request: Request, _user: User) -> Response:
-            return JSONResponse(document(parts, request.scope.get("root_path", "")))
-
-        return Route(DOCUMENT, self._for(Role.VIEWER, answer), methods=["GET"])
-
-    def _csrf_route(self) -> Route:
-        async def answer(_request: Request, user: User) -> Response:
-            return JSONResponse({"token": self._gate.token(user)})
-
-        return Route("/csrf-token", self._for(Role.VIEWER, answer), methods=["GET"])
-
-
-def probe_routes(service: Service, guard: Callable[..., Endpoint] | None = None) -> list[Route]:
-    """The probes, open to all; `guard` is for the metrics, which name the queues."""
-    probes = Probes(service)
-
-    async def metrics(request: Request, _user: User) -> Response:
-        return await probes.metrics(request)
-
-    shown = probes.metrics if guard is None else guard(Role.VIEWER, metrics)
-    return [
-        Route("/health/live", probes.live, methods=["GET"]),
-        Route("/health/ready", probes.ready, methods=["GET"]),
-        Route("/metrics", shown, methods=["GET"]),
-    ]
-
 
 def probe_app(service: Service) -> App:
     """The probes alone, without authentication: for a port that only the cluster reaches."""
-    starlette = Starlette(routes=probe_routes(service), exception_handlers=handlers(service.log))
-    starlette.router.redirect_slashes = False
-    return Shield(starlette, local_only=False)
+    api = Api(BodyLimits(0, 0.0), exception_handlers=handlers(service.log))
+    Probes(service).add_to(api, OPEN)
+    return Shield(api, local_only=False)
 
 
 def authentication(auth: Any) -> list[Authentication]:

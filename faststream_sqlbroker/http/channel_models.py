@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
-from faststream_sqlbroker.http.models import Told
+from faststream_sqlbroker.http.models import Asked, Rotation, Told
 
 # Not a token of anything: one that looks as they do.
 _TOKEN = "u3Jx0yK1mQ8b6TqVnZ2w5Rr7cFdLhA9eGsPiXoYtM4E"  # noqa: S105 - an example
@@ -46,6 +46,12 @@ class ConsumerShown(ChannelShown):
 
     Type: Literal["push", "pull"]
     Queue: str = Field(description="The queue of its jobs")
+
+
+class ConsumerForm(Rotation):
+    """What a consumer is."""
+
+    type: Literal["push", "pull", ""] = "push"
 
 
 class BroadcastShown(Told):
@@ -109,7 +115,9 @@ class QueuedJobs(Told):
 class JobHeartbeat(BaseModel):
     """Extends a lease by the server's timeout and some seconds."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"IncrementalTimeout": 600}]})
+    model_config = ConfigDict(
+        strict=True, json_schema_extra={"examples": [{"IncrementalTimeout": 600}]}
+    )
 
     IncrementalTimeout: int = Field(0, ge=0, le=LONGEST_TIMEOUT, description="Seconds")
 
@@ -118,7 +126,8 @@ class JobChange(BaseModel):
     """Takes a job, or ends it."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"NextState": "INFLIGHT", "IncrementalTimeout": 600}]}
+        strict=True,
+        json_schema_extra={"examples": [{"NextState": "INFLIGHT", "IncrementalTimeout": 600}]},
     )
 
     NextState: Literal["INFLIGHT", "DELIVERED", "DEAD"]
@@ -157,7 +166,7 @@ class Mirrored(Told):
     Result: list[MirroredRecord]
 
 
-class InfoChange(BaseModel):
+class InfoChange(Asked):
     """A new info of all messages with a lookup value, or of the one with this Name."""
 
     model_config = ConfigDict(
@@ -165,8 +174,8 @@ class InfoChange(BaseModel):
     )
 
     Lookup: str
-    Info: str
-    Name: str | None = Field(None, pattern="^[0-9]+$")
+    Info: str | None = Field(description="null: none")
+    Name: str | None = Field(None, pattern="^[0-9]{1,19}$")
 
 
 class InfoChanged(Told):
@@ -200,7 +209,7 @@ class Ready(Told):
                         "subscribers": True,
                     },
                     "last_claim_ago": 0.012,
-                    "last_flush_ago": None,
+                    "last_flush_ago": 0.034,
                 }
             ]
         }

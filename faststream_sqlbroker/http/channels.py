@@ -3,16 +3,18 @@
 import base64
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 from urllib.parse import urlencode
 from uuid import UUID
 
+from fastapi import Body, Header, Path, Query
+from pydantic import BeforeValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from faststream_sqlbroker.core.channels import (
-    LONGEST_TIMEOUT,
     TRANSITIONS,
     JobState,
     PullJob,
@@ -26,70 +28,113 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.database.pull import Changed
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
-from faststream_sqlbroker.http.answers import (
-    BodyLimits,
-    Problem,
-    StoredJson,
-    read_body,
-    read_form,
-    read_object,
+from faststream_sqlbroker.http import channel_models as models
+from faststream_sqlbroker.http.answers import FORM, BodyLimits, Problem, StoredJson, read_body
+from faststream_sqlbroker.http.api import (
+    BODY,
+    FORM_BODY,
+    OPTIONAL,
+    Api,
+    Caller,
+    Door,
+    JobId,
+    hash_of,
+    whole,
 )
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.lockout import Look
-from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id, whole
-from faststream_sqlbroker.http.users import Role, User
 
 CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
 CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above
 LEASE = "X-Broker-Lease"
-PRIORITY = "X-Broker-Message-Priority"
-DEDUP_ID = "X-Broker-Dedup-Id"
 BASE64 = ";base64"
 """The end of the content type of a payload that is base64."""
 DEFAULT_LIMIT = 25
 """Jobs of a page."""
 HIGHEST_LIMIT = 100
 """More are clipped to it."""
-HIGHEST_PRIORITY = 100
-"""Of a message; the lowest is as much below 0."""
-WANTED = ("INFLIGHT", "DELIVERED", "DEAD")
-"""The states that a request may name."""
 LOST = "the lease is lost, as another consumer may have the job: leave it, and take another"
 _CONTENT_TYPE = re.compile(r"[ -~]{1,200}")
-_DEDUP_ID = re.compile(r"[!-~]([ -~]{0,253}[!-~])?")
-_FIELDS = frozenset({"type", "rotate"})
+# The pattern is that of the code, so that clients can check an id before they send it.
+_ID = {"pattern": "^[A-Za-z0-9][A-Za-z0-9._~-]{0,99}$"}
+ChannelId = Annotated[str, Path(description="The channel's id", json_schema_extra=_ID)]
+ConsumerId = Annotated[str, Path(description="The consumer's id", json_schema_extra=_ID)]
+Lease = Annotated[UUID, Header(alias=LEASE, description="What the claim has answered")]
+OptionalLease = Annotated[
+    UUID | SkipJsonSchema[None], Header(alias=LEASE, description="What the claim has answered")
+]
+Priority = Annotated[
+    int,
+    Field(ge=-100, le=100),
+    BeforeValidator(whole),
+    Header(alias="X-Broker-Message-Priority", description="Higher ones are taken first"),
+]
+DedupId = Annotated[
+    Annotated[str, Field(pattern="^[!-~]([ -~]{0,253}[!-~])?$")] | SkipJsonSchema[None],
+    Header(
+        alias="X-Broker-Dedup-Id", description="A consumer that has a job with it gets no other"
+    ),
+]
+Limit = Annotated[
+    int,
+    Field(ge=1),
+    BeforeValidator(lambda given: whole(given or str(DEFAULT_LIMIT))),
+    Query(description=f"Jobs of a page; {HIGHEST_LIMIT} at most"),
+]
+After = Annotated[str | SkipJsonSchema[None], Query(description="Of the link to this page")]
 
 
 class ChannelRoutes:
     """Answers requests about channels."""
 
-    def __init__(
-        self, jobs: Callable[[], PullJobs], gate: Gate, limits: BodyLimits, guard: Guard
-    ) -> None:
-        """Administrators pass by `guard`; consumers by both tokens."""
+    def __init__(self, jobs: Callable[[], PullJobs], gate: Gate, limits: BodyLimits) -> None:
+        """Administrators pass by a door of theirs; consumers by both tokens."""
         self._current = jobs
         self._gate = gate
         self._limits = limits
-        self._guard = guard
 
     @property
     def _jobs(self) -> PullJobs:
         return self._current()
 
-    def routes(self) -> list[Route]:
-        """All paths."""
+    def add_to(self, api: Api, admin: Door) -> None:
+        """Serve all of them; `admin` lets administrators in."""
         channel = "/channel/{channel}"
         consumer = channel + "/consumer/{consumer}"
         job = consumer + "/job/{job}"
-        return [
-            Route(channel, self._guard(Role.ADMIN, self.put_channel), methods=["PUT"]),
-            Route(channel + "/broadcast", self.broadcast, methods=["POST"]),
-            Route(consumer, self._guard(Role.ADMIN, self.put_consumer), methods=["PUT"]),
-            Route(consumer + "/queued-jobs", self.queued_jobs, methods=["GET"]),
-            Route(job, self.change, methods=["POST"]),
-            Route(job, self.show, methods=["GET"]),
-            Route(job + "/heartbeat", self.heartbeat, methods=["POST"]),
-        ]
+        producers = Door(("channelToken",), self._let_producer_in)
+        consumers = Door(("channelToken", "consumerToken"), self._let_consumer_in)
+        add = partial(api.add, part="channels")
+        made = dict.fromkeys((200, 201), models.ChannelShown)
+        add(f"PUT {channel}", self.put_channel, admin, made, *FORM_BODY, body=OPTIONAL)
+        made = dict.fromkeys((200, 201), models.ConsumerShown)
+        add(f"PUT {consumer}", self.put_consumer, admin, made, *FORM_BODY, 404, body=OPTIONAL)
+        add(
+            f"POST {channel}/broadcast",
+            self.broadcast,
+            producers,
+            dict.fromkeys((200, 201), models.BroadcastShown),
+            *(*BODY, 409),
+            body={"content": {"*/*": {"schema": {}, "example": {"id": 1}}}},
+        )
+        add(
+            f"GET {consumer}/queued-jobs",
+            self.queued_jobs,
+            consumers,
+            {200: models.QueuedJobs},
+            400,
+            headers={"Link": "The next page, if there is one"},
+        )
+        add(f"GET {job}", self.job, consumers, {200: models.JobShown}, 400, 404)
+        add(
+            f"POST {job}",
+            self.change_job,
+            consumers,
+            {202: None},
+            *(*BODY, 404, 409),
+            headers={LEASE: "Of a job that was taken: send it with what follows"},
+        )
+        add(f"POST {job}/heartbeat", self.extend_job, consumers, {202: None}, *BODY, 404, 409)
 
     async def _begin(self) -> None:
         try:
@@ -101,29 +146,28 @@ class ChannelRoutes:
 
     # For administrators.
 
-    async def put_channel(self, request: Request, user: User) -> Response:
-        """Make a channel; its token is told once."""
+    async def put_channel(
+        self,
+        channel: ChannelId,
+        form: Annotated[models.Rotation, Body(media_type=FORM)],
+        user: Caller,
+    ) -> Response:
+        """Make a channel, or give it a new token, which is told once."""
         await self._begin()
-        fields = await self._fields(request)
-        if "type" in fields:
-            text = "a channel has no type: give it to PUT /channel/ID/consumer/ID"
-            raise Problem(400, text)
-        rotate = flag(fields, "rotate")
-        channel = request.path_params["channel"]
-        found = await self._jobs.put_channel(channel, by=user.name, rotate=rotate)
+        found = await self._jobs.put_channel(channel, by=user.name, rotate=form.is_wanted)
         return _registered(found, {"ID": found.id})
 
-    async def put_consumer(self, request: Request, user: User) -> Response:
-        """Make a consumer, or change its type; its token is told once."""
+    async def put_consumer(
+        self,
+        channel: ChannelId,
+        consumer: ConsumerId,
+        form: Annotated[models.ConsumerForm, Body(media_type=FORM)],
+        user: Caller,
+    ) -> Response:
+        """Make a consumer, or change its type, push if none is given; its token is told once."""
         await self._begin()
-        fields = await self._fields(request)
-        channel, consumer = _ids(request)
         found = await self._jobs.put_consumer(
-            channel,
-            consumer,
-            kind=fields.get("type"),
-            by=user.name,
-            rotate=flag(fields, "rotate"),
+            channel, consumer, kind=form.type, by=user.name, rotate=form.is_wanted
         )
         if found is None:
             text = f"there is no channel {short(channel)}: make it with PUT /channel/ID"
@@ -131,41 +175,16 @@ class ChannelRoutes:
         queue = queue_of(channel, found.id)
         return _registered(found, {"ID": found.id, "Type": found.type, "Queue": queue})
 
-    async def _fields(self, request: Request) -> Mapping[str, str]:
-        fields = await read_form(request, self._limits)
-        if unknown := sorted(fields.keys() - _FIELDS):
-            raise Problem(
-                400,
-                f"unknown fields: {', '.join(unknown)[:80]}; there are type and rotate. Tokens are "
-                "made here, and no URLs are called",
-            )
-        return fields
-
     # For producers.
 
-    async def broadcast(self, request: Request) -> Response:
-        """Publish to all consumers of a channel."""
-        await self._begin()
-        channel = request.path_params["channel"]
-
-        async def look() -> list[str]:
-            return [hash_of(await self._jobs.find(channel))]
-
-        name = f"channel {channel}"
-        await self._check(request, name, look, CHANNEL_TOKEN)
-        found = await self._jobs.find(channel)
-        self._verify(request, name, [(found, CHANNEL_TOKEN)])
-        priority = whole(request.headers.get(PRIORITY, "0"), PRIORITY)
-        if not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
-            raise Problem(400, f"{PRIORITY} must be -100 to 100, got {priority}")
+    async def broadcast(
+        self, request: Request, channel: ChannelId, priority: Priority = 0, dedup_id: DedupId = None
+    ) -> Response:
+        """Publish a job for each consumer of the channel."""
         payload = await read_body(request, self._limits)
         kind = request.headers.get("content-type")
         if kind is not None and not _CONTENT_TYPE.fullmatch(kind):
             text = f"Content-Type must be up to 200 printable ASCII characters, got {short(kind)}"
-            raise Problem(400, text)
-        dedup_id = request.headers.get(DEDUP_ID)
-        if dedup_id is not None and not _DEDUP_ID.fullmatch(dedup_id):
-            text = f"{DEDUP_ID} must be 1 to 255 printable ASCII characters, got {short(dedup_id)}"
             raise Problem(400, text)
         sent = await self._jobs.broadcast(channel, payload, kind, priority, dedup_id)
         if not sent.consumers:
@@ -179,16 +198,18 @@ class ChannelRoutes:
 
     # For consumers.
 
-    async def queued_jobs(self, request: Request) -> Response:
+    async def queued_jobs(
+        self,
+        request: Request,
+        channel: ChannelId,
+        consumer: ConsumerId,
+        limit: Limit = DEFAULT_LIMIT,
+        after: After = None,
+    ) -> Response:
         """The jobs that may be taken, the highest priority first."""
-        queue = await self._pull_queue(request)
-        limit = whole(request.query_params.get("limit") or str(DEFAULT_LIMIT), "limit")
-        if limit < 1:
-            raise Problem(400, f"limit must be 1 or more, got {limit}")
         limit = min(limit, HIGHEST_LIMIT)
-        after = request.query_params.get("after")
         try:
-            jobs, following = await self._jobs.queued(queue, after, limit)
+            jobs, following = await self._jobs.queued(queue_of(channel, consumer), after, limit)
         except NotACursorError:
             raise Problem(
                 400,
@@ -201,51 +222,78 @@ class ChannelRoutes:
         result = [_shown(job) for job in jobs]
         return StoredJson({"Result": result}, headers=headers)
 
-    async def show(self, request: Request) -> Response:
-        """One job, with its state."""
-        queue = await self._pull_queue(request)
-        job = await self._jobs.job(queue, row_id(request, "job"))
-        if job is None:
-            raise _no_job(request)
-        return StoredJson({**_shown(job), "State": job.state.value, "RetryCount": job.retries})
-
-    async def change(self, request: Request) -> Response:
-        """Take a job, or end it."""
-        queue = await self._pull_queue(request)
-        job_id = row_id(request, "job")
-        body = await read_object(request, self._limits, ("NextState", "IncrementalTimeout"))
-        wanted = body.get("NextState")
-        if not isinstance(wanted, str) or wanted not in WANTED:
-            given = short(wanted) if "NextState" in body else "no NextState"
-            raise Problem(400, f"NextState must be one of {', '.join(WANTED)}, got {given}")
-        longer = _timeout(body, "IncrementalTimeout")
-        changed = await self._jobs.change(
-            queue, job_id, JobState(wanted), longer=longer, token=_lease(request)
+    async def job(self, channel: ChannelId, consumer: ConsumerId, job: JobId) -> Response:
+        """One job with its state."""
+        found = await self._jobs.job(queue_of(channel, consumer), job)
+        if found is None:
+            raise _no_job(job)
+        return StoredJson(
+            {**_shown(found), "State": found.state.value, "RetryCount": found.retries}
         )
-        return _answer(request, changed, JobState(wanted), with_timeout=longer is not None)
 
-    async def heartbeat(self, request: Request) -> Response:
+    async def change_job(
+        self,
+        channel: ChannelId,
+        consumer: ConsumerId,
+        job: JobId,
+        change: models.JobChange,
+        lease: OptionalLease = None,
+    ) -> Response:
+        """Take a job, or end it."""
+        queue = queue_of(channel, consumer)
+        wanted = JobState(change.NextState)
+        with_timeout = "IncrementalTimeout" in change.model_fields_set
+        longer = change.IncrementalTimeout if with_timeout else None
+        changed = await self._jobs.change(queue, job, wanted, longer=longer, token=lease)
+        if changed.verdict == "not_found":
+            raise _no_job(job)
+        if changed.verdict == "push":
+            raise _push(queue)
+        if changed.verdict == "refused":
+            raise Problem(400, _refusal(changed, wanted, with_timeout))
+        if changed.verdict in _REFUSED:
+            raise Problem(*_REFUSED[changed.verdict])
+        headers = {} if changed.lease is None else {LEASE: str(changed.lease)}
+        return Response(status_code=202, headers=headers)
+
+    async def extend_job(
+        self,
+        channel: ChannelId,
+        consumer: ConsumerId,
+        job: JobId,
+        lease: Lease,
+        wanted: models.JobHeartbeat,
+    ) -> Response:
         """Extend the lease of a job that takes long."""
-        queue = await self._pull_queue(request)
-        job_id = row_id(request, "job")
-        token = _lease(request)
-        if token is None:
-            raise Problem(400, f"there is no {LEASE}: send what the claim has answered as such")
-        body = await read_object(request, self._limits, ("IncrementalTimeout",))
-        longer = _timeout(body, "IncrementalTimeout") or 0
-        held = await self._jobs.extend(queue, job_id, token, longer=longer)
-        if not held:
+        longer = wanted.IncrementalTimeout
+        queue = queue_of(channel, consumer)
+        if not await self._jobs.extend(queue, job, lease, longer=longer):
             raise Problem(409, LOST)
         return Response(status_code=202)
 
-    async def _pull_queue(self, request: Request) -> str:
-        """The queue of a pull consumer whose tokens the request has.
+    # Who may ask.
+
+    async def _let_producer_in(self, request: Request) -> None:
+        await self._begin()
+        channel = request.path_params["channel"]
+
+        async def look() -> list[str]:
+            return [hash_of(await self._jobs.find(channel))]
+
+        name = f"channel {channel}"
+        await self._check(request, name, look, CHANNEL_TOKEN)
+        found = await self._jobs.find(channel)
+        self._verify(request, name, [(found, CHANNEL_TOKEN)])
+
+    async def _let_consumer_in(self, request: Request) -> None:
+        """Compare both tokens of a pull consumer.
 
         Raises:
             Problem: they are missing or wrong (403), or it is a push consumer (400).
         """
         await self._begin()
-        channel, consumer = _ids(request)
+        channel = request.path_params["channel"]
+        consumer = request.path_params["consumer"]
         queue = queue_of(channel, consumer)
 
         async def look() -> list[str]:
@@ -258,7 +306,6 @@ class ChannelRoutes:
         assert of_consumer is not None  # noqa: S101 - its token was right
         if of_consumer.type != "pull":
             raise _push(queue)
-        return queue
 
     async def _check(self, request: Request, name: str, look: Look, *headers: str) -> None:
         tokens = [request.headers.get(header, "") for header in headers]
@@ -284,27 +331,12 @@ class ChannelRoutes:
         )
 
 
-def _answer(
-    request: Request, changed: Changed, wanted: JobState, *, with_timeout: bool
-) -> Response:
-    """What a consumer is told of a change."""
-    if changed.verdict == "not_found":
-        raise _no_job(request)
-    if changed.verdict == "push":
-        raise _push(queue_of(*_ids(request)))
-    if changed.verdict == "refused":
-        raise Problem(400, _refusal(changed, wanted, with_timeout))
-    refused = {
-        "lost": (409, LOST),
-        "paused": (409, "the queue is paused by an operator: ask again when it is resumed"),
-        "expired": (400, "the job has expired before it was taken, and is dead: take another"),
-    }
-    if changed.verdict in refused:
-        raise Problem(*refused[changed.verdict])
-    headers = {}
-    if changed.lease is not None:
-        headers[LEASE] = str(changed.lease)
-    return Response(status_code=202, headers=headers)
+_REFUSED: Mapping[str, tuple[int, str]] = {
+    "lost": (409, LOST),
+    "paused": (409, "the queue is paused by an operator: ask again when it is resumed"),
+    "expired": (400, "the job has expired before it was taken, and is dead: take another"),
+}
+"""What a consumer is told of a change that was not made."""
 
 
 def _refusal(changed: Changed, wanted: JobState, with_timeout: bool) -> str:
@@ -329,11 +361,10 @@ def _push(queue: str) -> Problem:
     return Problem(400, text)
 
 
-def _no_job(request: Request) -> Problem:
+def _no_job(job: int) -> Problem:
     """It may be another consumer's, which is not told."""
-    given = short(request.path_params["job"])
     text = "retention may have removed it; queued-jobs lists those that may be taken"
-    return Problem(404, f"this consumer has no job {given}: {text}")
+    return Problem(404, f"this consumer has no job '{job}': {text}")
 
 
 def _registered(found: Registered, shown: dict[str, Any]) -> Response:
@@ -357,30 +388,3 @@ def _shown(job: PullJob) -> dict[str, Any]:
         content_type += BASE64
     message = {"MessageID": job.message_id, "Payload": payload, "ContentType": content_type}
     return {"ID": str(job.id), "Priority": job.priority, "Message": message}
-
-
-def _ids(request: Request) -> tuple[str, str]:
-    return request.path_params["channel"], request.path_params["consumer"]
-
-
-def _timeout(body: Mapping[str, Any], name: str) -> int | None:
-    """Seconds; None: the field is missing."""
-    if name not in body:
-        return None
-    value = body[name]
-    if type(value) is not int or not 0 <= value <= LONGEST_TIMEOUT:
-        allowed = f"a whole number of seconds, 0 to {LONGEST_TIMEOUT}"
-        raise Problem(400, f"{name} must be {allowed}, got {short(value)}")
-    return value
-
-
-def _lease(request: Request) -> UUID | None:
-    """The lease that the consumer believes to have; None: it does not say."""
-    given = request.headers.get(LEASE)
-    if given is None:
-        return None
-    try:
-        return UUID(given)
-    except ValueError:
-        text = f"{LEASE} must be the UUID that the claim has answered, got another text"
-        raise Problem(400, text) from None

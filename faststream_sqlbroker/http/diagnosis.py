@@ -6,14 +6,12 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 
 from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.core.health import Diagnosis, DiagnosisPart
 from faststream_sqlbroker.core.text import visible
-from faststream_sqlbroker.http.users import Role, User
+from faststream_sqlbroker.http.api import Api, Door
 
 LIMIT = 5.0
 """Seconds that each part may take."""
@@ -22,23 +20,22 @@ LIMIT = 5.0
 class DiagnosisRoutes:
     """For administrators: it names hosts, tables and rights."""
 
-    def __init__(self, admin: Callable[[], Admin], guard: Callable[..., Any]) -> None:
-        """`guard` lets those in who have a role."""
+    def __init__(self, admin: Callable[[], Admin]) -> None:
         self._admin = admin
-        self._guard = guard
         self._turn = asyncio.Lock()
 
-    def routes(self) -> list[Route]:
-        """Their paths."""
-        return [
-            Route("/v1/diagnosis", self._guard(Role.ADMIN, self._json), methods=["GET"]),
-            Route("/diagnosis", self._guard(Role.ADMIN, self._page), methods=["GET"]),
-        ]
+    def add_to(self, api: Api, admin: Door) -> None:
+        """Serve both; `admin` lets administrators in."""
+        kinds = {200: "application/json"}
+        api.add("GET /v1/diagnosis", self.diagnosis, admin, kinds, part="probes")
+        api.add("GET /diagnosis", self.page, admin, {200: "text/html"}, part=None)
 
-    async def _json(self, _request: Request, _user: User) -> Response:
+    async def diagnosis(self) -> Response:
+        """All that the broker depends on."""
         return JSONResponse((await self._look()).as_json)
 
-    async def _page(self, _request: Request, _user: User) -> Response:
+    async def page(self) -> Response:
+        """The same for people."""
         return HTMLResponse(page(await self._look()))
 
     async def _look(self) -> Diagnosis:

@@ -1,15 +1,11 @@
 """The bodies of requests and answers about queues: checked by them, and described by them."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from faststream_sqlbroker.core.channels import LONGEST_WAIT
-from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_body
-from faststream_sqlbroker.http.mistakes import mistakes
 
-M = TypeVar("M", bound=BaseModel)
 LONGEST_LEASE = 86_400
 """Seconds of a lease; a heartbeat makes it longer."""
 MOST_RESERVED = 100
@@ -40,7 +36,7 @@ _MESSAGE: dict[str, Any] = _LEASED | {
     "encoding": "text",
     "content_type": "application/json",
     "headers": {"content-type": "application/json"},
-    "key": None,
+    "key": "ann",
     "priority": 0,
     "attempt": 1,
     "deliveries": 1,
@@ -59,6 +55,19 @@ class Told(BaseModel):
     """A body of an answer."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Rotation(BaseModel):
+    """The form of a token."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    rotate: Literal["true", "false"] = "false"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is to be another token."""
+        return self.rotate == "true"
 
 
 class Body(Asked):
@@ -247,17 +256,3 @@ class QueueToken(Told):
     queue: str
     role: Literal["publish", "consume"]
     token: str | None = Field(None, description="Told once: when it was made or rotated")
-
-
-async def read_model(request: Request, limits: BodyLimits, model: type[M]) -> M:
-    """The body, checked.
-
-    Raises:
-        Problem: as `read_body`; or it is something else (400).
-    """
-    body = await read_body(request, limits)
-    # No body is an empty object, for requests whose fields all have defaults.
-    try:
-        return model.model_validate_json(body or b"{}")
-    except ValidationError as error:
-        raise Problem(400, mistakes(error, model)) from None

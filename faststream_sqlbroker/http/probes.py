@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.http import channel_models as models
 from faststream_sqlbroker.http.answers import Problem
+from faststream_sqlbroker.http.api import OPEN, Api, Door
 from faststream_sqlbroker.http.service import Service
 
 LIMIT = 3.0
@@ -44,14 +45,18 @@ class Probes:
         self._found: tuple[float, Readiness] | None = None
         self._schema: tuple[float, bool] | None = None
 
-    async def live(self, _request: Request) -> Response:
-        """The event loop answers: all that a restart could mend.
+    def add_to(self, api: Api, viewers: Door) -> None:
+        """Serve all of them; `viewers` lets those in who may see the metrics: they name queues."""
+        ready = dict.fromkeys((200, 503), models.Ready)
+        api.add("GET /health/live", self.live, OPEN, {200: models.Live}, part="probes")
+        api.add("GET /health/ready", self.ready, OPEN, ready, part="probes")
+        api.add("GET /metrics", self.metrics, viewers, {200: "text/plain"}, 404, part="probes")
 
-        A database that is away is not among it.
-        """
+    async def live(self) -> Response:
+        """Whether the event loop answers: all that a restart could mend, so not the database."""
         return JSONResponse({"status": "live"})
 
-    async def ready(self, _request: Request) -> Response:
+    async def ready(self) -> Response:
         """200 if the broker has started, its loops work, and the tables are there; else 503."""
         found = await self._look()
         status = "ready" if found.ready else "not ready"
@@ -61,12 +66,8 @@ class Probes:
             shown[name] = None if seconds is None else round(seconds, 3)
         return JSONResponse(shown, 200 if found.ready else 503)
 
-    async def metrics(self, _request: Request) -> Response:
-        """The registry, as Prometheus reads it.
-
-        Raises:
-            Problem: there is none (404).
-        """
+    async def metrics(self) -> Response:
+        """The registry, as Prometheus reads it; 404 if there is none."""
         if self._service.exposition is None:
             text = (
                 "this broker has no metrics: give it SqlBrokerPrometheusMetrics(registry) as "

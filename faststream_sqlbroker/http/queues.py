@@ -7,14 +7,15 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, cast
+from functools import partial
+from typing import Annotated, Any
 from uuid import UUID
 
+from fastapi import Body, Path
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from faststream_sqlbroker.core.channels import QUEUE_ROLES, QueueRole, Registered, token_fits
+from faststream_sqlbroker.core.channels import QueueRole, Registered, token_fits
 from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.reasons import REJECTED
@@ -26,17 +27,18 @@ from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.tasks.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models
-from faststream_sqlbroker.http.answers import (
-    BodyLimits,
-    Problem,
-    StoredJson,
-    read_form,
-    tellable,
+from faststream_sqlbroker.http.answers import FORM, Problem, StoredJson, kind_of, tellable
+from faststream_sqlbroker.http.api import (
+    BODY,
+    FORM_BODY,
+    OPTIONAL,
+    Api,
+    Caller,
+    Door,
+    MessageId,
+    hash_of,
 )
 from faststream_sqlbroker.http.gate import Gate
-from faststream_sqlbroker.http.mistakes import kind_of
-from faststream_sqlbroker.http.parameters import Guard, flag, hash_of, row_id
-from faststream_sqlbroker.http.users import Role, User
 from faststream_sqlbroker.parser import CONTENT_TYPE, REPLY_TO
 from faststream_sqlbroker.publisher.rows import make_row
 
@@ -46,36 +48,47 @@ _CONTENT_TYPES = {"json": "application/json", "text": "text/plain", "base64": No
 _OPTIONS = ("key", "priority", "dedup_id", "delay", "next_attempt_at", "expires_in")
 
 
+QueueName = Annotated[
+    str,
+    Path(description="The queue's name, as it is or encoded", json_schema_extra={"minLength": 1}),
+]
+TokenRole = Annotated[QueueRole, Path(description="What the token allows")]
+
+
 class QueueRoutes:
     """Answers requests about queues."""
 
-    def __init__(
-        self, jobs: Callable[[], QueueJobs], gate: Gate, limits: BodyLimits, guard: Guard
-    ) -> None:
-        """Administrators pass by `guard`; producers and consumers by a token of the queue."""
+    def __init__(self, jobs: Callable[[], QueueJobs], gate: Gate) -> None:
+        """Administrators pass by a door of theirs; others by a token of the queue."""
         self._current = jobs
         self._gate = gate
-        self._limits = limits
-        self._guard = guard
 
     @property
     def _jobs(self) -> QueueJobs:
         return self._current()
 
-    def routes(self) -> list[Route]:
-        """All paths. The names of queues may have slashes: what follows is never a part of them."""
+    def add_to(self, api: Api, admin: Door) -> None:
+        """Serve all of them; `admin` lets administrators in.
+
+        The names of queues may have slashes: what follows is never a part of them.
+        """
         queue = "/v1/queues/{queue:path}"
         message = queue + "/messages/{message}"
-        put_token = self._guard(Role.ADMIN, self.put_token)
-        return [
-            Route(queue + "/tokens/{role}", put_token, methods=["PUT"]),
-            Route(message + "/heartbeat", self.heartbeat, methods=["POST"]),
-            Route(message + "/commit", self.commit, methods=["POST"]),
-            Route(message + "/rollback", self.rollback, methods=["POST"]),
-            Route(queue + "/publish-batch", self.publish_batch, methods=["POST"]),
-            Route(queue + "/publish", self.publish, methods=["POST"]),
-            Route(queue + "/reserve", self.reserve, methods=["POST"]),
-        ]
+        producers = Door(("queueToken",), partial(self._let_in, role="publish"))
+        consumers = Door(("queueToken",), partial(self._let_in, role="consume"))
+        leased = (*BODY, 404, 409)
+        add = partial(api.add, part="queues")
+        made = dict.fromkeys((200, 201), models.QueueToken)
+        path = f"PUT {queue}/tokens/{{role}}"
+        add(path, self.put_queue_token, admin, made, *FORM_BODY, 404, body=OPTIONAL)
+        add(f"POST {message}/heartbeat", self.extend, consumers, {200: models.LeaseEnd}, *leased)
+        add(f"POST {message}/commit", self.commit, consumers, {200: models.Settled}, *leased)
+        add(f"POST {message}/rollback", self.rollback, consumers, {200: models.Settled}, *leased)
+        batch = {201: models.PublishedBatch}
+        add(f"POST {queue}/publish-batch", self.publish_batch, producers, batch, *BODY)
+        published = dict.fromkeys((200, 201), models.Published)
+        add(f"POST {queue}/publish", self.publish, producers, published, *BODY)
+        add(f"POST {queue}/reserve", self.reserve, consumers, {200: models.Reserved}, *BODY)
 
     def end_waits(self) -> None:
         """Answer all that wait, so that a server can stop."""
@@ -83,21 +96,17 @@ class QueueRoutes:
 
     # For administrators.
 
-    async def put_token(self, request: Request, user: User) -> Response:
-        """Make the token of a queue, which is told once."""
+    async def put_queue_token(
+        self,
+        queue: QueueName,
+        role: TokenRole,
+        form: Annotated[models.Rotation, Body(media_type=FORM)],
+        user: Caller,
+    ) -> Response:
+        """Make the token of a queue, or another one, which is told once."""
         await self._begin()
-        queue = _queue(request)
-        role = request.path_params["role"]
-        if role not in QUEUE_ROLES:
-            raise Problem(404, f"a token is for publish or consume, got {short(role)}")
-        fields = await read_form(request, self._limits)
-        if fields.keys() - {"rotate"}:
-            names = short(", ".join(sorted(fields.keys() - {"rotate"})))
-            text = f"there is the field rotate only, got {names}: tokens are made here"
-            raise Problem(400, text)
-        found = await self._jobs.put_token(
-            queue, cast("QueueRole", role), by=user.name, rotate=flag(fields, "rotate")
-        )
+        _check_name(queue)
+        found = await self._jobs.put_token(queue, role, by=user.name, rotate=form.is_wanted)
         shown = {"queue": queue, "role": role}
         if found.new_token is not None:
             shown["token"] = found.new_token
@@ -105,26 +114,20 @@ class QueueRoutes:
 
     # For producers.
 
-    async def publish(self, request: Request) -> Response:
-        """Publish one message."""
-        queue = await self._enter(request, "publish")
-        message = await models.read_model(request, self._limits, models.NewMessage)
+    async def publish(self, queue: QueueName, message: models.NewMessage) -> Response:
+        """Publish a message."""
         [found] = await self._jobs.publish([_row(queue, message)])
         return JSONResponse({"id": found}, 200 if found is None else 201)
 
-    async def publish_batch(self, request: Request) -> Response:
-        """Publish several in one transaction."""
-        queue = await self._enter(request, "publish")
-        batch = await models.read_model(request, self._limits, models.NewMessages)
+    async def publish_batch(self, queue: QueueName, batch: models.NewMessages) -> Response:
+        """Publish messages in one transaction."""
         ids = await self._jobs.publish([_row(queue, each) for each in batch.messages])
         return JSONResponse({"ids": ids}, 201)
 
     # For consumers.
 
-    async def reserve(self, request: Request) -> Response:
+    async def reserve(self, request: Request, queue: QueueName, wanted: models.Reserve) -> Response:
         """Lease messages; wait for the first of them as long as the client stays."""
-        queue = await self._enter(request, "consume")
-        wanted = await models.read_model(request, self._limits, models.Reserve)
         rows = await self._while_connected(request, queue, wanted)
         shown = [_shown(row, wanted.lease_seconds) for row in rows]
         return StoredJson({"messages": shown})
@@ -157,34 +160,29 @@ class QueueRoutes:
                 with suppress(asyncio.CancelledError):
                     await taking
 
-    async def heartbeat(self, request: Request) -> Response:
-        """Extend a lease."""
-        queue = await self._enter(request, "consume")
-        number = row_id(request, "message")
-        wanted = await models.read_model(request, self._limits, models.Heartbeat)
-        message = LeasedMessage(queue, number, UUID(wanted.lease_token))
-        ends = await self._jobs.extend(message, wanted.lease_seconds)
+    async def extend(
+        self, queue: QueueName, message: MessageId, wanted: models.Heartbeat
+    ) -> Response:
+        """Extend the lease of a message."""
+        leased = LeasedMessage(queue, message, UUID(wanted.lease_token))
+        ends = await self._jobs.extend(leased, wanted.lease_seconds)
         if ends is None:
             raise _lost()
         return JSONResponse({"lease_ends_at": _time(ends)})
 
-    async def commit(self, request: Request) -> Response:
+    async def commit(self, queue: QueueName, message: MessageId, wanted: models.Commit) -> Response:
         """Settle a message as COMPLETED."""
-        queue = await self._enter(request, "consume")
-        number = row_id(request, "message")
-        wanted = await models.read_model(request, self._limits, models.Commit)
         replaced = None if wanted.result is None else _replacing(wanted.result)
-        message = LeasedMessage(queue, number, UUID(wanted.lease_token))
-        return _settled(await self._jobs.settle(message, Ack(), replaced=replaced))
+        leased = LeasedMessage(queue, message, UUID(wanted.lease_token))
+        return _settled(await self._jobs.settle(leased, Ack(), replaced=replaced))
 
-    async def rollback(self, request: Request) -> Response:
+    async def rollback(
+        self, queue: QueueName, message: MessageId, wanted: models.Rollback
+    ) -> Response:
         """Give a message back, or up."""
-        queue = await self._enter(request, "consume")
-        number = row_id(request, "message")
-        wanted = await models.read_model(request, self._limits, models.Rollback)
-        message = LeasedMessage(queue, number, UUID(wanted.lease_token))
+        leased = LeasedMessage(queue, message, UUID(wanted.lease_token))
         error = None if wanted.error is None else clean_text(wanted.error)
-        return _settled(await self._jobs.settle(message, _outcome(wanted), error=error))
+        return _settled(await self._jobs.settle(leased, _outcome(wanted), error=error))
 
     async def _begin(self) -> None:
         try:
@@ -193,14 +191,15 @@ class QueueRoutes:
             self._gate.log(f"HTTP: the tokens of the configuration cannot be made: {error}")
             raise Problem(503, "the tokens cannot be made: see the server's log") from None
 
-    async def _enter(self, request: Request, role: QueueRole) -> str:
-        """The queue, for which the request has a token.
+    async def _let_in(self, request: Request, role: QueueRole) -> None:
+        """Compare the token of the queue.
 
         Raises:
             Problem: the token is missing (401) or wrong (403), or it cannot be a queue (400).
         """
         await self._begin()
-        queue = _queue(request)
+        queue = request.path_params["queue"]
+        _check_name(queue)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
 
@@ -227,15 +226,11 @@ class QueueRoutes:
                 f"the token does not allow to {role} here: an administrator makes one with "
                 f"PUT /v1/queues/QUEUE/tokens/{role}",
             )
-        return queue
 
 
-def _queue(request: Request) -> str:
-    name = request.path_params["queue"]
-    if (problem := queue_problem(name)) is not None:
-        raise Problem(400, f"{short(name)} cannot be the name of a queue: {problem}")
-    found: str = name
-    return found
+def _check_name(queue: str) -> None:
+    if (problem := queue_problem(queue)) is not None:
+        raise Problem(400, f"{short(queue)} cannot be the name of a queue: {problem}")
 
 
 def _row(queue: str, message: models.NewMessage) -> Row:

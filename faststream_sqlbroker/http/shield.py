@@ -87,7 +87,7 @@ def unknown_problem(request: Request, error: Exception) -> Problem:
     path = short(request.scope["path"])
     text = f"{error.detail}: {path}"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        paths = [getattr(route, "path", "") for route in request.app.routes]
+        paths = dict.fromkeys(getattr(route, "path", "") for route in request.app.routes)
         there = f"there are {', '.join(paths)}"
         if DOCUMENT in paths:
             there = (

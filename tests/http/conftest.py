@@ -55,9 +55,7 @@ def client_of(
 ) -> httpx.AsyncClient:
     """A client at an address that is not this machine's; what it is answered is as documented."""
     if isinstance(app, HttpApp):
-        served = {
-            getattr(route, "path", "").replace(":path}", "}") for route in app.starlette.routes
-        }
+        served = {getattr(route, "path", "").replace(":path}", "}") for route in app.api.routes}
         compare = partial(is_documented, served=served)
         options.setdefault("event_hooks", {"response": [compare]})
     transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=client)

@@ -4,14 +4,13 @@ import json
 import re
 from collections.abc import Collection
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema_rs
 
-from faststream_sqlbroker.http.described import OPERATIONS
-from faststream_sqlbroker.http.openapi import document
-
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
 Key = tuple[str, str, int]
 """Method, path and status."""
 SEEN: set[Key] = set()
@@ -20,20 +19,30 @@ SEEN: set[Key] = set()
 
 @cache
 def whole() -> dict[str, Any]:
-    """The document of all parts."""
-    return document(["probes", "mirror", "channels", "queues"])
+    """The document of all parts, which `test_generated` compares with the code."""
+    found: dict[str, Any] = json.loads(DOCUMENT.read_text())
+    return found
+
+
+def operations() -> list[tuple[str, str, dict[str, Any]]]:
+    """Method, path and what is said of them."""
+    return [
+        (method, path, told)
+        for path, methods in whole()["paths"].items()
+        for method, told in methods.items()
+    ]
 
 
 @cache
 def _paths() -> list[tuple[re.Pattern[str], str, str]]:
     found = []
-    for each in OPERATIONS:
-        parts = re.split(r"(\{\w+\})", each.path)
+    for method, path, _ in operations():
+        parts = re.split(r"(\{\w+\})", path)
         pattern = "".join(
             (".*" if part == "{queue}" else "[^/]*") if part.startswith("{") else re.escape(part)
             for part in parts
         )
-        found.append((re.compile(pattern), each.method.upper(), each.path))
+        found.append((re.compile(pattern), method.upper(), path))
     return found
 
 

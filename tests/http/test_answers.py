@@ -31,6 +31,9 @@ from faststream_sqlbroker.http.local import check_local
 from faststream_sqlbroker.http.proxies import host_name
 from faststream_sqlbroker.http.shield import HANDLERS, HEADERS, Shield
 from tests.http.conftest import BASE, as_user, client_of, logins, on_sqlite
+from tests.http.known import CHANNEL, JOBS, PATH, PUBLISH, bearer
+from tests.http.pulling import channels
+from tests.http.queueing import queues
 
 SECRET = "postgresql://user:secret@db/shop"
 
@@ -235,12 +238,13 @@ async def test_a_slow_body_is_cut_off() -> None:
     assert sent[0]["status"] == 408
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"x"', b"[" * 50_000, b"\xff", b"1" * 5_000])
+@pytest.mark.parametrize("body", [b"[]", b"{", b'"x"', b"[" * 50_000, b"\xff", b"1" * 5_000])
 async def test_what_is_no_object(body: bytes) -> None:
     async with client_of(answering(read_object, BodyLimits(100_000, 600.0))) as client:
         found = await client.post("/", content=body)
         assert (found.status_code, found.json()["error"][:8]) == (400, "the body")
         assert (await client.post("/", content=b'{"a": 1}')).json() == {"a": 1}
+        assert (await client.post("/")).json() == {}
 
 
 async def test_a_form() -> None:
@@ -386,3 +390,43 @@ def test_the_name_in_host() -> None:
     assert host_name("[::1]:80") == "[::1]"
     assert host_name("[::1]") == "[::1]"
     assert host_name("localhost:evil") == "localhost:evil"
+
+
+@on_sqlite
+async def test_head_is_answered_as_get(broker: SqlBroker) -> None:
+    """By probes of an orchestrator, too."""
+    async with client_of(broker.asgi(logins(), queues=queues())) as client:
+        for path, auth, status in (
+            ("/health/live", None, 200),
+            ("/csrf-token", as_user("vic"), 200),
+            ("/csrf-token", None, 401),
+            (f"{PATH}/reserve", None, 405),
+            ("/none", None, 404),
+        ):
+            assert (await client.head(path, auth=auth)).status_code == status
+
+
+@on_sqlite
+async def test_a_body_is_read_only_if_its_sender_is_known(broker: SqlBroker) -> None:
+    """Then it is JSON whatever its type says: `curl -d` says that it is a form."""
+    read: list[str] = []
+
+    async def body(name: str) -> AsyncIterator[bytes]:
+        read.append(name)
+        yield b'{"body": 1}'
+
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    async with client_of(broker.asgi(logins(), channels=channels(), queues=queues())) as client:
+        for name, method, path, headers, status in (
+            ("stranger", "POST", f"{PATH}/publish", {}, 401),
+            ("wrong token", "POST", f"{PATH}/publish", bearer("w" * 43), 403),
+            ("no user", "PUT", f"{PATH}/tokens/publish", {}, 401),
+            ("no consumer", "POST", f"{JOBS}/job/1", {}, 403),
+            ("no producer", "POST", f"/channel/{CHANNEL}/broadcast", {}, 403),
+            ("known", "POST", f"{PATH}/publish", bearer(PUBLISH), 201),
+        ):
+            found = await client.request(
+                method, path, content=body(name), headers={**form, **headers}
+            )
+            assert found.status_code == status, name
+    assert read == ["known"]

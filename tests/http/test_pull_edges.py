@@ -390,24 +390,24 @@ async def test_all_pull_consumers_are_watched(
 async def test_a_limit_of_many_digits(broker: SqlBroker) -> None:
     pulling = Pulling(broker)
     async with pulling.http:
-        page = await pulling.page(f"?limit={'9' * 20}")
-        assert page.status_code == 400
-        text = f"limit must be a whole number of up to 19 digits, got '{'9' * 20}'"
-        assert page.json()["error"] == text
-        assert (await pulling.page(f"?limit={'9' * 19}")).status_code == 200
+        for digits, status in ((20, 200), (5_000, 400)):
+            assert (await pulling.page(f"?limit={'9' * digits}")).status_code == status
 
 
 @on_sqlite
 async def test_errors_say_what_was_given_and_what_is_allowed(broker: SqlBroker) -> None:
     pulling = Pulling(broker)
-    states = "NextState must be one of INFLIGHT, DELIVERED, DEAD, got "
-    seconds = "IncrementalTimeout must be a whole number of seconds, 0 to "
+    states = "NextState must be 'INFLIGHT', 'DELIVERED' or 'DEAD', got "
+    seconds = "IncrementalTimeout must be greater than or equal to 0, got -1"
     async with pulling.http:
         for answer, text in [
-            (await pulling.page("?limit=0"), "limit must be 1 or more, got 0"),
+            (await pulling.page("?limit=0"), "limit must be greater than or equal to 1, got 0"),
             (await pulling.page("?limit=few"), "limit must be a whole number, got 'few'"),
             (await pulling.post("1", "DONE"), f"{states}'DONE'"),
-            (await pulling.http.post(f"{pulling.jobs}/job/1", json={}, headers=TOKENS), states),
+            (
+                await pulling.http.post(f"{pulling.jobs}/job/1", json={}, headers=TOKENS),
+                "NextState is missing: ",
+            ),
             (await pulling.post("1", "INFLIGHT", IncrementalTimeout=-1), seconds),
         ]:
             assert answer.status_code == 400
@@ -476,14 +476,14 @@ async def test_errors_about_jobs_say_what_to_do(broker: SqlBroker) -> None:
         beat = f"{JOBS}/job/{job['ID']}/heartbeat"
         assert await send(beat, b"{}", **{LEASE: lease}) == LOST
         assert await send(beat, b"{}") == (
-            "there is no X-Broker-Lease: send what the claim has answered as such"
+            "X-Broker-Lease is missing: it must be the UUID that the claim has answered"
         )
         secret = "not-a-uuid"
         assert await send(beat, b"{}", **{LEASE: secret}) == (
             "X-Broker-Lease must be the UUID that the claim has answered, got another text"
         )
-        wanted = "the body must be a JSON object with NextState, IncrementalTimeout"
-        assert await send(path, b"") == f"{wanted}, got none"
+        assert await send(path, b"") == "NextState is missing: give it"
+        wanted = "the body must be a JSON object"
         assert await send(path, b'["x"]') == f"{wanted}, got an array of JSON"
         assert await send(path, b'{"NextState":') == (
             f"{wanted}, and is no JSON: Expecting value: line 1 column 14 (char 13)"

@@ -645,8 +645,8 @@ LEASE_TOKEN = "what reserve has answered as lease_token"
             "/reserve",
             f'{{"limit": "{SECRET}'.encode(),
             (
-                "the body must be a JSON object, and is no JSON: EOF while parsing a string at "
-                "line 1 column 33"
+                "the body must be a JSON object, and is no JSON: Unterminated string starting at: "
+                "line 1 column 11 (char 10)"
             ),
         ),
         (COMMIT, {}, f"lease_token is missing: it must be {LEASE_TOKEN}"),

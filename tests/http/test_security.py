@@ -38,7 +38,7 @@ class Site:
         self.port = port
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self.routes: list[tuple[str, str, str]] = []
-        for route in app.starlette.routes:
+        for route in app.api.routes:
             if isinstance(route, Route):
                 methods = sorted((route.methods or set()) - {"HEAD"})
                 self.routes += [(each, route.path, filled(route.path)) for each in methods]
