@@ -156,7 +156,7 @@ class Operation(APIRoute):
         answer = super().get_route_handler()
         field = None if self.body_field is None else self.body_field.field_info
         read = read_form if getattr(field, "media_type", None) == FORM else read_object
-        model: type[BaseModel] | None = None if field is None else field.annotation
+        model: Any = None if field is None else field.annotation
 
         async def answer_whom_we_know(request: Request) -> Response:
             request.state.user = await self._door.enter(request)

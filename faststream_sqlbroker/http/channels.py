@@ -43,6 +43,7 @@ from faststream_sqlbroker.http.api import (
 )
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.lockout import Look
+from faststream_sqlbroker.http.models import Rotation
 
 CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
 CONSUMER_TOKEN = "X-Broker-Consumer-Token"  # noqa: S105 - as above
@@ -107,8 +108,8 @@ class ChannelRoutes:
         add = partial(api.add, part="channels")
         made = dict.fromkeys((200, 201), models.ChannelShown)
         add(f"PUT {channel}", self.put_channel, admin, made, *FORM_BODY, body=OPTIONAL)
-        made = dict.fromkeys((200, 201), models.ConsumerShown)
-        add(f"PUT {consumer}", self.put_consumer, admin, made, *FORM_BODY, 404, body=OPTIONAL)
+        changed = dict.fromkeys((200, 201), models.ConsumerShown)
+        add(f"PUT {consumer}", self.put_consumer, admin, changed, *FORM_BODY, 404, body=OPTIONAL)
         add(
             f"POST {channel}/broadcast",
             self.broadcast,
@@ -149,7 +150,7 @@ class ChannelRoutes:
     async def put_channel(
         self,
         channel: ChannelId,
-        form: Annotated[models.Rotation, Body(media_type=FORM)],
+        form: Annotated[Rotation, Body(media_type=FORM)],
         user: Caller,
     ) -> Response:
         """Make a channel, or give it a new token, which is told once."""

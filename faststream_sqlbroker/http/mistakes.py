@@ -51,10 +51,11 @@ def _mistake(
 ) -> str:
     kind = error["type"]
     given = error["input"]
-    name = next((part for part in loc if part in ALLOWED), loc[-1])
+    name = next((str(part) for part in loc if part in ALLOWED), str(loc[-1]))
     if kind == "extra_forbidden":
-        there = model is not None and len(loc) == 1
-        known = f"; there are {', '.join(model.model_fields)}" if there else ": leave it out"
+        known = ": leave it out"
+        if model is not None and len(loc) == 1:
+            known = f"; there are {', '.join(model.model_fields)}"
         return f"there is no field {place[: LONGEST // 10]}{known}"
     allowed = f"be {ALLOWED[name]}" if name in ALLOWED else _must(error["msg"])
     if kind == "missing":
