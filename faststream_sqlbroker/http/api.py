@@ -61,8 +61,10 @@ def hash_of(found: Registered | None) -> str:
     return UNKNOWN_HASH if found is None else found.token_hash
 
 
-def whole(text: str) -> int:
+def whole(given: object) -> int:
     """A whole number in decimal digits; Pydantic's own would be 1.0 and 1_0, too."""
+    # Older versions of FastAPI check defaults, too.
+    text = str(given)
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdecimal():
         raise ValueError("be a whole number")

@@ -79,7 +79,7 @@ DedupId = Annotated[
 Limit = Annotated[
     int,
     Field(ge=1),
-    BeforeValidator(lambda given: whole(given or str(DEFAULT_LIMIT))),
+    BeforeValidator(lambda given: whole(given or DEFAULT_LIMIT)),
     Query(description=f"Jobs of a page; {HIGHEST_LIMIT} at most"),
 ]
 After = Annotated[str | SkipJsonSchema[None], Query(description="Of the link to this page")]
