@@ -132,6 +132,33 @@ def test_a_path_equals_what_is_below_it() -> None:
     assert {path: 1}[Below("/a")] == 1
 
 
+SPANS = """
+import asyncio, httpx
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from faststream_sqlbroker import SqlBroker
+provider = TracerProvider()
+exporter = InMemorySpanExporter()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+app = SqlBroker("sqlite+aiosqlite:///x.db", logger=None).asgi(lambda connection: None)
+async def main():
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        print((await client.get("/health/live")).status_code, len(exporter.get_finished_spans()))
+asyncio.run(main())
+"""
+
+
+def test_requests_have_no_spans_but_those_of_the_application() -> None:
+    """FastAPI would make some for each application that is mounted."""
+    done = subprocess.run(
+        [sys.executable, "-c", SPANS], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "200 0\n", done.stderr
+
+
 @pytest.mark.parametrize("missing", ["fastapi", "starlette", "uvicorn"])
 def test_a_missing_package_names_the_extra(missing: str) -> None:
     code = (
