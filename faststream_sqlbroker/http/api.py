@@ -1,6 +1,6 @@
 """The JSON API on FastAPI: who may send a request, what it may hold, what it may be answered."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -124,6 +124,27 @@ async def _all(_request: Request) -> None:
 OPEN = Door((), _all)
 
 
+def _responses(
+    answers: Mapping[int, type[BaseModel] | str | None],
+    problems: Iterable[int],
+    headers: Mapping[str, str],
+) -> dict[int | str, dict[str, Any]]:
+    """What FastAPI describes of the answers by status."""
+    shown: dict[int | str, dict[str, Any]] = {
+        status: {"description": _PROBLEMS[status], "content": _FAILURE} for status in problems
+    }
+    told = {
+        name: {"schema": {"type": "string"}, "description": text} for name, text in headers.items()
+    }
+    for status, answer in answers.items():
+        shown[status] = {"headers": told} if told else {}
+        if isinstance(answer, str):
+            shown[status]["content"] = {answer: {"schema": {}}}
+        elif answer is not None:
+            shown[status]["model"] = answer
+    return shown
+
+
 class _Whole(Request):
     """A request whose body was read: JSON for FastAPI, whatever its Content-Type says."""
 
@@ -217,19 +238,7 @@ class Api(FastAPI):
             headers: Of the answers: what each tells.
         """
         method, path = request.split()
-        shown: dict[int | str, dict[str, Any]] = {
-            status: {"description": _PROBLEMS[status], "content": _FAILURE}
-            for status in (*door.problems, *problems)
-        }
-        for status, answer in answers.items():
-            shown[status] = {"model": answer} if isinstance(answer, type) else {}
-            if isinstance(answer, str):
-                shown[status]["content"] = {answer: {"schema": {}}}
-            if headers:
-                shown[status]["headers"] = {
-                    name: {"schema": {"type": "string"}, "description": text}
-                    for name, text in headers.items()
-                }
+        shown = _responses(answers, (*door.problems, *problems), headers or {})
         needed: dict[str, list[str]] = {name: [] for name in door.schemes}
         extra: dict[str, Any] = {"security": [needed] if needed else []}
         if body is not None:
