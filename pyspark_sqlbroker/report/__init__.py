@@ -1,6 +1,6 @@
 """The archive on one HTML page."""
 
-import os
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +8,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
 from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.report.figures import gather
-from pyspark_sqlbroker.report.page import Links, render
 
 
 def write_report(
@@ -55,12 +54,22 @@ def write_report(
         The file's path.
 
     Raises:
+        MissingExtraError: matplotlib or Jinja is not installed: the extra `report` brings them.
         SetupError: columns are missing, `every` is no length of time or gives more than 2 000
             buckets, `as_of` is no moment, `message_url` is no such address, the file's folder is
             not there, or `path` is itself a folder.
     """
-    if message_url is not None:
-        _check_address(message_url)
+    try:
+        from pyspark_sqlbroker.report.page import render  # noqa: PLC0415 - the extra's packages
+    except ModuleNotFoundError as error:
+        msg = f"{error.name!r} is not installed: pip install 'sqlbroker[report]'"
+        raise MissingExtraError(msg) from error
+    # A browser would run an address that begins with "javascript:".
+    if message_url is not None and not re.match("https?://.*{id}", message_url, re.DOTALL):
+        raise SetupError(
+            'message_url must begin with "https://" or "http://" and have "{id}" in it, like '
+            f'"https://ops.example/ui/messages/{{id}}", got {message_url!r}'
+        )
     target = Path(path).absolute()
     if not target.parent.is_dir():
         raise SetupError(
@@ -71,21 +80,11 @@ def write_report(
             f"path {str(path)!r} is a folder: give a file, like {str(target / 'report.html')!r}"
         )
     figures = gather(frame, live=live, every=every, as_of=as_of, before=before)
-    page = render(figures, title, Links(message_url, replay_options))
     # Readers find the old page or the new one, never half of it.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, target)  # noqa: PTH105 - Path.replace is this
+        temporary.write_text(render(figures, title, message_url, replay_options), encoding="utf-8")
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     return target
-
-
-def _check_address(address: str) -> None:
-    # A browser would run an address that begins with "javascript:".
-    if "{id}" not in address or not address.startswith(("https://", "http://")):
-        raise SetupError(
-            'message_url must begin with "https://" or "http://" and have "{id}" in it, like '
-            f'"https://ops.example/ui/messages/{{id}}", got {address!r}'
-        )

@@ -1,16 +1,14 @@
 """A report's figures: computed in Spark from one read; the driver gets only small results."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
-from functools import reduce
-from operator import or_
+from datetime import datetime
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.storagelevel import StorageLevel
 
 from faststream_sqlbroker.core.times import Duration, from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
@@ -47,55 +45,36 @@ WIDTHS = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400
 
 Row = dict[str, Any]
 
-ErrorIdentity = tuple[str, str | None, str | None]
-"""Queue, reason and class of the exception."""
+_FIRST = -62_135_510_400_000_000
+"""Microseconds from 1970 to the second day of the year 1, the first that an axis can show."""
 
-_IDENTITY = ("queue", "reason", "error_type")
-
-_FIRST = datetime.min.replace(tzinfo=timezone.utc)
-
-_LAST = datetime.max.replace(tzinfo=timezone.utc)
-
-
-@dataclass
-class Before:
-    """What a report shows of the period before.
-
-    Attributes:
-        totals: As `Figures.totals`.
-        p99: Seconds that 99 % took at most, by phase.
-        lost: Lost deliveries.
-        rates: Failures by queue, as `failure_rate` has them.
-        errors: Messages of those errors of this period that were there before, by their identity.
-    """
-
-    totals: Row
-    p99: dict[str, float]
-    lost: int
-    rates: dict[str, Row]
-    errors: dict[ErrorIdentity, int]
+_LAST = 253_402_300_799_000_000
+"""To the last second of the year 9999."""
 
 
 @dataclass
 class Figures:
-    """What a report shows.
+    """What a report shows of a period.
 
     Attributes:
         totals: One row about all messages: messages, completed, failed, discarded, queues, first,
             last (aware datetimes in UTC, or None), bytes.
         every: Width of a bucket in seconds.
-        others: The name under which the smaller queues are put together; None if there are none.
-        tables: Rows of the results of `spark.analytics`, by function.
+        queues: Names of the queues, the largest first; then the name under which the smaller ones
+            are put together, whether there are any or not.
+        tables: Rows of the results of `spark.analytics`, by function; errors have an `error` too,
+            which tells them from others.
         failures: The latest messages of each error in the table of errors.
-        before: The period before; None if the report was not given it.
+        before: The period before, with `totals` and some tables, of which the errors are those of
+            this period; None if the report was not given it.
     """
 
     totals: Row
     every: float
-    others: str | None
+    queues: list[str]
     tables: dict[str, list[Row]] = field(default_factory=dict)
     failures: list[Row] = field(default_factory=list)
-    before: Before | None = None
+    before: "Figures | None" = None
 
 
 def gather(
@@ -110,122 +89,69 @@ def gather(
     need(frame, "the report", *ARCHIVE_SCHEMA.names)
     if before is not None:
         need(before, "the report (before)", *ARCHIVE_SCHEMA.names)
+    # What is wrong is told before anything is read.
     moment = parse_moment("as_of", as_of)
-    if every is not None:
-        width(every)
-    slim = _slim(frame).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    _width({"first": None}, every)
+    with _kept(frame) as slim:
         totals = _totals(slim)
-        kept, others = _shown_queues(slim, totals)
-        named = _with_names(slim, kept, others)
-        rates = _rates(slim, kept, others)
-        figures = Figures(totals, _width(totals, every), others)
-        found = _results(named, _worst(rates), figures.every, live, moment)
-        figures.tables = {name: collect_rows(result) for name, result in found.items()}
-        # Errors are named with the queue that they belong to, which a replay must be given.
-        figures.tables["top_errors"] = collect_rows(analytics.top_errors(slim, MOST_ROWS))
-        identities = [error_of(row) for row in figures.tables["top_errors"]]
-        figures.failures = latest_failures(slim, identities)
-    finally:
-        slim.unpersist()
+        figures = Figures(totals, _width(totals, every), _queues(slim, totals["queues"]))
+        results = _results(slim, figures, live, moment)
+        figures.tables = {name: collect_rows(result) for name, result in results.items()}
+        errors = [row["error"] for row in figures.tables["top_errors"]]
+        figures.failures = latest_failures(slim, errors)
     if before is not None:
-        figures.before = _gather_before(before, identities, kept, others)
+        with _kept(before) as slim:
+            results = _comparable_results(slim, figures.queues)
+            each = analytics.top_errors(slim, None).withColumn("error", _error())
+            results["top_errors"] = each.where(F.col("error").isin(errors))
+            tables = {name: collect_rows(result) for name, result in results.items()}
+            figures.before = Figures(_totals(slim), figures.every, figures.queues, tables)
     return figures
 
 
-def _gather_before(
-    frame: DataFrame,
-    identities: Sequence[ErrorIdentity],
-    kept: Sequence[str] | None,
-    others: str | None,
-) -> Before:
-    slim = _slim(frame).persist(StorageLevel.MEMORY_AND_DISK)
+@contextmanager
+def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+    """Keep the frame without payloads, and of headers and errors only what is looked at."""
+    columns = {
+        "payload_bytes": F.octet_length("payload"),
+        "payload": F.lit(None).cast("binary"),
+        "headers": F.when(header("['dead-letter']").isNotNull(), F.col("headers")),
+        "last_error": F.substring(F.substring_index("last_error", "\n", 1), 1, LONGEST_ERROR),
+    }
+    slim = frame.select(*ARCHIVE_SCHEMA.names).withColumns(columns).cache()
     try:
-        speeds = collect_rows(analytics.latency(slim, by=()))
-        again = collect_rows(analytics.duplicate_deliveries(slim))
-        return Before(
-            totals=_totals(slim),
-            p99={row["phase"]: row["p99"] for row in speeds},
-            lost=sum(row["lost_deliveries"] for row in again),
-            rates={row["queue"]: row for row in collect_rows(_rates(slim, kept, others))},
-            errors=count_errors(slim, identities),
-        )
+        yield slim
     finally:
         slim.unpersist()
 
 
-def _shown_queues(slim: DataFrame, totals: Row) -> tuple[list[str] | None, str | None]:
-    """The queues that are shown by themselves, None for all, and the name of the others."""
-    if totals["queues"] <= MOST_QUEUES:
-        return None, None
-    counted = slim.groupBy("queue").agg(F.count("*").alias("messages"))
-    largest = counted.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES - 1)
-    kept = [row["queue"] for row in collect_rows(largest)]
-    return kept, f"{totals['queues'] - len(kept):,} other queues"
-
-
-def _with_names(slim: DataFrame, kept: Sequence[str] | None, others: str | None) -> DataFrame:
-    if kept is None or others is None:
-        return slim
-    return slim.withColumn("queue", _renamed(~F.col("queue").isin(*kept), others))
-
-
-def _rates(slim: DataFrame, kept: Sequence[str] | None, others: str | None) -> DataFrame:
-    """Failure rates, with those of the small queues as one."""
-    rates = analytics.failure_rate(slim)
-    if kept is None or others is None:
-        return rates
-    # Rates are computed for each queue first, then added up: a dead letter counts for the queue
-    # that it came from, which only its header tells.
-    small = ~F.col("queue").isin(*kept) & _archived()
-    sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
-    known = rates.withColumn("queue", _renamed(small, others)).groupBy("queue").agg(*sums)
-    return known.withColumn("rate", rate())
-
-
-def _slim(frame: DataFrame) -> DataFrame:
-    """Without payloads, and of headers and errors only what is looked at."""
-    return frame.select(*ARCHIVE_SCHEMA.names).withColumns(
-        {
-            "payload_bytes": F.octet_length("payload"),
-            "payload": F.lit(None).cast("binary"),
-            "headers": F.when(header("['dead-letter']").isNotNull(), F.col("headers")),
-            "last_error": F.substring(F.substring_index("last_error", "\n", 1), 1, LONGEST_ERROR),
-        }
-    )
-
-
 def _totals(slim: DataFrame) -> Row:
-    row = slim.agg(
+    totals = slim.agg(
         F.count("*").alias("messages"),
         *outcome_counts(),
         F.count_distinct("queue").alias("queues"),
-        F.unix_micros(F.min("archived_at")).alias("first"),
-        F.unix_micros(F.max("archived_at")).alias("last"),
+        F.min("archived_at").alias("first"),
+        F.max("archived_at").alias("last"),
         F.coalesce(F.sum("payload_bytes"), F.lit(0)).alias("bytes"),
-    ).collect()[0]
-    totals = row.asDict()
-    return totals | {name: moment_of(totals[name]) for name in ("first", "last")}
+    )
+    return collect_rows(totals)[0]
 
 
-def _renamed(small: Column, others: str) -> Column:
-    return F.when(small, others).otherwise(F.col("queue"))
+def _queues(slim: DataFrame, count: int) -> list[str]:
+    most = MOST_QUEUES if count <= MOST_QUEUES else MOST_QUEUES - 1
+    counted = slim.groupBy("queue").count().orderBy(F.desc("count"), "queue").limit(most)
+    return [*(row["queue"] for row in counted.collect()), f"{count - most:,} other queues"]
+
+
+def _shown_name(queues: Sequence[str], small: Column) -> Column:
+    """The name under which a queue is shown; the others' only if it may be `small`."""
+    others = small & ~F.col("queue").isin(*queues[:-1])
+    return F.when(others, queues[-1]).otherwise(F.col("queue")).alias("queue")
 
 
 def _archived() -> Column:
     """Whether messages were archived from a queue; of others only dead letters are known."""
     return F.col("completed") + F.col("failed") + F.col("discarded") > 0
-
-
-def _worst(rates: DataFrame) -> DataFrame:
-    """The worst first, and not too many: where dead letters come from are names of queues too."""
-    worst = F.desc(F.col("failed") + F.col("moved"))
-    # A queue that messages were archived from is in the table of queues, and needs its rate there.
-    return (
-        rates.orderBy(F.desc(_archived()), worst, "queue")
-        .limit(2 * MOST_QUEUES)
-        .orderBy(worst, "queue")
-    )
 
 
 def _width(totals: Row, every: Duration | None) -> float:
@@ -244,83 +170,71 @@ def _width(totals: Row, every: Duration | None) -> float:
     return seconds
 
 
-def _results(
-    slim: DataFrame, rates: DataFrame, every: float, live: DataFrame | None, as_of: datetime | None
-) -> dict[str, DataFrame]:
-    tried = slim.withColumn("attempts_count", F.least("attempts_count", F.lit(MOST_ATTEMPTS)))
-    ages = analytics.dlq_age(slim, as_of, live=live)
+def _comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[str, DataFrame]:
+    """What a report shows of the period before, too."""
+    # Rates are computed for each queue first, then added up: a dead letter counts for the queue
+    # that it came from, which only its header tells.
+    sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
+    rates = analytics.failure_rate(slim).groupBy(_shown_name(queues, _archived())).agg(*sums)
+    named = slim.withColumn("queue", _shown_name(queues, F.lit(True)))
     return {
-        "throughput": analytics.throughput(slim, every),
-        "latency": analytics.latency(slim),
         "latency_all": analytics.latency(slim, by=()),
-        "latency_trend": analytics.latency_trend(slim, every, by=()),
-        "failure_rate": rates,
-        "retry_histogram": analytics.retry_histogram(tried),
-        "dlq_age": ages.orderBy(F.desc("messages"), "queue").limit(MOST_QUEUES),
-        "hot_keys": analytics.hot_keys(slim, MOST_ROWS),
-        "policy_effects": analytics.policy_effects(slim),
-        "duplicate_deliveries": analytics.duplicate_deliveries(slim),
+        "failure_rate": rates.withColumn("rate", rate()),
+        "duplicate_deliveries": analytics.duplicate_deliveries(named),
     }
 
 
-def latest_failures(slim: DataFrame, shown: Sequence[ErrorIdentity]) -> list[Row]:
+def _results(
+    slim: DataFrame, figures: Figures, live: DataFrame | None, as_of: datetime | None
+) -> dict[str, DataFrame]:
+    results = _comparable_results(slim, figures.queues)
+    # The worst first, and not too many: where dead letters come from are names of queues too. A
+    # queue that messages were archived from is in the table of queues, and needs its rate there.
+    worst = F.desc(F.col("failed") + F.col("moved"))
+    known = results["failure_rate"].where("rate IS NOT NULL")
+    rates = known.orderBy(F.desc(_archived()), worst, "queue")
+    named = slim.withColumn("queue", _shown_name(figures.queues, F.lit(True)))
+    tried = named.withColumn("attempts_count", F.least("attempts_count", F.lit(MOST_ATTEMPTS)))
+    ages = analytics.dlq_age(named, as_of, live=live).orderBy(F.desc("messages"), "queue")
+    return results | {
+        "throughput": analytics.throughput(named, figures.every),
+        "latency": analytics.latency(named),
+        "latency_trend": analytics.latency_trend(slim, figures.every, by=()),
+        "failure_rate": rates.limit(2 * MOST_QUEUES).orderBy(worst, "queue"),
+        # Errors are named with the queue that they belong to, which a replay must be given.
+        "top_errors": analytics.top_errors(slim, MOST_ROWS).withColumn("error", _error()),
+        "retry_histogram": analytics.retry_histogram(tried),
+        "dlq_age": ages.limit(MOST_QUEUES),
+        "hot_keys": analytics.hot_keys(named, MOST_ROWS),
+        "policy_effects": analytics.policy_effects(named),
+    }
+
+
+def latest_failures(slim: DataFrame, errors: list[str]) -> list[Row]:
     """The latest messages of each error, the newest first: what `single_failures` has, with the
     message's own queue as `archived_from`, its key, attempts and time of publishing.
     """
-    if not shown:
-        return []
     own = slim.withColumn("archived_from", F.col("queue"))
     each = single_failures(own, "archived_from", "key", "attempts_count", "created_at")
-    newest = Window.partitionBy(*_IDENTITY).orderBy(F.desc("archived_at"), F.desc("id"))
-    ranked = each.where(_one_of(shown)).withColumn("_rank", F.row_number().over(newest))
+    shown = each.withColumn("error", _error()).where(F.col("error").isin(errors))
+    newest = Window.partitionBy("error").orderBy(F.desc("archived_at"), F.desc("id"))
+    ranked = shown.withColumn("_rank", F.row_number().over(newest))
     rows = collect_rows(ranked.where(F.col("_rank") <= MOST_MESSAGES))
-    order = {error: place for place, error in enumerate(shown)}
-    return sorted(rows, key=lambda row: (order[error_of(row)], row["_rank"]))
+    return sorted(rows, key=lambda row: (errors.index(row["error"]), row["_rank"]))
 
 
-def count_errors(slim: DataFrame, shown: Sequence[ErrorIdentity]) -> dict[ErrorIdentity, int]:
-    """How many messages had each error; those that none had are left out."""
-    if not shown:
-        return {}
-    each = single_failures(slim).where(_one_of(shown))
-    counted = each.groupBy(*_IDENTITY).agg(F.count("*").alias("messages"))
-    return {error_of(row): row["messages"] for row in collect_rows(counted)}
-
-
-def _one_of(shown: Sequence[ErrorIdentity]) -> Column:
-    same = (
-        F.col("queue").eqNullSafe(F.lit(queue))
-        & F.col("reason").eqNullSafe(F.lit(reason))
-        & F.col("error_type").eqNullSafe(F.lit(error_type))
-        for queue, reason, error_type in shown
-    )
-    return reduce(or_, same)
-
-
-def error_of(row: Row) -> ErrorIdentity:
-    """What tells the error of a row from others."""
-    return row["queue"], row["reason"], row["error_type"]
+def _error() -> Column:
+    """Queue, reason and class of the exception as one text; JSON leaves out what is NULL."""
+    return F.to_json(F.struct("queue", "reason", "error_type"))
 
 
 def collect_rows(frame: DataFrame) -> list[Row]:
     """The rows, with aware datetimes in UTC for any time zone of Python and of the session."""
-    times = [name for name, kind in frame.dtypes if kind == "timestamp"]
-    plain = frame.select(
-        *(
-            F.unix_micros(f"`{n}`").alias(n) if n in times else F.col(f"`{n}`")
-            for n in frame.columns
-        )
-    )
-    return [
-        row.asDict() | {name: moment_of(row[name]) for name in times} for row in plain.collect()
-    ]
+    times = {name: F.unix_micros(name) for name, kind in frame.dtypes if kind == "timestamp"}
+    rows = [row.asDict() for row in frame.withColumns(times).collect()]
+    return [row | {name: moment_of(row[name]) for name in times} for row in rows]
 
 
 def moment_of(micros: int | None) -> datetime | None:
-    """The moment; the first or the last that Python has for one before or after these."""
-    if micros is None:
-        return None
-    try:
-        return from_microseconds(micros)
-    except OverflowError:
-        return _FIRST if micros < 0 else _LAST
+    """The moment; the first or the last that can be shown for one before or after these."""
+    return None if micros is None else from_microseconds(min(max(micros, _FIRST), _LAST))

@@ -1,332 +1,214 @@
-"""A report's charts: each is HTML with SVG, or None where there is nothing to draw."""
+"""The charts of a report: matplotlib draws them as SVG, with numbers where the mouse rests.
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import itemgetter
+Each function draws a result of `spark.analytics` as a frame of pandas, with times in days since
+1970, and returns the names and colours of what it shows.
+"""
 
-from pyspark_sqlbroker.report.drawing import (
-    TOP,
-    WIDTH,
-    Drawing,
-    Labels,
-    Linear,
-    Log,
-    Times,
-    number_text,
-    room_for,
-    seconds_of,
-    shorten,
-)
-from pyspark_sqlbroker.report.figures import GOOD_BUCKETS, MOST_ATTEMPTS, Figures, Row
+import re
+import warnings
+from collections.abc import Iterable
+from io import StringIO
+from typing import Any
 
-COLOURS = (
-    "#3366cc",
-    "#e07b39",
-    "#2a9d8f",
-    "#9b5de5",
-    "#c9a227",
-    "#d1495b",
-    "#4c9f70",
-    "#577590",
-    "#b56576",
-    "#6d6875",
-    "#00a6c0",
-    "#8a817c",
-)
-STATES = {"completed": "#2a9d8f", "failed": "#d1495b", "moved": "#e07b39", "discarded": "#adb5bd"}
-SPEEDS = {"p50": "#9ecae1", "p90": "#4292c6", "p99": "#08519c", "p999": "#e07b39"}
-PHASES = {
-    "wait": "wait: due → claimed",
-    "work": "work: claimed → handled",
-    "total": "total: published → archived",
-}
-AGES = {
-    "under_1h": ("under 1 h", "#f6d5ce"),
-    "1h_to_1d": ("1 h to 1 d", "#eda99b"),
-    "1d_to_7d": ("1 d to 7 d", "#dd7b6c"),
-    "7d_to_30d": ("7 d to 30 d", "#c34a45"),
-    "over_30d": ("over 30 d", "#8f1d2c"),
-}
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+from matplotlib import colormaps, dates, style
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from faststream_sqlbroker.core.text import visible
+from pyspark_sqlbroker.report.figures import GOOD_BUCKETS, MOST_ATTEMPTS, Figures
+
+Colours = dict[str, Any]
+"""What a chart shows, and the colours of matplotlib for it."""
+
+PHASES = {"wait": "due → claimed", "work": "claimed → handled", "total": "published → archived"}
+PERCENTS = {"p50": "50 %", "p90": "90 %", "p99": "99 %", "p999": "99.9 %"}
+SPEEDS = dict(zip(PERCENTS.values(), ("#9ecae1", "#4292c6", "#08519c", "C1"), strict=True))
+STATES = {"completed": "C2", "failed": "C5", "discarded": "#adb5bd"}
 SHORTEST = 1e-6
 """Seconds that stand for 0, which a logarithmic axis cannot show."""
 
-SMALL = 8
-"""Counts below this get an axis with whole numbers only."""
+LABEL = 30
+"""Characters of a name on an axis."""
 
-Part = tuple[str, str, Callable[[Row], float]]
-"""A part of a bar: its name, its colour, and its size from a row."""
+LAST_DAY = 2_932_896
+"""Days from 1970 to the end of the year 9999, where Python's times end."""
 
-
-def throughput(figures: Figures) -> str | None:
-    """Stacked bars of queues over time."""
-    rows = figures.tables["throughput"]
-    if not rows:
-        return None
-    labels = Labels()
-    queues = _queues(figures, rows)
-    rates = {(row["queue"], seconds_of(row["bucket"])): row["per_second"] for row in rows}
-    sums: dict[float, float] = {}
-    for (_, at), rate in rates.items():
-        sums[at] = sums.get(at, 0.0) + rate
-    starts = sorted(sums)
-    drawing = Drawing()
-    across = Times(starts[0], starts[-1] + figures.every, drawing.left, drawing.right)
-    width = across.at(starts[0] + figures.every) - across.at(starts[0])
-    up = Linear(max(sums.values()), drawing.floor, TOP)
-    drawing.rows(up, "messages / s")
-    drawing.columns(across, "time (UTC)")
-    below = dict.fromkeys(starts, 0.0)
-    legend = [(labels(queue), _colour(number)) for number, queue in enumerate(queues)]
-    for queue, (_, colour) in zip(queues, legend, strict=True):
-        boxes = []
-        for at in starts:
-            rate = rates.get((queue, at), 0.0)
-            foot = up.at(below[at])
-            below[at] += rate
-            top = up.at(below[at])
-            boxes.append((across.at(at), top, max(width, 0.5), foot - top))
-        drawing.bars((box for box in boxes if box[-1] > 0), colour)
-    # A hint for each of thousands of buckets would be larger than the drawing.
-    if len(starts) <= 2 * GOOD_BUCKETS:
-        for at, hint in _hints(sums, rows, labels).items():
-            drawing.hover(across.at(at), max(width, 1), hint)
-    return drawing.render(legend)
+LONGEST_ROW = 150
+"""Characters that fit below an axis side by side."""
 
 
-def _hints(sums: Mapping[float, float], rows: Sequence[Row], labels: Labels) -> dict[float, str]:
-    """What each bucket shows under the mouse."""
-    hints = {at: f"{whole:,.3g} messages / s" for at, whole in sums.items()}
-    for row in rows:
-        rate = f"{row['per_second']:,.3g}"
-        hints[seconds_of(row["bucket"])] += f"\n{labels(row['queue'])}: {rate}"
-    return hints
+def draw(name: str, figures: Figures) -> tuple[Markup, Colours]:
+    """Draw a table, which has rows, as an SVG element; return it with the colours."""
+    file = StringIO()
+    # Each chart has ids of its own. Browsers have more letters than the font that measures texts.
+    settings: list[Any] = ["pyspark_sqlbroker.report.charts", {"svg.hashsalt": name}]
+    with style.context(settings, after_reset=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph ", UserWarning)
+        figure = Figure()
+        axes = figure.subplots(len(PHASES) if name == "latency" else 1, sharex=True)
+        table = pd.DataFrame(figures.tables[name])
+        if "bucket" in table:
+            table["bucket"] = dates.date2num(table["bucket"])
+        colours = globals()[f"draw_{name}"](axes, table, figures)
+        unchanging = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=unchanging)
+        legend = {label: to_hex(colour) for label, colour in colours.items()}
+    svg = file.getvalue().partition('.dtd">')[2]
+    svg = re.sub(r'<g id="hint ([^"]*)">', r'<g class="mark"><title>\1</title>', svg)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    svg = re.sub(r'<path d="[^"]*', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
+    return Markup(svg), legend  # noqa: S704 - matplotlib has escaped the texts
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def draw_throughput(axes: Axes, table: Any, figures: Figures) -> Colours:
+    """Stack the queues' bars over time."""
+    rates = table.pivot_table("per_second", "bucket", "queue")
+    rates = rates[[queue for queue in figures.queues if queue in rates]]
+    rates.columns = labels(rates)
+    every = figures.every / 86_400
+    sums = [f"{whole:,.3g} messages / s" for whole in rates.sum(axis=1)]
+    _set_times(axes, rates.index, every, "time (UTC)", "messages / s")
+    _hint(axes, rates.index, every, rates.set_axis(sums), "{:,.3g}")
+    edges = np.arange(rates.index[0], rates.index[-1] + 1.5 * every, every)
+    tops = rates.cumsum(axis=1).reindex(edges[:-1], method="nearest", tolerance=every / 4)
+    colours = {queue: f"C{place}" for place, queue in enumerate(rates)}
+    # Each bar hides the lower part of the one that was drawn before.
+    for queue in reversed(colours):
+        axes.stairs(tops[queue], edges, fill=True, color=colours[queue])
+    return colours
 
 
-def latency(figures: Figures) -> str | None:
-    """Percentiles of the three phases by queue."""
-    rows = figures.tables["latency"]
-    if not rows:
-        return None
-    labels = Labels()
-    queues = _queues(figures, rows)
-    names = [labels(queue) for queue in queues]
-    drawing = Drawing(600 + room_for(names), bottom=room_for(names))
-    part = (drawing.floor - TOP) / len(PHASES)
-    for place, (phase, title) in enumerate(PHASES.items()):
-        own = {row["queue"]: row for row in rows if row["phase"] == phase}
-        values = [max(row[name], SHORTEST) for row in own.values() for name in SPEEDS]
-        top = TOP + part * place + 22
-        scale = Log.around(values, TOP + part * (place + 1) - 12, top)
-        drawing.rows(scale, "seconds", start=top)
-        drawing.text(drawing.left, top - 10, title)
-        band = (drawing.right - drawing.left) / len(queues)
-        for number, queue in enumerate(queues):
-            if queue in own:
-                x = drawing.left + band * (number + 0.5)
-                _speeds(drawing, x, scale, own[queue], labels(queue))
-    drawing.names(names, "queue")
-    return drawing.render((_percent(name), colour) for name, colour in SPEEDS.items())
+def draw_latency(parts: Any, table: Any, figures: Figures) -> Colours:
+    """Draw the percentiles of each phase by queue, as points: no bar begins at 0 seconds."""
+    parts[0].figure.set_figheight(8.5)
+    queues = [queue for queue in figures.queues if queue in set(table["queue"])]
+    names = labels(queues)
+    for axes, (phase, meaning) in zip(parts, PHASES.items(), strict=True):
+        speeds = table[table["phase"] == phase].set_index("queue").reindex(queues)
+        speeds = speeds[[*PERCENTS]].set_axis(names).set_axis([*SPEEDS], axis=1)
+        for percent, colour in SPEEDS.items():
+            axes.plot(speeds[percent].clip(SHORTEST).to_numpy(), "o", ms=11, color=colour)
+        axes.set(title=f"{phase}: {meaning}", ylabel="seconds", yscale="log")
+        axes.yaxis.set_major_formatter(EngFormatter("s"))
+        _hint(axes, np.arange(len(names)) - 0.5, 1, speeds, "at most {:,.3g} s")
+    _show_names(parts[-1], names, "queue")
+    return SPEEDS
 
 
-def _speeds(drawing: Drawing, x: float, scale: Log, row: Row, label: str) -> None:
-    """Marks, not bars: on a logarithmic axis no bar begins at 0."""
-    for name, colour in SPEEDS.items():
-        hint = f"{label}: {_percent(name)} took at most {row[name]:,.3g} s"
-        drawing.circle(x, scale.at(max(row[name], SHORTEST)), 5.5, colour, hint)
+def draw_latency_trend(axes: Axes, table: Any, figures: Figures) -> Colours:
+    """Draw the median and the 99th percentile of all queues over time."""
+    speeds = table.pivot_table(["p50", "p99"], "bucket", "phase")
+    speeds.columns = [f"{phase} {PERCENTS[name]}" for name, phase in speeds]
+    every = figures.every / 86_400
+    moments = [f"{dates.num2date(day):%Y-%m-%d %H:%M:%S}" for day in speeds.index]
+    _set_times(axes, speeds.index, every, "time archived (UTC)", "seconds (logarithmic)")
+    _hint(axes, speeds.index, every, speeds.set_axis(moments), "{:,.3g} s")
+    axes.set(yscale="log")
+    axes.yaxis.set_major_formatter(EngFormatter("s"))
+    colours = dict(zip(PHASES, ("C0", "C2", "C9"), strict=True))
+    for name in speeds:
+        known = speeds[name].dropna().clip(SHORTEST)
+        line = ":" if name.endswith(" 50 %") else "-"
+        mark = "o" if len(speeds) <= 2 * GOOD_BUCKETS else ""
+        axes.plot(known.index, known, mark + line, color=colours[name.split()[0]])
+    return {f"{phase} (dotted: 50 %, line: 99 %)": colour for phase, colour in colours.items()}
 
 
-def latency_trend(figures: Figures) -> str | None:
-    """Median and 99th percentile of all queues over time."""
-    rows = figures.tables["latency_trend"]
-    if not rows:
-        return None
-    drawing = Drawing()
-    starts = [seconds_of(row["bucket"]) for row in rows]
-    across = Times(min(starts), max(starts) + figures.every, drawing.left, drawing.right)
-    values = [max(row[name], SHORTEST) for row in rows for name in ("p50", "p99")]
-    up = Log.around(values, drawing.floor, TOP)
-    drawing.rows(up, "seconds (logarithmic)")
-    drawing.columns(across, "time archived (UTC)")
-    legend = []
-    for phase, colour in (("wait", "#3366cc"), ("work", "#2a9d8f"), ("total", "#6d6875")):
-        own = sorted((row for row in rows if row["phase"] == phase), key=lambda row: row["bucket"])
-        if own:
-            _trend(drawing, (across, up), own, "p50", colour)
-            _trend(drawing, (across, up), own, "p99", colour)
-        legend.append((f"{phase} (dotted: 50 %, line: 99 %)", colour))
-    return drawing.render(legend)
+def draw_failure_rate(axes: Axes, table: Any, _: Figures) -> Colours:
+    """Draw failed and moved messages by queue, as a share."""
+    counts = table.set_index("queue")[["failed", "moved", "completed"]]
+    percents = 100 * counts.div(counts.sum(axis=1), axis=0)
+    percents.columns = ["failed", "to a dead letter queue", "completed"]
+    colours = {"failed": "C5", "to a dead letter queue": "C1"}
+    _draw_bars(axes, percents[[*colours]], colours, ("queue", "share of ended messages"), "{:.2f}%")
+    axes.yaxis.set_major_formatter("{x:.4g} %")
+    return colours
 
 
-def _trend(
-    drawing: Drawing, axes: tuple[Times, Log], rows: Sequence[Row], name: str, colour: str
-) -> None:
-    """One percentile of one phase."""
-    across, up = axes
-    points = [
-        (across.at(seconds_of(row["bucket"])), up.at(max(row[name], SHORTEST))) for row in rows
-    ]
-    drawing.line(points, colour, dotted=name == "p50")
-    if len(rows) > 2 * GOOD_BUCKETS:
-        return
-    for (x, y), row in zip(points, rows, strict=True):
-        at = f"{row['bucket']:%Y-%m-%d %H:%M:%S}"
-        hint = f"{at} {row['phase']} {_percent(name)}: {row[name]:,.3g} s"
-        drawing.circle(x, y, 2.5, colour, hint)
+def draw_retry_histogram(axes: Axes, table: Any, _: Figures) -> Colours:
+    """Draw how many attempts messages took, by how they ended."""
+    counts = table.groupby("attempts")[[*STATES]].sum()
+    counts.index = [f"{n}+" if n == MOST_ATTEMPTS else str(n) for n in counts.index]
+    # The foot is below 1, so that a single message is seen.
+    axes.set(yscale="log", ylim=(0.8, None))
+    _draw_bars(axes, counts, STATES, ("attempts", "messages (logarithmic)"), "{:,}")
+    return STATES
 
 
-def failure_rate(figures: Figures) -> str | None:
-    """Failed and moved messages by queue, as a share."""
-    rows = [row for row in figures.tables["failure_rate"] if row["rate"] is not None]
-
-    def share(name: str) -> Callable[[Row], float]:
-        return lambda row: row[name] / (row["completed"] + row["failed"] + row["moved"])
-
-    return _stacked(
-        _by_queue(rows),
-        [
-            ("failed", STATES["failed"], share("failed")),
-            ("to a dead letter queue", STATES["moved"], share("moved")),
-        ],
-        ("queue", "share of ended messages"),
-        share=True,
-    )
-
-
-def top_errors(figures: Figures) -> str | None:
-    """The most frequent errors."""
-    rows = figures.tables["top_errors"]
-    shown = [
-        f"{row['queue']}: " + " · ".join(filter(None, (row["error_type"], row["reason"])))
-        for row in rows
-    ]
-    return _ranking(shown, rows, STATES["failed"], "failures")
-
-
-_ENDS = ("completed", "failed", "discarded")
-"""States in which messages end."""
-
-
-def retry_histogram(figures: Figures) -> str | None:
-    """How many attempts messages took, by how they ended."""
-    rows = [row for row in figures.tables["retry_histogram"] if row["attempts"] is not None]
-    if not rows:
-        return None
-    counts: Counter[tuple[int, str]] = Counter()
-    for row in rows:
-        counts.update({(row["attempts"], state): row[state] for state in _ENDS})
-    numbers = sorted({row["attempts"] for row in rows})
-    drawing = Drawing(bottom=room_for(()))
-    up = Log.around([*counts.values(), 1], drawing.floor, TOP)
-    drawing.rows(up, "messages (logarithmic)")
-    drawing.names([f"{n}+" if n == MOST_ATTEMPTS else str(n) for n in numbers], "attempts")
-    band = (drawing.right - drawing.left) / len(numbers)
-    width = min(band / 4, 40)
-    for (number, state), count in (+counts).items():
-        side = width * (_ENDS.index(state) - 1.5)
-        x = drawing.left + band * (numbers.index(number) + 0.5) + side
-        # A single message must be seen on a logarithmic axis, whose foot is 1.
-        top = min(up.at(count), drawing.floor - 3)
-        hint = f"{number} attempts, {state}: {count:,} messages"
-        drawing.rect(x, top, width, drawing.floor - top, STATES[state], hint)
-    return drawing.render((state, STATES[state]) for state in _ENDS)
-
-
-def dlq_age(figures: Figures) -> str | None:
-    """Ages of dead letters by queue."""
-    parts = [(shown, colour, itemgetter(name)) for name, (shown, colour) in AGES.items()]
+def draw_dlq_age(axes: Axes, table: Any, _: Figures) -> Colours:
+    """Draw the ages of dead letters by queue."""
+    counts = table.set_index("queue").loc[:, "under_1h":"over_30d"]
+    counts.columns = [re.sub("_|(?<=[0-9])(?=[hd])", " ", name) for name in counts]
+    reds = colormaps["Reds"](np.linspace(0.15, 0.95, len(counts.columns)))
+    colours = dict(zip(counts, reds, strict=True))
     titles = ("queue in which they failed", "dead letters")
-    return _stacked(_by_queue(figures.tables["dlq_age"]), parts, titles)
+    _draw_bars(axes, counts, colours, titles, "{:,}")
+    return colours
 
 
-def hot_keys(figures: Figures) -> str | None:
-    """The keys with the most messages."""
-    rows = figures.tables["hot_keys"]
-    return _ranking([f"{row['queue']}: {row['key']}" for row in rows], rows, COLOURS[0], "messages")
+def draw_policy_effects(axes: Axes, table: Any, _: Figures) -> Colours:
+    """Draw by queue how many messages policies and expiry ended."""
+    counts = table.pivot_table("messages", "queue", "effect", "sum", fill_value=0, sort=False)
+    counts = counts.sort_index(axis=1).rename(columns=lambda name: name.replace("_", " "))
+    colours = {name: f"C{place}" for place, name in enumerate(counts)}
+    _draw_bars(axes, counts, colours, ("queue", "messages"), "{:,}")
+    return colours
 
 
-def policy_effects(figures: Figures) -> str | None:
-    """What policies and expiry ended, by queue."""
-    rows = figures.tables["policy_effects"]
-    effects = sorted({row["effect"] for row in rows})
-    counts: dict[str, Row] = {}
-    for row in rows:
-        own = counts.setdefault(row["queue"], dict.fromkeys(effects, 0))
-        own[row["effect"]] += row["messages"]
-    parts = [
-        (effect.replace("_", " "), _colour(number), itemgetter(effect))
-        for number, effect in enumerate(effects)
-    ]
-    return _stacked(counts, parts, ("queue", "messages"))
+def _draw_bars(
+    axes: Axes, sizes: Any, colours: Colours, titles: tuple[str, str], shown: str
+) -> None:
+    """Draw bars of parts for each row: stacked, or side by side on a logarithmic axis."""
+    log = axes.get_yscale() == "log"
+    places = np.arange(len(sizes))
+    width = min(0.7, 0.085 * len(sizes)) / (len(colours) if log else 1)
+    feet = np.zeros(len(sizes))
+    for number, (part, colour) in enumerate(colours.items()):
+        shift = width * (number - (len(colours) - 1) / 2) if log else 0
+        axes.bar(places + shift, sizes[part], width, feet, color=colour)
+        feet += 0 if log else sizes[part]
+    if not log:
+        axes.yaxis.set_major_locator(MaxNLocator("auto", integer="%" not in shown))
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+    axes.set_ylabel(titles[1])
+    names = labels(sizes.index)
+    _hint(axes, places - 0.5, 1, sizes.set_axis([f"{titles[0]}: {n}" for n in names]), shown)
+    _show_names(axes, names, titles[0])
 
 
-def _by_queue(rows: Sequence[Row]) -> dict[str, Row]:
-    return {row["queue"]: row for row in rows}
+def _hint(axes: Axes, starts: Any, width: float, sizes: Any, shown: str) -> None:
+    """Add columns that show nothing but the rows' names and sizes, where the mouse rests."""
+    # Thousands of them would be larger than the drawing.
+    rows = sizes.iterrows() if len(sizes) <= 2 * GOOD_BUCKETS else ()
+    for start, (title, row) in zip(starts, rows, strict=False):
+        lines = [title, *(f"{part}: {shown.format(size)}" for part, size in row.dropna().items())]
+        text = "\n".join(map(visible, lines))
+        axes.axvspan(start, start + width, color="none", in_layout=False, gid=f"hint {text}")
 
 
-def _stacked(
-    rows: Mapping[str, Row],
-    parts: Sequence[Part],
-    titles: tuple[str, str],
-    *,
-    share: bool = False,
-) -> str | None:
-    """A bar for each name, made of parts; `titles` are the axes'."""
-    if not rows:
-        return None
-    labels = Labels()
-    names = [labels(name) for name in rows]
-    drawing = Drawing(330 + room_for(names), bottom=room_for(names))
-    most = max(sum(size(row) for _, _, size in parts) for row in rows.values())
-    up = Linear(most or 1, drawing.floor, TOP, whole=not share and most < SMALL, share=share)
-    drawing.rows(up, titles[1])
-    band = (drawing.right - drawing.left) / len(rows)
-    width = min(band * 0.7, 90)
-    for number, (label, row) in enumerate(zip(names, rows.values(), strict=True)):
-        x = drawing.left + band * (number + 0.5) - width / 2
-        below = 0.0
-        for part, colour, size in parts:
-            value = size(row)
-            top = up.at(below + value)
-            hint = f"{label}, {part}: {_shown(value, share=share)}"
-            drawing.rect(x, top, width, up.at(below) - top, colour, hint)
-            below += value
-    drawing.names(names, titles[0])
-    return drawing.render((part, colour) for part, colour, _ in parts)
+def _set_times(axes: Axes, days: Any, every: float, x_title: str, y_title: str) -> None:
+    last_day = min(days.max() + every, LAST_DAY)
+    axes.set(xlabel=x_title, ylabel=y_title, xlim=(days.min(), last_day))
+    axes.yaxis.set_major_formatter("{x:,.10g}")
+    axes.xaxis_date("UTC")
 
 
-def _shown(value: float, *, share: bool) -> str:
-    return f"{value:.2%}" if share else f"{value:,}"
+def _show_names(axes: Any, names: list[str], title: str) -> None:
+    """Name the columns; turn long names."""
+    axes.set(xlabel=title, xlim=(-0.5, len(names) - 0.5))
+    turned = max(map(len, names)) * len(names) > LONGEST_ROW
+    look = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    axes.set_xticks(range(len(names)), names, **look)
+    axes.figure.set(figheight=axes.figure.get_figheight() + (1 if turned else 0))
 
 
-def _ranking(names: Iterable[str], rows: Sequence[Row], colour: str, what: str) -> str | None:
-    """Lying bars, the longest on top, each under its name."""
-    if not rows:
-        return None
-    step = 40
-    drawing = Drawing(TOP + step * len(rows) + 36, left=16)
-    along = Linear(max(row["messages"] for row in rows), drawing.left, WIDTH - 120, whole=True)
-    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
-        y = TOP + step * number
-        hint = f"{row['messages']:,} {what} ({row['share']:.1%})"
-        drawing.text(drawing.left, y + 10, shorten(name, 120))
-        end = along.at(row["messages"])
-        drawing.rect(drawing.left, y + 15, end - drawing.left, 14, colour, hint)
-        drawing.text(end + 8, y + 27, f"{number_text(row['messages'])} ({row['share']:.1%})")
-    drawing.columns(along, what)
-    return drawing.render()
-
-
-def _queues(figures: Figures, rows: Sequence[Row]) -> list[str]:
-    """Queues by size; the smaller ones that are shown together come last."""
-    sizes: dict[str, int] = {}
-    for row in rows:
-        sizes[row["queue"]] = sizes.get(row["queue"], 0) + row["messages"]
-    return sorted(sizes, key=lambda queue: (queue == figures.others, -sizes[queue], queue))
-
-
-def _percent(name: str) -> str:
-    return {"p999": "99.9 %"}.get(name, f"{name[1:]} %")
+def labels(names: Iterable[str]) -> list[str]:
+    """Shorten names, and number those that would look equal."""
+    short = [visible(n if len(n) <= LABEL else n[: LABEL - 1] + "…") for n in names]
+    numbers = (short[:place].count(name) for place, name in enumerate(short))
+    return [f"{name} ({n + 1})" if n else name for name, n in zip(short, numbers, strict=True)]
