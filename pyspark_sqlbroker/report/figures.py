@@ -54,7 +54,7 @@ _LAST = 253_402_300_799_000_000
 
 @dataclass
 class Figures:
-    """What a report shows of a period.
+    """The figures of a period.
 
     Attributes:
         totals: One row about all messages: messages, completed, failed, discarded, queues, first,
@@ -92,7 +92,7 @@ def gather(
     # What is wrong is told before anything is read.
     moment = parse_moment("as_of", as_of)
     _width({"first": None}, every)
-    with _kept(frame) as slim:
+    with _cache(frame) as slim:
         totals = _totals(slim)
         figures = Figures(totals, _width(totals, every), _queues(slim, totals["queues"]))
         results = _results(slim, figures, live, moment)
@@ -100,18 +100,18 @@ def gather(
         errors = [row["error"] for row in figures.tables["top_errors"]]
         figures.failures = latest_failures(slim, errors)
     if before is not None:
-        with _kept(before) as slim:
+        with _cache(before) as slim:
             results = _comparable_results(slim, figures.queues)
-            each = analytics.top_errors(slim, None).withColumn("error", _error())
-            results["top_errors"] = each.where(F.col("error").isin(errors))
+            top_errors = analytics.top_errors(slim, None).withColumn("error", _error())
+            results["top_errors"] = top_errors.where(F.col("error").isin(errors))
             tables = {name: collect_rows(result) for name, result in results.items()}
             figures.before = Figures(_totals(slim), figures.every, figures.queues, tables)
     return figures
 
 
 @contextmanager
-def _kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """Keep the frame without payloads, and of headers and errors only what is looked at."""
+def _cache(frame: DataFrame) -> Iterator[DataFrame]:
+    """Cache the columns of a report: no payloads, and the parts of headers and errors it needs."""
     columns = {
         "payload_bytes": F.octet_length("payload"),
         "payload": F.lit(None).cast("binary"),
@@ -138,19 +138,19 @@ def _totals(slim: DataFrame) -> Row:
 
 
 def _queues(slim: DataFrame, count: int) -> list[str]:
-    most = MOST_QUEUES if count <= MOST_QUEUES else MOST_QUEUES - 1
-    counted = slim.groupBy("queue").count().orderBy(F.desc("count"), "queue").limit(most)
-    return [*(row["queue"] for row in counted.collect()), f"{count - most:,} other queues"]
+    limit = MOST_QUEUES if count <= MOST_QUEUES else MOST_QUEUES - 1
+    counts = slim.groupBy("queue").count().orderBy(F.desc("count"), "queue").limit(limit)
+    return [*(row["queue"] for row in counts.collect()), f"{count - limit:,} other queues"]
 
 
 def _shown_name(queues: Sequence[str], small: Column) -> Column:
-    """The name under which a queue is shown; the others' only if it may be `small`."""
-    others = small & ~F.col("queue").isin(*queues[:-1])
-    return F.when(others, queues[-1]).otherwise(F.col("queue")).alias("queue")
+    """Return the queue's name, or the last of `queues` for a small queue without its own name."""
+    unnamed = small & ~F.col("queue").isin(*queues[:-1])
+    return F.when(unnamed, queues[-1]).otherwise(F.col("queue")).alias("queue")
 
 
 def _archived() -> Column:
-    """Whether messages were archived from a queue; of others only dead letters are known."""
+    """Tell the queues with archived messages from the sources of dead letters."""
     return F.col("completed") + F.col("failed") + F.col("discarded") > 0
 
 
@@ -171,7 +171,7 @@ def _width(totals: Row, every: Duration | None) -> float:
 
 
 def _comparable_results(slim: DataFrame, queues: Sequence[str]) -> dict[str, DataFrame]:
-    """What a report shows of the period before, too."""
+    """Compute the results that a report compares with those of the period before."""
     # Rates are computed for each queue first, then added up: a dead letter counts for the queue
     # that it came from, which only its header tells.
     sums = (F.sum(name).alias(name) for name in ("completed", "failed", "discarded", "moved"))
@@ -191,8 +191,8 @@ def _results(
     # The worst first, and not too many: where dead letters come from are names of queues too. A
     # queue that messages were archived from is in the table of queues, and needs its rate there.
     worst = F.desc(F.col("failed") + F.col("moved"))
-    known = results["failure_rate"].where("rate IS NOT NULL")
-    rates = known.orderBy(F.desc(_archived()), worst, "queue")
+    rates = results["failure_rate"].where("rate IS NOT NULL")
+    rates = rates.orderBy(F.desc(_archived()), worst, "queue")
     named = slim.withColumn("queue", _shown_name(figures.queues, F.lit(True)))
     tried = named.withColumn("attempts_count", F.least("attempts_count", F.lit(MOST_ATTEMPTS)))
     ages = analytics.dlq_age(named, as_of, live=live).orderBy(F.desc("messages"), "queue")
@@ -211,30 +211,30 @@ def _results(
 
 
 def latest_failures(slim: DataFrame, errors: list[str]) -> list[Row]:
-    """The latest messages of each error, the newest first: what `single_failures` has, with the
-    message's own queue as `archived_from`, its key, attempts and time of publishing.
+    """Collect the latest messages of each error, the newest first: what `single_failures` has, with
+    the message's own queue as `archived_from`, its key, attempts and time of publishing.
     """
-    own = slim.withColumn("archived_from", F.col("queue"))
-    each = single_failures(own, "archived_from", "key", "attempts_count", "created_at")
-    shown = each.withColumn("error", _error()).where(F.col("error").isin(errors))
+    messages = slim.withColumn("archived_from", F.col("queue"))
+    failures = single_failures(messages, "archived_from", "key", "attempts_count", "created_at")
+    failures = failures.withColumn("error", _error()).where(F.col("error").isin(errors))
     newest = Window.partitionBy("error").orderBy(F.desc("archived_at"), F.desc("id"))
-    ranked = shown.withColumn("_rank", F.row_number().over(newest))
+    ranked = failures.withColumn("_rank", F.row_number().over(newest))
     rows = collect_rows(ranked.where(F.col("_rank") <= MOST_MESSAGES))
     return sorted(rows, key=lambda row: (errors.index(row["error"]), row["_rank"]))
 
 
 def _error() -> Column:
-    """Queue, reason and class of the exception as one text; JSON leaves out what is NULL."""
+    """Return queue, reason and class of the exception as a JSON text, which skips NULLs."""
     return F.to_json(F.struct("queue", "reason", "error_type"))
 
 
 def collect_rows(frame: DataFrame) -> list[Row]:
-    """The rows, with aware datetimes in UTC for any time zone of Python and of the session."""
+    """Collect rows with aware datetimes in UTC, for any time zone of Python and the session."""
     times = {name: F.unix_micros(name) for name, kind in frame.dtypes if kind == "timestamp"}
     rows = [row.asDict() for row in frame.withColumns(times).collect()]
     return [row | {name: moment_of(row[name]) for name in times} for row in rows]
 
 
 def moment_of(micros: int | None) -> datetime | None:
-    """The moment; the first or the last that can be shown for one before or after these."""
+    """Return the moment, or the nearest that an axis can show."""
     return None if micros is None else from_microseconds(min(max(micros, _FIRST), _LAST))

@@ -40,7 +40,7 @@ def render(
 
 
 def replay_command(error: Row, totals: Row, where: Sequence[str]) -> str | None:
-    """The line for a POSIX shell: it shows what it would publish, then asks.
+    """Return a line for a POSIX shell. It shows what it would publish, then asks.
 
     The name of its job comes from the error and the period, so that the same line publishes each
     message once, however often it runs.
@@ -53,7 +53,7 @@ def replay_command(error: Row, totals: Row, where: Sequence[str]) -> str | None:
     Returns:
         None where a name has characters that a page cannot show.
     """
-    words = [
+    options = [
         f"--failed-in={error['queue']}",
         f"--reason={error['reason'] or ''}",
         f"--error-type={error['error_type'] or ''}",
@@ -62,13 +62,13 @@ def replay_command(error: Row, totals: Row, where: Sequence[str]) -> str | None:
         # The last row belongs to the period.
         f"--until={(totals['last'] + timedelta(microseconds=1)).isoformat()}",
     ]
-    job = f"report-{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:12]}"
-    line = shlex.join(["sqlbroker", "archive", "replay", "--job", job, *words, *where])
+    job = f"report-{hashlib.sha256(chr(0).join(options).encode()).hexdigest()[:12]}"
+    line = shlex.join(["sqlbroker", "archive", "replay", "--job", job, *options, *where])
     return line if visible(line) == line else None
 
 
 def show_length(seconds: float) -> str:
-    """Three figures and a unit."""
+    """Return three figures and a unit."""
     units = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
     size, unit = next(((size, unit) for size, unit in units if seconds >= size), (1e-6, "µs"))
     return f"{seconds / size:.3g} {unit}"

@@ -1,7 +1,7 @@
 """The charts of a report: matplotlib draws them as SVG, with numbers where the mouse rests.
 
-Each function draws a result of `spark.analytics` as a frame of pandas, with times in days since
-1970, and returns the names and colours of what it shows.
+`draw_latency`, for example, draws the result `latency` of `spark.analytics`. It gets a frame of
+pandas, with times in days since 1970, and returns the names and colours for the legend.
 """
 
 import re
@@ -43,7 +43,7 @@ LONGEST_ROW = 150
 
 
 def draw(name: str, figures: Figures) -> tuple[Markup, Colours]:
-    """Draw a table, which has rows, as an SVG element; return it with the colours."""
+    """Return a table's chart as an SVG element, and its colours. The table must have rows."""
     file = StringIO()
     # Each chart has ids of its own. Browsers have more letters than the font that measures texts.
     settings: list[Any] = ["pyspark_sqlbroker.report.charts", {"svg.hashsalt": name}]
@@ -71,7 +71,7 @@ def draw_throughput(axes: Axes, table: Any, figures: Figures) -> Colours:
     rates = rates[[queue for queue in figures.queues if queue in rates]]
     rates.columns = labels(rates)
     every = figures.every / 86_400
-    sums = [f"{whole:,.3g} messages / s" for whole in rates.sum(axis=1)]
+    sums = [f"{total:,.3g} messages / s" for total in rates.sum(axis=1)]
     _set_times(axes, rates.index, every, "time (UTC)", "messages / s")
     _hint(axes, rates.index, every, rates.set_axis(sums), "{:,.3g}")
     edges = np.arange(rates.index[0], rates.index[-1] + 1.5 * every, every)
@@ -112,10 +112,10 @@ def draw_latency_trend(axes: Axes, table: Any, figures: Figures) -> Colours:
     axes.yaxis.set_major_formatter(EngFormatter("s"))
     colours = dict(zip(PHASES, ("C0", "C2", "C9"), strict=True))
     for name in speeds:
-        known = speeds[name].dropna().clip(SHORTEST)
+        seconds = speeds[name].dropna().clip(SHORTEST)
         line = ":" if name.endswith(" 50 %") else "-"
         mark = "o" if len(speeds) <= 2 * GOOD_BUCKETS else ""
-        axes.plot(known.index, known, mark + line, color=colours[name.split()[0]])
+        axes.plot(seconds.index, seconds, mark + line, color=colours[name.split()[0]])
     return {f"{phase} (dotted: 50 %, line: 99 %)": colour for phase, colour in colours.items()}
 
 
@@ -131,7 +131,7 @@ def draw_failure_rate(axes: Axes, table: Any, _: Figures) -> Colours:
 
 
 def draw_retry_histogram(axes: Axes, table: Any, _: Figures) -> Colours:
-    """Draw how many attempts messages took, by how they ended."""
+    """Draw the number of messages by attempts and final state."""
     counts = table.groupby("attempts")[[*STATES]].sum()
     counts.index = [f"{n}+" if n == MOST_ATTEMPTS else str(n) for n in counts.index]
     # The foot is below 1, so that a single message is seen.
@@ -208,7 +208,7 @@ def _show_names(axes: Any, names: list[str], title: str) -> None:
 
 
 def labels(names: Iterable[str]) -> list[str]:
-    """Shorten names, and number those that would look equal."""
+    """Shorten names, and number equal results."""
     short = [visible(n if len(n) <= LABEL else n[: LABEL - 1] + "…") for n in names]
     numbers = (short[:place].count(name) for place, name in enumerate(short))
     return [f"{name} ({n + 1})" if n else name for name, n in zip(short, numbers, strict=True)]
