@@ -155,7 +155,7 @@ ARCHIVE: Table = {
     "verify": ("lake", "Read the files of an export again and compare them with its log."),
     "repair": (
         "lake",
-        "Read damaged windows of an export again, from the database and the files that are whole.",
+        "Export damaged windows again, as long as the database has their rows.",
     ),
     "erase": (
         "archive",
