@@ -37,7 +37,9 @@ class _TooDeepError(yaml.MarkedYAMLError):  # type: ignore[misc]
 
 _TAG = "tag:yaml.org,2002:"
 _AS_WRITTEN = "as written"
-"""The tag of a value that has none and is not in quotes."""
+"""The tag of a value that has none and is not in quotes; compared by `is`, as a file may have a tag
+of this text.
+"""
 
 
 class _Loader(yaml.BaseLoader):  # type: ignore[misc]
@@ -197,7 +199,8 @@ def read_document(text: str, path: object, variables: Mapping[str, str]) -> Docu
     root: Any = None
     try:
         root = _Loader(text).get_single_node()
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
+        # The last two: PyYAML lets pass "\UFFFFFFFF", and a version of 5,000 digits.
         mark = getattr(error, "problem_mark", None)
         if mark is None:
             # It is of a character that no file of YAML may have, and names its position only.
@@ -312,9 +315,10 @@ _PLAIN = {
 """What PyYAML says of frequent mistakes begins so; and what to say in its place."""
 
 
-def _reason(error: yaml.YAMLError) -> str:
+def _reason(error: Exception) -> str:
     """Why it is no YAML, and where what is not ended has begun; no text of the file."""
-    text = getattr(error, "problem", None) or getattr(error, "reason", None) or "no YAML"
+    text = getattr(error, "problem", None) or getattr(error, "reason", None)
+    text = text or "it has a character or a version that does not exist"
     text = next((plain for begin, plain in _PLAIN.items() if text.startswith(begin)), text)
     begun = getattr(error, "context_mark", None)
     mark = getattr(error, "problem_mark", None)
@@ -329,6 +333,6 @@ def _place(node: Any) -> Place:
 
 def _kind(node: Any, text: str) -> str:
     """Tell the kind of a value by its tag, else by how it is written."""
-    if node.tag != _AS_WRITTEN:
+    if node.tag is not _AS_WRITTEN:
         return str(node.tag).removeprefix(_TAG)
     return next((kind for kind, (form, _) in _KINDS.items() if form.fullmatch(text)), "str")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -128,14 +129,11 @@ async def read_object(request: Request, limits: BodyLimits) -> dict[str, Any]:
     body = await read_body(request, limits)
     wanted = "the body must be a JSON object"
     try:
-        found = json.loads(body or b"{}")
-    except RecursionError:
-        raise Problem(400, f"{wanted}, got one that is nested too deeply") from None
-    except json.JSONDecodeError as error:
+        # It refuses halves of surrogate pairs, and what is nested deeper than we could write it.
+        found = from_json(body or b"{}")
+    except ValueError as error:
         # Its text has the place of the mistake, and nothing of the body.
         raise Problem(400, f"{wanted}, and is no JSON: {error}") from None
-    except ValueError:
-        raise Problem(400, f"{wanted}, and is no JSON of UTF-8") from None
     if not isinstance(found, dict):
         raise Problem(400, f"{wanted}, got {kind_of(found)}")
     return found

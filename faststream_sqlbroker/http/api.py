@@ -19,6 +19,8 @@ from faststream_sqlbroker.http.mistakes import mistakes
 from faststream_sqlbroker.http.users import User
 
 USER = "user"
+_USER = "sqlbroker.user"
+"""Where the scope of a request has its user: the application around us may have one in `state`."""
 _SCHEMES = {
     USER: {"type": "http", "scheme": "basic", "description": "Or what the application knows."},
     "channelToken": {"type": "apiKey", "in": "header", "name": "X-Broker-Channel-Token"},
@@ -68,6 +70,8 @@ def whole(given: object) -> int:
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdecimal():
         raise ValueError("be a whole number")
+    if len(digits) > len(str(LARGEST_ID)):
+        raise ValueError(f"be a whole number of up to {len(str(LARGEST_ID))} digits")
     return int(text)
 
 
@@ -81,7 +85,7 @@ def _row_id(text: str) -> int:
 
 
 async def _entered(request: Request) -> Any:
-    return request.state.user
+    return request.scope[_USER]
 
 
 Caller = Annotated[User, Depends(_entered)]
@@ -182,13 +186,15 @@ class Operation(APIRoute):
         model: Any = None if field is None else field.annotation
 
         async def answer_whom_we_know(request: Request) -> Response:
-            request.state.user = await self._door.enter(request)
+            request.scope[_USER] = await self._door.enter(request)
             if field is not None:
                 request = _Whole(request, await read(request, self._limits))
             try:
                 return await answer(request)
             except RequestValidationError as error:
-                raise mistakes(error.errors(), model) from None
+                errors = error.errors()
+            # Behind the block: the error's own text has what was given, and would be in a log.
+            raise mistakes(errors, model)
 
         return answer_whom_we_know
 

@@ -35,6 +35,7 @@ def mistakes(errors: Sequence[Mapping[str, Any]], model: type[BaseModel] | None)
     found: dict[str, str] = {}
     for each in errors:
         where, *loc = each["loc"]
+        loc = loc or [where]
         if where == "path":
             known = "a token is for publish or consume"
             text = known if loc == ["role"] else "its id is a number, as it was answered"

@@ -84,6 +84,7 @@ def unknown_problem(request: Request, error: Exception) -> Problem:
     """What is said of a path or method that does not exist."""
     assert isinstance(error, HTTPException)  # noqa: S101 - as above
     root = request.scope.get("root_path", "")
+    headers = dict(error.headers or {})
     path = short(request.scope["path"])
     text = f"{error.detail}: {path}"
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -96,9 +97,12 @@ def unknown_problem(request: Request, error: Exception) -> Problem:
             )
         text = f"there is no path {path} here: {there}"
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        allowed = headers.get("Allow", "another method")
+        # FastAPI has a route of its own for HEAD, which is not named.
+        if allowed == "GET":
+            allowed = headers["Allow"] = "GET, HEAD"
         text = f"{path} takes {allowed}, got the method {short(request.method)}"
-    return Problem(error.status_code, text, error.headers)
+    return Problem(error.status_code, text, headers)
 
 
 def problem_of(error: Exception) -> Problem:

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 from faststream.asgi import AsgiFastStream
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Mount
 
 from faststream_sqlbroker import SetupError, SqlBroker
@@ -49,6 +50,25 @@ async def test_it_is_mounted_below_a_path(app: HttpApp, broker: SqlBroker, mount
         assert (await client.get("/health/live")).status_code == 404
 
 
+async def test_the_application_around_it_keeps_its_own_state(app: HttpApp) -> None:
+    outer = FastAPI()
+    seen: list[Any] = []
+
+    @outer.middleware("http")
+    async def note(request: Request, call_next: Any) -> Any:
+        request.state.user = "outer"
+        answer = await call_next(request)
+        seen.append(request.state.user)
+        return answer
+
+    outer.mount("/broker", app)
+    async with client_of(outer) as client:
+        found = await client.get("/broker/csrf-token", auth=as_user("vic"))
+        assert found.status_code == 200
+        assert (await client.get("/broker/health/live")).status_code == 200
+    assert seen == ["outer", "outer"]
+
+
 async def test_it_runs_alone(app: HttpApp) -> None:
     async with client_of(app) as client:
         assert (await client.get("/health/live")).json() == {"status": "live"}
@@ -57,6 +77,7 @@ async def test_it_runs_alone(app: HttpApp) -> None:
         assert "there is no path '/no/such/path' here" in missing.json()["error"]
         wrong = await client.post("/health/live")
         assert wrong.status_code == 405
+        assert wrong.headers["Allow"] == "GET, HEAD"
 
 
 @on_sqlite

@@ -390,8 +390,12 @@ async def test_all_pull_consumers_are_watched(
 async def test_a_limit_of_many_digits(broker: SqlBroker) -> None:
     pulling = Pulling(broker)
     async with pulling.http:
-        for digits, status in ((20, 200), (5_000, 400)):
-            assert (await pulling.page(f"?limit={'9' * digits}")).status_code == status
+        for digits in (20, 5_000):
+            page = await pulling.page(f"?limit={'9' * digits}")
+            assert page.status_code == 400
+            text = "limit must be a whole number of up to 19 digits, got '99"
+            assert page.json()["error"].startswith(text)
+        assert (await pulling.page(f"?limit={'9' * 19}")).status_code == 200
 
 
 @on_sqlite
@@ -486,7 +490,7 @@ async def test_errors_about_jobs_say_what_to_do(broker: SqlBroker) -> None:
         wanted = "the body must be a JSON object"
         assert await send(path, b'["x"]') == f"{wanted}, got an array of JSON"
         assert await send(path, b'{"NextState":') == (
-            f"{wanted}, and is no JSON: Expecting value: line 1 column 14 (char 13)"
+            f"{wanted}, and is no JSON: EOF while parsing a value at line 1 column 13"
         )
         assert await told(pulling.page("?after=x")) == (
             "after must be that of a page's Link header, got 'x': begin without it"

@@ -645,8 +645,24 @@ LEASE_TOKEN = "what reserve has answered as lease_token"
             "/reserve",
             f'{{"limit": "{SECRET}'.encode(),
             (
-                "the body must be a JSON object, and is no JSON: Unterminated string starting at: "
-                "line 1 column 11 (char 10)"
+                "the body must be a JSON object, and is no JSON: EOF while parsing a string at "
+                "line 1 column 33"
+            ),
+        ),
+        (
+            "/publish",
+            b'{"\\ud800": 1}',
+            (
+                "the body must be a JSON object, and is no JSON: unexpected end of hex escape at "
+                "line 1 column 9"
+            ),
+        ),
+        (
+            "/publish",
+            b'{"body": ' + b"[" * 956 + b"]" * 956 + b"}",
+            (
+                "the body must be a JSON object, and is no JSON: recursion limit exceeded at "
+                "line 1 column 210"
             ),
         ),
         (COMMIT, {}, f"lease_token is missing: it must be {LEASE_TOKEN}"),
