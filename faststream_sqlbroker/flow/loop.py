@@ -190,6 +190,8 @@ class Loop:
         """Start the loop's task; `outages` is told when the database fails."""
         # A new one: a task that is told to stop, and still ends its tick, must not go on.
         self._stopped = asyncio.Event()
+        # An old one may belong to another event loop. The first tick comes at once.
+        self._wake = asyncio.Event()
         self._outages = outages
         self.failures = 0
         self._task = asyncio.create_task(self._run(self._stopped), name=f"sqlbroker-{self.name}")

@@ -98,7 +98,11 @@ class PulledMessage(SqlBrokerMessage):
         if (outcome := self.raw_message.outcome) is None:
             return
         try:
-            await self._held.settle(outcome)
+            if not await self._held.settle(outcome):
+                # Another one was written first.
+                self.raw_message.settle_anew(self._held.ended)
+                self.committed = None
+                self.note_outcome()
         except StoreError:
             # Another outcome may be chosen now.
             self.raw_message.settle_anew(None)
@@ -219,6 +223,8 @@ class Pulling:
                         await self._outlast("ack of an iteration", message.ack)
                 except LeaseLostError as error:
                     self._log(logging.WARNING, str(error), message_id=held.row.id)
+                # A stop ends the tries to ack it.
+                await held.give_back()
         finally:
             # The consumer has gone, or something has failed.
             if held is not None:

@@ -4,8 +4,10 @@ import asyncio
 import heapq
 import math
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import datetime, timezone
 from itertools import count
 from typing import Any, Protocol
@@ -27,14 +29,18 @@ STUCK = 5.0
 """Real seconds that a handler, or a call of the store, may take while time is moved."""
 
 
+delivery: ContextVar["asyncio.Task[Any] | None"] = ContextVar("sqlbroker_delivery", default=None)
+"""The task that runs a handler, in it and in the tasks that it makes."""
+
+
 class Participant(Protocol):
     """What happens in time by itself: the messages of one test."""
 
     async def run_due(self, *, limit: float | None = None) -> bool:
         """Do what is due, `limit` real seconds for each handler; whether there was anything."""
 
-    async def finish_running(self) -> None:
-        """Wait until no handler runs."""
+    async def finish_running(self, *, time_follows: bool = False) -> None:
+        """Wait until no handler runs, but for those that wait for time, which may follow."""
 
     def may_be_due(self) -> bool:
         """Whether `run_due` may find anything."""
@@ -98,7 +104,8 @@ class VirtualClock:
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._number = count()
         self._pumps: list[Participant] = []
-        self._paused: dict[asyncio.Task[Any], int] = {}
+        self._paused: Counter[asyncio.Task[Any]] = Counter()
+        self._paused_within: Counter[asyncio.Task[Any]] = Counter()
         self._calls = 0
         self._activity = 0
         self._changed = asyncio.Event()
@@ -119,6 +126,8 @@ class VirtualClock:
         waits until no handler, callback or call of the store runs. Messages start one after the
         other: by due time, then priority, then id. What a handler raises is reported by
         `broker.drain()`.
+
+        It does not wait for a handler that waits for time itself, or in a task that it has made.
 
         Args:
             length: 0 or more: seconds, a timedelta or text like "1h"; rounded up to milliseconds.
@@ -157,7 +166,7 @@ class VirtualClock:
         self._advancing = asyncio.current_task()
         try:
             for pump in self._pumps:
-                await pump.finish_running()
+                await pump.finish_running(time_follows=True)
             await self._settle()
             while (moment := self._next_moment()) is not None and moment <= end:
                 self._go_to(moment)
@@ -254,7 +263,11 @@ class VirtualClock:
 
     def is_paused(self, task: "asyncio.Task[Any]") -> bool:
         """Whether `task` waits for time to pass, so that waiting for it would be for ever."""
-        return task in self._paused
+        return self._paused[task] > 0
+
+    def is_paused_within(self, task: "asyncio.Task[Any]") -> bool:
+        """Whether a task that the delivery `task` has made waits for time to pass."""
+        return self._paused_within[task] > 0
 
     def is_delivering(self) -> bool:
         """Whether the running task is a handler's."""
@@ -335,18 +348,24 @@ class _Paused:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - coroutines run in tasks
         self._task = task
+        self._delivery = delivery.get()
 
     def __enter__(self) -> None:
-        paused = self._clock._paused  # noqa: SLF001 - a part of it
-        paused[self._task] = paused.get(self._task, 0) + 1
-        self._clock.note()
+        self._count(1)
 
     def __exit__(self, *_: object) -> None:
-        paused = self._clock._paused  # noqa: SLF001 - a part of it
-        paused[self._task] -= 1
-        if not paused[self._task]:
-            del paused[self._task]
-        self._clock.note()
+        self._count(-1)
+
+    def _count(self, number: int) -> None:
+        clock = self._clock
+        counts = [(clock._paused, self._task)]  # noqa: SLF001 - a part of it
+        if self._delivery is not None:
+            counts.append((clock._paused_within, self._delivery))  # noqa: SLF001 - as above
+        for paused, task in counts:
+            paused[task] += number
+            if not paused[task]:
+                del paused[task]
+        clock.note()
 
 
 def _ceil(microseconds: int) -> int:

@@ -220,27 +220,33 @@ class Pump:
         await self.run_due(limit=clocks.STUCK)
         await self.finish_running()
 
-    async def finish_running(self) -> None:
+    async def finish_running(self, *, time_follows: bool = False) -> None:
         """Wait until no handler runs, nor is one about to be started by a transaction that has been
         committed.
+
+        Args:
+            time_follows: Time is moved then, so a handler is left that waits for it in a task of
+                its own.
 
         Raises:
             TimeoutError: a handler took more than 5 seconds.
         """
-        while (running := self._running()) or self.held.is_committing:
+        while (running := self._running(time_follows)) or self.held.is_committing:
             if running:
-                await self._wait_for(running[0], clocks.STUCK)
+                await self._wait_for(running[0], clocks.STUCK, time_follows=time_follows)
                 await self.run_due(limit=clocks.STUCK)
             else:
                 await asyncio.sleep(PAUSE)
 
-    def _running(self) -> list[Delivery]:
-        """Those that do not wait for time to pass."""
-        return [
-            delivery
-            for task, delivery in self._deliveries.items()
-            if not task.done() and not self.clock.is_paused(task)
-        ]
+    def _running(self, time_follows: bool) -> list[Delivery]:
+        return [d for d in self._deliveries.values() if self._runs(d, time_follows)]
+
+    def _runs(self, delivery: Delivery, time_follows: bool) -> bool:
+        """Whether it goes on without time that passes."""
+        task = delivery.task
+        paused = self.clock.is_paused(task)
+        paused = paused or (time_follows and self.clock.is_paused_within(task))
+        return not task.done() and not paused
 
     async def _kept_back(self, ids: Collection[int], table: str) -> bool:
         """Wait for the end of a handler that keeps one of `ids` back; false if none can."""
@@ -394,6 +400,7 @@ class Pump:
 
     async def _deliver(self, consumer: SteppedConsumer) -> None:
         _nested.set(_nested.get() + 1)
+        clocks.delivery.set(asyncio.current_task())
         try:
             await consumer.deliver()
         finally:
@@ -435,13 +442,15 @@ class Pump:
         if delivery is not None:
             delivery.failure = failure
 
-    async def _wait_for(self, delivery: Delivery, limit: float | None) -> None:
+    async def _wait_for(
+        self, delivery: Delivery, limit: float | None, *, time_follows: bool = False
+    ) -> None:
         """Wait until it has ended, or waits for time to pass."""
         clock = self.clock
         deadline = None if limit is None else asyncio.get_running_loop().time() + limit
         name = f"{delivery.consumer.title}, of message {', '.join(map(str, sorted(delivery.ids)))},"
         try:
-            while not delivery.task.done() and not clock.is_paused(delivery.task):
+            while self._runs(delivery, time_follows):
                 await clock.changed_by(deadline, name)
         except asyncio.CancelledError:
             # As if the handler ran in the task that publishes: it is cut off together with it.

@@ -8,6 +8,7 @@ import re
 import warnings
 from collections.abc import Iterable
 from io import StringIO
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,9 @@ def draw(name: str, figures: Figures) -> tuple[Markup, Colours]:
         figure.savefig(file, format="svg", metadata=unchanging)
         legend = {label: to_hex(colour) for label, colour in colours.items()}
     svg = file.getvalue().partition('.dtd">')[2]
-    svg = re.sub(r'<g id="hint ([^"]*)">', r'<g class="mark"><title>\1</title>', svg)
+    # An attribute with a quote of one kind is in quotes of the other.
+    hint = re.compile(r"""<g id=(["'])hint (.*?)\1>""", re.DOTALL)
+    svg = hint.sub(r'<g class="mark"><title>\2</title>', svg)
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
     svg = re.sub(r'<path d="[^"]*', lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
     return Markup(svg), legend  # noqa: S704 - matplotlib has escaped the texts
@@ -209,6 +212,9 @@ def _show_names(axes: Any, names: list[str], title: str) -> None:
 
 def labels(names: Iterable[str]) -> list[str]:
     """Shorten names, and number equal results."""
-    short = [visible(n if len(n) <= LABEL else n[: LABEL - 1] + "…") for n in names]
-    numbers = (short[:place].count(name) for place, name in enumerate(short))
-    return [f"{name} ({n + 1})" if n else name for name, n in zip(short, numbers, strict=True)]
+    found: list[str] = []
+    for name in names:
+        short = visible(name if len(name) <= LABEL else name[: LABEL - 1] + "…")
+        numbered = (f"{short} ({n})" for n in count(2))
+        found.append(next(label for label in chain([short], numbered) if label not in found))
+    return found

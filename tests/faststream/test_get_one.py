@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from faststream import BaseMiddleware
+from faststream.message import AckStatus
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -497,7 +498,88 @@ async def test_two_outcomes_at_once_are_one(
     assert row["state"] == "FAILED"
 
 
+@on_one
+async def test_the_second_of_two_outcomes_tells_of_the_first(
+    broker: SqlBroker, subscriber: QueueSubscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the first is repeated, as the database has failed for a moment."""
+    settle = DirectClaims.settle
+    failed = False
+
+    async def fail_once(self: DirectClaims, *args: Any, **options: Any) -> Any:
+        nonlocal failed
+        await asyncio.sleep(0.01)
+        if not failed:
+            failed = True
+            raise TransientStoreError("it has failed for a moment")
+        return await settle(self, *args, **options)
+
+    monkeypatch.setattr(DirectClaims, "settle", fail_once)
+    await broker.publish("x", "q")
+    message = await got(subscriber)
+    first, second = asyncio.create_task(message.ack()), asyncio.create_task(message.nack())
+    with pytest.raises(TransientStoreError):
+        await first
+    await second
+    await message.reject()
+    assert message.committed is AckStatus.ACKED
+
+
+@on_one
+def test_leases_are_renewed_in_a_second_event_loop(database_url: str) -> None:
+    """The first one was closed without a stop."""
+    broker = SqlBroker(database_url, logger=None)
+    subscriber = broker.subscriber("q", release_stuck_timeout="600ms")
+
+    async def hold() -> PulledMessage:
+        await broker.start()
+        await broker.publish("x", "q")
+        message = await got(subscriber)
+        claimed = message.raw_message.renewed_monotonic
+        await eventually(lambda: message.raw_message.renewed_monotonic > claimed)
+        return message
+
+    asyncio.run(broker.create_tables())
+    for close in (False, True):
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(hold())
+        if close:
+            loop.run_until_complete(broker.stop())
+        loop.close()
+
+
 # -- iteration -----------------------------------------------------------------------------------
+
+
+@on_one
+async def test_a_stop_while_an_ack_fails_gives_the_message_back(
+    broker: SqlBroker, subscriber: QueueSubscriber, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = DirectClaims.settle
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def fail_once(self: DirectClaims, *args: Any, **options: Any) -> Any:
+        if begun.is_set():
+            return await settle(self, *args, **options)
+        begun.set()
+        await go_on.wait()
+        raise TransientStoreError("it has failed for a moment")
+
+    monkeypatch.setattr(DirectClaims, "settle", fail_once)
+    await broker.start()
+    await broker.publish("x", "q")
+
+    async def iterate() -> None:
+        async for _ in subscriber:
+            pass
+
+    iterating = asyncio.create_task(iterate())
+    await begun.wait()
+    await subscriber.stop()
+    go_on.set()
+    await iterating
+    [row] = await look.rows()
+    assert (row["state"], row["attempts_count"]) == ("PENDING", 0)
 
 
 async def test_asking_for_the_next_acks_the_last_and_closing_gives_it_back(

@@ -108,6 +108,17 @@ def test_names_are_shown_as_they_are() -> None:
     assert page.count("<b>") == 9
 
 
+def test_names_that_look_alike_are_numbered() -> None:
+    hints = hints_of(render(figures_of(["a\x01", "a\x02", "a\ufffd (2)"]), "t"))
+    for label in ("a\ufffd", "a\ufffd (2)", "a\ufffd (2) (2)"):
+        assert f"queue: {label}\nno key: 6" in hints
+
+
+@pytest.mark.parametrize("name", ['a"b', "a'b", "a\"b'c"])
+def test_a_name_may_have_quotes(name: str) -> None:
+    assert f"queue: {name}\nno key: 6" in hints_of(render(figures_of([name]), "t"))
+
+
 def test_long_names_are_short_and_different() -> None:
     chart, _ = draw("dlq_age", figures_of(["q" * 40, "q" * 41, "q" * 30]))
     beginning = "q" * 29 + "…"

@@ -304,14 +304,30 @@ async def test_time_passes_only_once_running_handlers_have_ended(
     await engine.dispose()
 
 
+async def test_a_handler_may_wait_for_time_in_tasks_of_its_own(
+    broker: SqlBroker, clock: VirtualClock
+) -> None:
+    found: list[Any] = []
+
+    @broker.subscriber("q")
+    async def wait_for_both() -> None:
+        found.extend(await asyncio.gather(broker.pop("a", wait=10), broker.pop("b", wait=10)))
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        publishing = asyncio.create_task(br.publish("x", "q"))
+        await clock.advance(20)
+        await publishing
+    assert found == [None, None]
+
+
 async def test_a_stuck_handler_is_named(
     broker: SqlBroker, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for = Pump._wait_for
 
     # Handlers only: a busy machine may need longer for what the database does.
-    async def briefly(pump: Pump, delivery: Delivery, limit: float | None) -> None:
-        await wait_for(pump, delivery, None if limit is None else 0.05)
+    async def briefly(pump: Pump, delivery: Delivery, limit: float | None, **how: Any) -> None:
+        await wait_for(pump, delivery, None if limit is None else 0.05, **how)
 
     monkeypatch.setattr(Pump, "_wait_for", briefly)
     never = asyncio.Event()
