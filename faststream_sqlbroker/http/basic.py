@@ -37,6 +37,10 @@ WAITING = 32
 """Hashes that may wait for their turn; more are refused at once."""
 
 
+WRONG_PASSWORD = "sqlbroker.wrong_password"  # noqa: S105 - a key
+"""In the scope of a request: whether its password is wrong for a user whom `BasicAuth` knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredPassword:
     """A parsed hash, with the parameters of scrypt."""
@@ -170,6 +174,8 @@ class BasicAuth:
         if user is None or not self._right.has(*login):
             fits = await self._fits(stored, password)
             if user is None or not fits:
+                # Another way may let the request in: it is a guess all the same.
+                connection.scope[WRONG_PASSWORD] = user is not None
                 return None
             self._right.note(*login)
         return user

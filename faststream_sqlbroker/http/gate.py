@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection, Request
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
-from faststream_sqlbroker.http.basic import credentials
+from faststream_sqlbroker.http.basic import WRONG_PASSWORD, credentials
 from faststream_sqlbroker.http.csrf import Csrf
 from faststream_sqlbroker.http.lockout import Failures, Look, RightSecrets, are_random, fit
 from faststream_sqlbroker.http.proxies import Network, client_address
@@ -113,14 +113,16 @@ class Gate:
         user = await self._find_user(request)
         # Again: many guesses at once would all have passed before the first has failed.
         self._check_login(*pair, password)
-        if user is None:
+        is_wrong = user is None or request.scope.get(WRONG_PASSWORD, False)
+        if is_wrong:
             self._passwords.note(*pair, password, right=False)
             self._of_addresses.add(address)
             self._of_names.add(*pair)
             self._log_failure(address, name)
+        if user is None:
             raise Problem(401, WRONG, _CHALLENGE)
         # Another way than the password may have let in another user.
-        if user.name == name:
+        if user.name == name and not is_wrong:
             self._passwords.note(*pair, password)
             # Last, so it is not forgotten before the password: guesses are counted by it.
             self._passwords.note(*pair)

@@ -301,6 +301,23 @@ async def test_guesses_at_a_password_that_was_right_lately_are_limited(broker: S
 
 
 @on_sqlite
+async def test_guesses_are_limited_where_another_way_lets_the_request_in(broker: SqlBroker) -> None:
+    """Else the answer, as another user, would tell which guess is right."""
+    proxy = ProxyAuth("X-User", proxies=["192.0.2.1"], roles={"vic": "viewer"})
+    app = broker.asgi([logins(), proxy], max_failures=3)
+
+    async def status(password: str) -> int:
+        auth = ("ann", password)
+        return (await client.get("/csrf-token", auth=auth, headers={"X-User": "vic"})).status_code
+
+    async with client_of(app) as client:
+        assert [await status(f"guess-{n}") for n in range(4)] == [200] * 3 + [429]
+        assert await status(as_user("ann")[1]) == 429
+        # Without a password, the proxy's user is let in.
+        assert (await client.get("/csrf-token", headers={"X-User": "vic"})).status_code == 200
+
+
+@on_sqlite
 async def test_a_remembered_password_must_still_be_right(broker: SqlBroker) -> None:
     """A password that was changed, or whose user was removed, is one guess more."""
     passwords = {"ann": "right", "vic": "right", "ola": "right"}
