@@ -481,14 +481,21 @@ async def test_a_move_of_a_batch_leaves_out_settled_messages(
 
 
 async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard) -> None:
-    @broker.subscriber("raised", **ONE_LOOK, batch=True)
+    """A claim may skip a row that is locked for a moment, so there may be several batches."""
+
+    async def reject_one(message: SqlBrokerBatchMessage) -> None:
+        for each in message.messages:
+            if each.body == b"1":
+                await each.reject(reason="bad")
+
+    @broker.subscriber("raised", **QUICK, batch=True)
     async def raises(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
-        await message.messages[1].reject(reason="bad")
+        await reject_one(message)
         raise Postpone("1h")
 
-    @broker.subscriber("called", **ONE_LOOK, batch=True)
+    @broker.subscriber("called", **QUICK, batch=True)
     async def calls(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
-        await message.messages[1].reject(reason="bad")
+        await reject_one(message)
         await message.postpone("1h")
 
     for queue in ("raised", "called"):
@@ -497,16 +504,17 @@ async def test_a_postponed_batch(broker: SqlBroker, look: Look, heard: Heard) ->
 
     async def ended() -> list[dict[str, Any]]:
         rows = await look.rows()
-        return rows if [r["state"] for r in rows] == ["PENDING"] * 4 else []
+        later = [r for r in rows if r["next_attempt_at"] - r["created_at"] > HOUR * 0.99]
+        return rows if len(rows) == len(later) == 4 else []
 
     rows = await eventually(ended)
     for queue in ("raised", "called"):
         of = [r for r in rows if r["queue"] == queue]
         kept = [(r["deliveries_count"], bytes(r["payload"])) for r in of]
         assert kept == [(0, b"0"), (0, b"2")], queue
+    assert {r["state"] for r in rows} == {"PENDING"}
     archived = [(r["queue"], r["state"]) for r in await look.rows(archive=True)]
     assert sorted(archived) == [("called", "FAILED"), ("raised", "FAILED")]
-    assert all(r["next_attempt_at"] - r["created_at"] > HOUR * 0.99 for r in rows)
     assert silent(heard)
 
 
