@@ -242,12 +242,12 @@ def _drop(admin: Engine, name: str) -> None:
         connection.execute(text(f"DROP DATABASE IF EXISTS {name}{force}"))
 
 
-def _end_sessions(connection: Connection, name: str) -> None:
+def _end_sessions(connection: Connection, name: str, *, kept_too: bool = False) -> None:
     if connection.dialect.name == "postgresql":
+        ours = "" if kept_too else f" AND application_name <> '{KEPT}'"
         connection.exec_driver_sql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            f"WHERE datname = '{name}' AND backend_type = 'client backend' "
-            f"AND application_name <> '{KEPT}'"
+            f"WHERE datname = '{name}' AND backend_type = 'client backend'{ours}"
         )
         return
     query = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
@@ -286,9 +286,12 @@ def _empty(admin: Engine, name: str, inside: Engine) -> None:
 
 
 @pytest.fixture
-def alone(servers: Servers, database_url: str) -> None:
+def alone(servers: Servers, database: str, database_url: str) -> None:
     """For tests that look at the sessions of the database: none is kept from other tests."""
     servers.leave()
+    # A folder may have servers of its own, and the others' keep their sessions too.
+    with servers.admin(database).connect() as connection:
+        _end_sessions(connection, str(make_url(database_url).database), kept_too=True)
 
 
 @pytest.fixture
