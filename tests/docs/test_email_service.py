@@ -22,6 +22,8 @@ from docs.examples.emails.traffic import moments
 from tests import forked
 
 SECOND = 1_000_000
+PATIENCE = 900
+"""Seconds that the example may take: half a minute, unless many others run at the same time."""
 RULES = Rules(hour=4 * SECOND, minute=SECOND, undo=SECOND, rate=2)
 KILLED = 11
 OTHER = 12
@@ -293,9 +295,10 @@ def test_the_writers_are_as_unruly_as_the_example_needs() -> None:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The example as a command."""
-    return forked.finished("-m", "docs.examples.email_service", *arguments)
+    return forked.finished("-m", "docs.examples.email_service", *arguments, timeout=PATIENCE)
 
 
+@pytest.mark.timeout(PATIENCE + 60)
 async def test_the_example_proves_itself(database_url: str) -> None:
     """Z1, Z11, Z12. A publish or a process may take ten seconds before anything is broken."""
     size = "--users 40 --times 2 --publishing 6 --hour 2 --minute 1 --rate 10"
