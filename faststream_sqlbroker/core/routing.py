@@ -135,7 +135,7 @@ def find_loop(hops: Iterable[tuple[str, str]]) -> list[str] | None:
     """A loop in the graph of `hops` (from, to), as the queues on it; None if there is none."""
     graph = TopologicalSorter[str]()
     for start, end in hops:
-        # Before its end: a loop is told from where it is first entered.
+        # The start first: the loop in the error begins where it is first entered.
         graph.add(start)
         graph.add(end, start)
     try:

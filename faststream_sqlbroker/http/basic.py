@@ -59,7 +59,7 @@ class StoredPassword:
             n=self.cost,
             r=self.block,
             p=self.parallel,
-            # OpenSSL refuses what needs more than 32 MiB unless it is told.
+            # By default OpenSSL refuses what needs more than 32 MiB.
             maxmem=256 * self.cost * self.block,
             dklen=LENGTH,
         )

@@ -21,7 +21,6 @@ from faststream_sqlbroker.core.channels import (
     Registered,
     queue_of,
     step_to,
-    token_fits,
 )
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
@@ -42,7 +41,7 @@ from faststream_sqlbroker.http.api import (
     whole,
 )
 from faststream_sqlbroker.http.gate import Gate
-from faststream_sqlbroker.http.lockout import Look
+from faststream_sqlbroker.http.lockout import Look, fit
 from faststream_sqlbroker.http.models import Rotation
 
 CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
@@ -153,7 +152,7 @@ class ChannelRoutes:
         form: Annotated[Rotation, Body(media_type=FORM)],
         user: Caller,
     ) -> Response:
-        """Make a channel, or give it a new token, which is told once."""
+        """Make a channel, or give it a new token. Only this answer shows the token."""
         await self._begin()
         found = await self._jobs.put_channel(channel, by=user.name, rotate=form.is_wanted)
         return _registered(found, {"ID": found.id})
@@ -165,7 +164,7 @@ class ChannelRoutes:
         form: Annotated[models.ConsumerForm, Body(media_type=FORM)],
         user: Caller,
     ) -> Response:
-        """Make a consumer, or change its type, push if none is given; its token is told once."""
+        """Make a consumer, or change its type (default push). Only this answer shows its token."""
         await self._begin()
         found = await self._jobs.put_consumer(
             channel, consumer, kind=form.type, by=user.name, rotate=form.is_wanted
@@ -317,12 +316,9 @@ class ChannelRoutes:
     ) -> None:
         """Compare all tokens, also of what does not exist: the answer does not tell which."""
         tokens = [request.headers.get(header, "") for _, header in needed]
-        fits = [
-            token_fits(token, hash_of(found))
-            for token, (found, _) in zip(tokens, needed, strict=True)
-        ]
-        self._gate.tokens_compared(request, name, tokens, right=all(fits))
-        if all(fits):
+        fits = fit(tokens, [hash_of(registered) for registered, _ in needed])
+        self._gate.tokens_compared(request, name, tokens, right=fits)
+        if fits:
             return
         names = " and ".join(header for _, header in needed)
         raise Problem(

@@ -103,7 +103,7 @@ class QueueRoutes:
         form: Annotated[models.Rotation, Body(media_type=FORM)],
         user: Caller,
     ) -> Response:
-        """Make the token of a queue, or another one, which is told once."""
+        """Make the token of a queue, or replace it. Only this answer shows the token."""
         await self._begin()
         _check_name(queue)
         found = await self._jobs.put_token(queue, role, by=user.name, rotate=form.is_wanted)

@@ -213,9 +213,9 @@ def _check_rate(
         if late - early <= rules.minute
     ]
     # Of a killed process the latest moments stay: e-mails may have started long before.
-    known = len(starts) + untold_starts(grants, rules.minute)
-    if len(moved := moves(mails, rules)) > known:
-        over.append(f"{len(moved)} e-mails were let through, with {known} starts")
+    count = len(starts) + untold_starts(grants, rules.minute)
+    if len(moved := moves(mails, rules)) > count:
+        over.append(f"{len(moved)} e-mails were let through, with {count} starts")
     result.over_rate = len(over)
     result.violations += over
 
@@ -247,8 +247,8 @@ def untold_starts(grants: Sequence[Starts], minute: int) -> int:
     for grant in grants:
         now = Counter(dict(grant.slots))
         replaced = [at for at in (before - now).elements() if at >= grant.now - minute]
-        told = [at for at in (now - before).elements() if at <= grant.now]
-        untold += max(0, len(replaced) - len(told))
+        moments = [at for at in (now - before).elements() if at <= grant.now]
+        untold += max(0, len(replaced) - len(moments))
         before = now
     return untold
 
