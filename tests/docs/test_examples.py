@@ -68,6 +68,17 @@ def test_a_fragment_is_python(page: Path) -> None:
         compile(dedent(code), page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
+def test_the_program_that_changes_is_the_one_that_runs() -> None:
+    """Of the page for those who come from another broker: the lines of its diff, without those that
+    go, are its program."""
+    page = (DOCS / "howto" / "coming_from.md").read_text()
+    [changes] = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)
+    [(program, _)] = BLOCK.findall(page)
+    lines = changes.splitlines(keepends=True)
+    assert "".join(line[1:] or "\n" for line in lines if line[0] != "-") == program
+    compile("".join(line[1:] or "\n" for line in lines if line[0] != "+"), "before", "exec")
+
+
 def test_there_are_blocks() -> None:
     assert len(blocks()) >= 20
 
