@@ -4,93 +4,111 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from faststream import TestApp
+    # The aliases make them public to type checkers. ruff: one import a module, not one a name.
+    # isort: off
+    from faststream import TestApp as TestApp
 
     from faststream_sqlbroker.annotations import (
-        SqlBrokerBatchMessage,
-        SqlBrokerMessage,
-        SqlConnection,
-        SqlSession,
+        SqlBrokerBatchMessage as SqlBrokerBatchMessage,
+        SqlBrokerMessage as SqlBrokerMessage,
+        SqlConnection as SqlConnection,
+        SqlSession as SqlSession,
     )
-    from faststream_sqlbroker.broker.broker import SqlBroker
-    from faststream_sqlbroker.broker.pipelines import Pipeline, Step
-    from faststream_sqlbroker.broker.reservation import ReceivedMessage, Reservation
+    from faststream_sqlbroker.broker.broker import SqlBroker as SqlBroker
+    from faststream_sqlbroker.broker.pipelines import Pipeline as Pipeline, Step as Step
+    from faststream_sqlbroker.broker.reservation import (
+        ReceivedMessage as ReceivedMessage,
+        Reservation as Reservation,
+    )
     from faststream_sqlbroker.broker.router import (
-        SqlBrokerPublisher,
-        SqlBrokerRoute,
-        SqlBrokerRouter,
+        SqlBrokerPublisher as SqlBrokerPublisher,
+        SqlBrokerRoute as SqlBrokerRoute,
+        SqlBrokerRouter as SqlBrokerRouter,
     )
-    from faststream_sqlbroker.control_exceptions import Move, NotReadyYet, Postpone, RetryPossible
-    from faststream_sqlbroker.core.depth import MaxDepth
+    from faststream_sqlbroker.control_exceptions import (
+        Move as Move,
+        NotReadyYet as NotReadyYet,
+        Postpone as Postpone,
+        RetryPossible as RetryPossible,
+    )
+    from faststream_sqlbroker.core.depth import MaxDepth as MaxDepth
     from faststream_sqlbroker.core.policies import (
-        BlockingWait,
-        Concurrency,
-        Debounce,
-        Delay,
-        Header,
-        KeepLast,
-        Once,
-        Throttle,
-        Window,
+        BlockingWait as BlockingWait,
+        Concurrency as Concurrency,
+        Debounce as Debounce,
+        Delay as Delay,
+        Header as Header,
+        KeepLast as KeepLast,
+        Once as Once,
+        Throttle as Throttle,
+        Window as Window,
     )
-    from faststream_sqlbroker.core.policy_waits import PoliciedQueue, PolicyWait
-    from faststream_sqlbroker.core.retention import Pruned, Retention
+    from faststream_sqlbroker.core.policy_waits import (
+        PoliciedQueue as PoliciedQueue,
+        PolicyWait as PolicyWait,
+    )
+    from faststream_sqlbroker.core.retention import Pruned as Pruned, Retention as Retention
     from faststream_sqlbroker.core.retry import (
-        ConstantRetryStrategy,
-        ConstantWithJitterRetryStrategy,
-        ExponentialBackoffRetryStrategy,
-        ExponentialBackoffWithJitterRetryStrategy,
-        LinearRetryStrategy,
-        NoRetryStrategy,
-        RetryStrategyProto,
-        RetryStrategyTemplate,
+        ConstantRetryStrategy as ConstantRetryStrategy,
+        ConstantWithJitterRetryStrategy as ConstantWithJitterRetryStrategy,
+        ExponentialBackoffRetryStrategy as ExponentialBackoffRetryStrategy,
+        ExponentialBackoffWithJitterRetryStrategy as ExponentialBackoffWithJitterRetryStrategy,
+        LinearRetryStrategy as LinearRetryStrategy,
+        NoRetryStrategy as NoRetryStrategy,
+        RetryStrategyProto as RetryStrategyProto,
+        RetryStrategyTemplate as RetryStrategyTemplate,
     )
-    from faststream_sqlbroker.core.routing import DESTINATION, Hops, next_hop, plan_hops
-    from faststream_sqlbroker.core.rows import UnknownOutcome
-    from faststream_sqlbroker.core.states import MessageState as SqlBrokerMessageState
+    from faststream_sqlbroker.core.routing import (
+        DESTINATION as DESTINATION,
+        Hops as Hops,
+        next_hop as next_hop,
+        plan_hops as plan_hops,
+    )
+    from faststream_sqlbroker.core.rows import UnknownOutcome as UnknownOutcome
+    from faststream_sqlbroker.message import SqlBrokerMessageState as SqlBrokerMessageState
     from faststream_sqlbroker.core.status import (
-        Explanation,
-        HeldLock,
-        LiveSubscriber,
-        PausedQueue,
-        Reason,
-        Schedule,
+        Explanation as Explanation,
+        HeldLock as HeldLock,
+        LiveSubscriber as LiveSubscriber,
+        PausedQueue as PausedQueue,
+        Reason as Reason,
+        Schedule as Schedule,
     )
     from faststream_sqlbroker.exceptions import (
-        AccessError,
-        BrokerStoppedError,
-        ConcurrentLoadError,
-        ConfigError,
-        ExportMismatchError,
-        HttpError,
-        LeaseLostError,
-        LockLostError,
-        LockNotAcquiredError,
-        MessageTooLargeError,
-        MissingExtraError,
-        NotSupportedError,
-        PublishError,
-        QueueFullError,
-        RightsError,
-        SchemaError,
-        SetupError,
-        SqlBrokerError,
-        StoreError,
-        TransactionEndedError,
-        TransientStoreError,
-        UnknownOutcomeError,
+        AccessError as AccessError,
+        BrokerStoppedError as BrokerStoppedError,
+        ConcurrentLoadError as ConcurrentLoadError,
+        ConfigError as ConfigError,
+        ExportMismatchError as ExportMismatchError,
+        HttpError as HttpError,
+        LeaseLostError as LeaseLostError,
+        LockLostError as LockLostError,
+        LockNotAcquiredError as LockNotAcquiredError,
+        MessageTooLargeError as MessageTooLargeError,
+        MissingExtraError as MissingExtraError,
+        NotSupportedError as NotSupportedError,
+        PublishError as PublishError,
+        QueueFullError as QueueFullError,
+        RightsError as RightsError,
+        SchemaError as SchemaError,
+        SetupError as SetupError,
+        SqlBrokerError as SqlBrokerError,
+        StoreError as StoreError,
+        TransactionEndedError as TransactionEndedError,
+        TransientStoreError as TransientStoreError,
+        UnknownOutcomeError as UnknownOutcomeError,
     )
-    from faststream_sqlbroker.flow.tasks.locks import Lock
-    from faststream_sqlbroker.publisher.sync_producer import SqlProducer
+    from faststream_sqlbroker.flow.tasks.locks import Lock as Lock
+    from faststream_sqlbroker.publisher.sync_producer import SqlProducer as SqlProducer
     from faststream_sqlbroker.response import (
-        SqlBrokerPublishCommand,
-        SqlBrokerPublishMessage,
-        SqlBrokerResponse,
+        SqlBrokerPublishCommand as SqlBrokerPublishCommand,
+        SqlBrokerPublishMessage as SqlBrokerPublishMessage,
+        SqlBrokerResponse as SqlBrokerResponse,
     )
-    from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-    from faststream_sqlbroker.schema.tables import include_tables
-    from faststream_sqlbroker.testing.broker import TestSqlBroker
-    from faststream_sqlbroker.testing.clock import VirtualClock
+    from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig as SqlBrokerSchemaConfig
+    from faststream_sqlbroker.schema.tables import include_tables as include_tables
+    from faststream_sqlbroker.testing.broker import TestSqlBroker as TestSqlBroker
+    from faststream_sqlbroker.testing.clock import VirtualClock as VirtualClock
 
 _HOMES = {
     "AccessError": ".exceptions",
@@ -179,91 +197,7 @@ _HOMES = {
 """Where each public name lives. Its module is imported when the name is asked for, so a process
 imports what it uses."""
 
-__all__ = (
-    "DESTINATION",
-    "AccessError",
-    "BlockingWait",
-    "BrokerStoppedError",
-    "Concurrency",
-    "ConcurrentLoadError",
-    "ConfigError",
-    "ConstantRetryStrategy",
-    "ConstantWithJitterRetryStrategy",
-    "Debounce",
-    "Delay",
-    "Explanation",
-    "ExponentialBackoffRetryStrategy",
-    "ExponentialBackoffWithJitterRetryStrategy",
-    "ExportMismatchError",
-    "Header",
-    "HeldLock",
-    "Hops",
-    "HttpError",
-    "KeepLast",
-    "LeaseLostError",
-    "LinearRetryStrategy",
-    "LiveSubscriber",
-    "Lock",
-    "LockLostError",
-    "LockNotAcquiredError",
-    "MaxDepth",
-    "MessageTooLargeError",
-    "MissingExtraError",
-    "Move",
-    "NoRetryStrategy",
-    "NotReadyYet",
-    "NotSupportedError",
-    "Once",
-    "PausedQueue",
-    "Pipeline",
-    "PoliciedQueue",
-    "PolicyWait",
-    "Postpone",
-    "Pruned",
-    "PublishError",
-    "QueueFullError",
-    "Reason",
-    "ReceivedMessage",
-    "Reservation",
-    "Retention",
-    "RetryPossible",
-    "RetryStrategyProto",
-    "RetryStrategyTemplate",
-    "RightsError",
-    "Schedule",
-    "SchemaError",
-    "SetupError",
-    "SqlBroker",
-    "SqlBrokerBatchMessage",
-    "SqlBrokerError",
-    "SqlBrokerMessage",
-    "SqlBrokerMessageState",
-    "SqlBrokerPublishCommand",
-    "SqlBrokerPublishMessage",
-    "SqlBrokerPublisher",
-    "SqlBrokerResponse",
-    "SqlBrokerRoute",
-    "SqlBrokerRouter",
-    "SqlBrokerSchemaConfig",
-    "SqlConnection",
-    "SqlProducer",
-    "SqlSession",
-    "Step",
-    "StoreError",
-    "TestApp",
-    "TestSqlBroker",
-    "Throttle",
-    "TransactionEndedError",
-    "TransientStoreError",
-    "UnknownOutcome",
-    "UnknownOutcomeError",
-    "VirtualClock",
-    "Window",
-    "include_tables",
-    "next_hop",
-    "plan_hops",
-)
-
+__all__ = tuple(_HOMES)
 
 _SUBMODULES = frozenset(
     {

@@ -184,5 +184,5 @@ KNOWN = {
     "arguments": ("9be210c32f52",),
     "publishing": ("b7339a5744d2",),
 }
-"""Of FastStream 0.7.8 with FastDepends 3.0.9, a digest of all functions of each group. Several where
-versions differ in a way that does not matter here."""
+"""Of FastStream 0.7.8 with FastDepends 3.0.9, a digest of all functions of each group. Several
+where versions differ in a way that does not matter here."""
