@@ -1,10 +1,11 @@
 """Call assertions of handlers and publishers under a test broker, with the fields of `publish`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from typing_extensions import override
+from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.adapter.testing import (
     BrokerFields,
@@ -23,142 +24,76 @@ if TYPE_CHECKING:
 Describe = Callable[[], str]
 
 
+class ExpectedMessage(TypedDict, total=False):
+    """What a call's message is compared with; what is left out is not compared."""
+
+    headers: Any
+    """Headers that the message has, perhaps among others."""
+    correlation_id: Any
+    """Its correlation id."""
+    reply_to: Any
+    """The queue for its answer."""
+    content_type: Any
+    """Its content type."""
+    path: Any
+    """Always {}: queues have no templates."""
+    context: Mapping[str, Any]
+    """Names of FastStream's context with their values."""
+    queue: Any
+    """Its full name."""
+    key: Any
+    """Its key; None: it has none."""
+    priority: Any
+    """Its priority."""
+    delay: Any
+    """The delay that it was published with: seconds, a timedelta or text like "5m"."""
+    attempt: Any
+    """The number of the attempt, from 1."""
+
+
 class SqlCallAssertions(CallAssertions):
     """As every broker's, and with `queue`, `key`, `priority`, `delay` and `attempt`."""
 
     __slots__ = ()
 
+    @override
     async def assert_called_once_with(
-        self,
-        body: Any = EMPTY,
-        /,
-        *,
-        headers: Any = EMPTY,
-        correlation_id: Any = EMPTY,
-        reply_to: Any = EMPTY,
-        content_type: Any = EMPTY,
-        path: Any = EMPTY,
-        context: Mapping[str, Any] = EMPTY,
-        queue: Any = EMPTY,
-        key: Any = EMPTY,
-        priority: Any = EMPTY,
-        delay: Any = EMPTY,
-        attempt: Any = EMPTY,
+        self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
         """Assert that it was called once, with this message; what is left out is not compared.
 
         Args:
             body: A dict, a model or a matcher; it goes through the codec.
-            headers: Headers that the message has, perhaps among others.
-            correlation_id: Its correlation id.
-            reply_to: The queue for its answer.
-            content_type: Its content type.
-            path: Always {}: queues have no templates.
-            context: Names of FastStream's context with their values.
-            queue: Its full name.
-            key: Its key; None: it has none.
-            priority: Its priority.
-            delay: The delay that it was published with: seconds, a timedelta or text like "5m".
-            attempt: The number of the attempt, from 1.
+            expected: See `ExpectedMessage`.
 
         Raises:
             AssertionError: it was not; the text names all differences, and what waits.
             SetupError: it is not under a test broker, or the call was a batch and more than `body`
                 is given.
         """
-        fields = _fields(queue=queue, key=key, priority=priority, delay=delay, attempt=attempt)
-        await self._assert_called_once_with(
-            ExpectedCall(
-                body=body,
-                headers=headers,
-                correlation_id=correlation_id,
-                reply_to=reply_to,
-                content_type=content_type,
-                path=path,
-                context=context,
-                broker_fields=fields,
-            )
-        )
+        with self._telling_what_waits():
+            await self._assert_called_once_with(_call(body, expected))
 
+    @override
     async def assert_called_with(
-        self,
-        body: Any = EMPTY,
-        /,
-        *,
-        headers: Any = EMPTY,
-        correlation_id: Any = EMPTY,
-        reply_to: Any = EMPTY,
-        content_type: Any = EMPTY,
-        path: Any = EMPTY,
-        context: Mapping[str, Any] = EMPTY,
-        queue: Any = EMPTY,
-        key: Any = EMPTY,
-        priority: Any = EMPTY,
-        delay: Any = EMPTY,
-        attempt: Any = EMPTY,
+        self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
         """Assert that its last call was with this message; see `assert_called_once_with`."""
-        fields = _fields(queue=queue, key=key, priority=priority, delay=delay, attempt=attempt)
-        await self._assert_called_with(
-            ExpectedCall(
-                body=body,
-                headers=headers,
-                correlation_id=correlation_id,
-                reply_to=reply_to,
-                content_type=content_type,
-                path=path,
-                context=context,
-                broker_fields=fields,
-            )
-        )
+        with self._telling_what_waits():
+            await self._assert_called_with(_call(body, expected))
 
+    @override
     async def assert_any_call(
-        self,
-        body: Any = EMPTY,
-        /,
-        *,
-        headers: Any = EMPTY,
-        correlation_id: Any = EMPTY,
-        reply_to: Any = EMPTY,
-        content_type: Any = EMPTY,
-        path: Any = EMPTY,
-        context: Mapping[str, Any] = EMPTY,
-        queue: Any = EMPTY,
-        key: Any = EMPTY,
-        priority: Any = EMPTY,
-        delay: Any = EMPTY,
-        attempt: Any = EMPTY,
+        self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
         """Assert that one of its calls was with this message; see `assert_called_once_with`."""
-        fields = _fields(queue=queue, key=key, priority=priority, delay=delay, attempt=attempt)
-        await self._assert_any_call(
-            ExpectedCall(
-                body=body,
-                headers=headers,
-                correlation_id=correlation_id,
-                reply_to=reply_to,
-                content_type=content_type,
-                path=path,
-                context=context,
-                broker_fields=fields,
-            )
-        )
+        with self._telling_what_waits():
+            await self._assert_any_call(_call(body, expected))
 
-    async def _assert_called_once_with(self, expected: ExpectedCall) -> None:
+    @contextmanager
+    def _telling_what_waits(self) -> Iterator[None]:
         try:
-            await super()._assert_called_once_with(expected)
-        except AssertionError as error:
-            raise self._told(error) from None
-
-    async def _assert_called_with(self, expected: ExpectedCall) -> None:
-        try:
-            await super()._assert_called_with(expected)
-        except AssertionError as error:
-            raise self._told(error) from None
-
-    async def _assert_any_call(self, expected: ExpectedCall) -> None:
-        try:
-            await super()._assert_any_call(expected)
+            yield
         except AssertionError as error:
             raise self._told(error) from None
 
@@ -186,12 +121,19 @@ class SqlHandlerCallWrapper(
         return self._declared_call(*args, **kwargs)
 
 
-def _fields(**given: Any) -> BrokerFields:
-    values = {name: value for name, value in given.items() if value is not EMPTY}
-    delay = values.get("delay")
-    if isinstance(delay, int | float | str | timedelta):
-        values["delay"] = delay_seconds(delay)
-    return BrokerFields(values, _read)
+def _call(body: Any, expected: ExpectedMessage) -> ExpectedCall:
+    given: dict[str, Any] = {n: value for n, value in expected.items() if value is not EMPTY}
+    everyones = {name: given.pop(name, EMPTY) for name in _EVERYONES}
+    if unknown := given.keys() - ExpectedMessage.__annotations__:
+        known = ", ".join(ExpectedMessage.__annotations__)
+        raise TypeError(f"a call is not compared by {min(unknown)!r}, but by {known}")
+    if isinstance(delay := given.get("delay"), int | float | str | timedelta):
+        given["delay"] = delay_seconds(delay)
+    return ExpectedCall(body=body, **everyones, broker_fields=BrokerFields(given, _read))
+
+
+_EVERYONES = "headers", "correlation_id", "reply_to", "content_type", "path", "context"
+"""What can be expected with any broker."""
 
 
 def _read(name: str, message: "StreamMessage[Any]") -> Any:

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from faststream.response import BatchPublishCommand, PublishCommand, PublishType, Response
+from typing_extensions import Unpack
 
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
@@ -15,16 +16,9 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.adapter.messages import CodecProto
 
 
-class MessageOptions(TypedDict, total=False):
-    """Keyword arguments of every publish. None is the same as leaving an argument out."""
+class RowOptions(TypedDict, total=False):
+    """What a publish stores besides body and headers; None is the same as leaving one out."""
 
-    headers: dict[str, Any] | None
-    """JSON values by name."""
-    correlation_id: str | None
-    """Default: what `id_generator` makes. Without one, it is made of the message's
-    id and the database's."""
-    reply_to: str
-    """Queue for the handler's answer."""
     priority: int | None
     """-100 to 100; higher ones are claimed first. Default 0."""
     key: str | None
@@ -47,6 +41,18 @@ class MessageOptions(TypedDict, total=False):
     info: str | None
     """Text of at most 1,000 characters about a message with a lookup value; `broker.admin.set_info`
     changes it."""
+
+
+class MessageOptions(RowOptions, total=False):
+    """Keyword arguments of every publish. None is the same as leaving an argument out."""
+
+    headers: dict[str, Any] | None
+    """JSON values by name."""
+    correlation_id: str | None
+    """Default: what `id_generator` makes. Without one, it is made of the message's
+    id and the database's."""
+    reply_to: str
+    """Queue for the handler's answer."""
 
 
 class TransactionOptions(TypedDict, total=False):
@@ -106,18 +112,10 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
         reply_to: str = "",
-        priority: int | None = None,
-        key: str | None = None,
-        dedup_id: str | None = None,
-        delay: Duration | None = None,
-        next_attempt_at: datetime | float | timedelta | str | None = None,
-        expires_in: Duration | None = None,
-        destination: str | None = None,
-        lookup: str | None = None,
-        info: str | None = None,
         connection: "AsyncConnection | AsyncSession | None" = None,
         session: "AsyncSession | None" = None,
         with_ack: bool = False,
+        **options: Unpack[RowOptions],
     ) -> None:
         """The arguments are those of `publish`; `messages` are the further bodies of a batch.
 
@@ -137,17 +135,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             correlation_id=correlation_id,
             reply_to=reply_to,
         )
-        self.options = _given(
-            priority,
-            key,
-            dedup_id,
-            delay,
-            next_attempt_at,
-            expires_in,
-            destination,
-            lookup,
-            info,
-        )
+        self.options = _given(options)
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
         self.stacked = False
@@ -202,39 +190,22 @@ class SqlBrokerResponse(Response):
         queue: str | None = None,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
-        next_attempt_at: datetime | float | timedelta | str | None = None,
-        delay: Duration | None = None,
-        priority: int | None = None,
-        key: str | None = None,
-        dedup_id: str | None = None,
-        expires_in: Duration | None = None,
-        destination: str | None = None,
-        lookup: str | None = None,
-        info: str | None = None,
+        **options: Unpack[RowOptions],
     ) -> None:
         """The arguments are those of `broker.publish`.
 
         Raises:
             SetupError: `next_attempt_at` has no time zone.
         """
-        if isinstance(next_attempt_at, datetime) and next_attempt_at.utcoffset() is None:
+        at = options.get("next_attempt_at")
+        if isinstance(at, datetime) and at.utcoffset() is None:
             raise SetupError(
-                f"next_attempt_at must have a time zone, got {next_attempt_at!r}: "
+                f"next_attempt_at must have a time zone, got {at!r}: "
                 "use datetime.now(timezone.utc), or delay"
             )
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
-        self.options = _given(
-            priority,
-            key,
-            dedup_id,
-            delay,
-            next_attempt_at,
-            expires_in,
-            destination,
-            lookup,
-            info,
-        )
+        self.options = _given(options)
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
         """A new command; each publisher gets one of its own."""
@@ -297,26 +268,19 @@ _NOT_OF_REQUESTS = {
 """Options of `publish` only, and why."""
 
 
-_OPTIONS = (
-    "priority",
-    "key",
-    "dedup_id",
-    "delay",
-    "next_attempt_at",
-    "expires_in",
-    "destination",
-    "lookup",
-    "info",
-)
-"""In the order in which `_given` takes their values."""
-_NONE = (None,) * len(_OPTIONS)
+_OPTIONS = frozenset(RowOptions.__annotations__)
 
 
-def _given(*values: Any) -> dict[str, Any]:
-    """Those of `_OPTIONS` that are not None; most messages have none."""
-    if values == _NONE:
-        return {}
-    return {name: value for name, value in zip(_OPTIONS, values, strict=True) if value is not None}
+def _given(options: RowOptions) -> dict[str, Any]:
+    """Those of `options` that are not None; most messages have none.
+
+    Raises:
+        TypeError: one of another name.
+    """
+    if unknown := options.keys() - _OPTIONS:
+        known = ", ".join(PublishOptions.__annotations__)
+        raise TypeError(f"a publish has no option {min(unknown)!r}; there are {known}")
+    return {name: value for name, value in options.items() if value is not None}
 
 
 OTHERS: Any = object()
