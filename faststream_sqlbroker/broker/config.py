@@ -1,7 +1,7 @@
 """The configuration that the broker shares with its routers, publishers and subscribers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from faststream import UnderlyingDriverAnnotation
@@ -81,86 +81,15 @@ class SqlBrokerRouterConfig(BrokerConfig):
 
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 
-    @property
-    def store(self) -> NoReturn:
-        """A router has none.
+    def __getattr__(self, name: str) -> NoReturn:
+        """What only a broker has.
 
         Raises:
-            IncorrectState: always.
+            IncorrectState: the router is not part of one yet.
+            AttributeError: a broker has none either.
         """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def wakeups(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def heartbeat(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def lookout(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def housekeeping(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def rights(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def recorder(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def debug(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
-
-    @property
-    def direct_claimer(self) -> NoReturn:
-        """A router has none.
-
-        Raises:
-            IncorrectState: always.
-        """
-        raise IncorrectState(_NOT_INCLUDED)
+        raise IncorrectState(_NOT_INCLUDED) if name in _OF_BROKERS else AttributeError(name)
 
 
+_OF_BROKERS = frozenset(each.name for each in fields(SqlBrokerConfig))
 _NOT_INCLUDED = "this router is not part of a broker yet: call broker.include_router(router) first"

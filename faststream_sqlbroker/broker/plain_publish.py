@@ -5,8 +5,7 @@ from typing import Any
 from faststream.message import gen_cor_id
 
 from faststream_sqlbroker.adapter.broker import BrokerUsecase
-from faststream_sqlbroker.adapter.messages import DefaultCodec
-from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
+from faststream_sqlbroker.publisher.producer import SqlBrokerProducer, is_plain
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import (
     GENERIC,
     chosen,
@@ -17,7 +16,6 @@ from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 
 _STEPS = ("connect", "middlewares", "_basic_publish")
 """What FastStream's broker does for a publish."""
-_PUBLISH = SqlBrokerProducer.publish
 
 
 class PlainPublish:
@@ -49,17 +47,7 @@ class PlainPublish:
         if config.broker_middlewares or config.id_generator is not gen_cor_id:
             return None
         # A test or a tool may have replaced a method: then it is the one to call.
-        if not _is_plain(producer) or "_basic_publish" in broker.__dict__:
+        if not is_plain(producer) or "_basic_publish" in broker.__dict__:
             return None
         found: SqlBrokerProducer = producer
         return found
-
-
-def _is_plain(producer: Any) -> bool:
-    """Whether all of `producer` is this package's own."""
-    return (
-        producer.__class__ is SqlBrokerProducer
-        and producer.codec.__class__ is DefaultCodec
-        and SqlBrokerProducer.publish is _PUBLISH
-        and "publish" not in producer.__dict__
-    )

@@ -89,7 +89,7 @@ class _Subject:
             return self
         module, _, name = self._home.rpartition(".")
         arguments = [getattr(store, argument) for argument in ("_database", *self._arguments)]
-        subject = getattr(import_module(module), name)(*arguments)
+        subject = getattr(import_module(f"{_PACKAGE}.{module}"), name)(*arguments)
         # Two threads may have made it at once: both get the same one.
         return vars(store).setdefault(self._name, subject)
 
@@ -97,6 +97,10 @@ class _Subject:
 def _subject(home: str, *arguments: str) -> Any:
     """The class at `home`, made of the database and of attributes of the store."""
     return _Subject(home, *arguments)
+
+
+_PACKAGE = "faststream_sqlbroker.database"
+"""That of all subjects."""
 
 
 class Store:
@@ -112,43 +116,27 @@ class Store:
         StoreError: the database refused the statement.
     """
 
-    channels: "ChannelStore" = _subject("faststream_sqlbroker.database.pull.ChannelStore")
-    depths: "Depths" = _subject("faststream_sqlbroker.database.depths.Depths")
-    explanations: "Explanations" = _subject(
-        "faststream_sqlbroker.database.explain.explanations.Explanations"
-    )
-    jobs: "JobStore" = _subject("faststream_sqlbroker.database.bulk.store.JobStore")
-    locks: "LockStore" = _subject("faststream_sqlbroker.database.locks.LockStore")
-    messages: "StoredMessages" = _subject(
-        "faststream_sqlbroker.database.stored_messages.StoredMessages"
-    )
-    mirror: "MirrorStore" = _subject("faststream_sqlbroker.database.mirror.MirrorStore")
-    overviews: "QueueOverviews" = _subject("faststream_sqlbroker.database.overviews.QueueOverviews")
-    partitions: "ArchivePartitions" = _subject(
-        "faststream_sqlbroker.database.retention.ArchivePartitions"
-    )
-    policies: "PolicyStore" = _subject("faststream_sqlbroker.database.policies.store.PolicyStore")
-    policy_holds: "PolicyHolds" = _subject(
-        "faststream_sqlbroker.database.policies.policy_holds.PolicyHolds"
-    )
-    queue_states: "QueueStates" = _subject("faststream_sqlbroker.database.queue_states.QueueStates")
-    queue_tokens: "QueueTokenStore" = _subject("faststream_sqlbroker.database.pull.QueueTokenStore")
-    repairs: "Repairs" = _subject("faststream_sqlbroker.database.repairs.Repairs")
-    replies: "ReplyStore" = _subject("faststream_sqlbroker.database.replies.ReplyStore")
-    retention: "ArchiveRetention" = _subject(
-        "faststream_sqlbroker.database.retention.ArchiveRetention", "partitions"
-    )
-    schedules: "Schedules" = _subject("faststream_sqlbroker.database.schedules.Schedules")
-    silent: "DeadSessionWatch" = _subject(
-        "faststream_sqlbroker.database.dead_sessions.DeadSessionWatch"
-    )
-    starts: "AckFirstStarts" = _subject(
-        "faststream_sqlbroker.database.messages.ack_first.AckFirstStarts"
-    )
-    takes: "DirectClaims" = _subject(
-        "faststream_sqlbroker.database.messages.direct_claim.DirectClaims", "correlation_ids"
-    )
-    verifier: "Verifier" = _subject("faststream_sqlbroker.database.verification.Verifier")
+    channels: "ChannelStore" = _subject("pull.ChannelStore")
+    depths: "Depths" = _subject("depths.Depths")
+    explanations: "Explanations" = _subject("explain.explanations.Explanations")
+    jobs: "JobStore" = _subject("bulk.store.JobStore")
+    locks: "LockStore" = _subject("locks.LockStore")
+    messages: "StoredMessages" = _subject("stored_messages.StoredMessages")
+    mirror: "MirrorStore" = _subject("mirror.MirrorStore")
+    overviews: "QueueOverviews" = _subject("overviews.QueueOverviews")
+    partitions: "ArchivePartitions" = _subject("retention.ArchivePartitions")
+    policies: "PolicyStore" = _subject("policies.store.PolicyStore")
+    policy_holds: "PolicyHolds" = _subject("policies.policy_holds.PolicyHolds")
+    queue_states: "QueueStates" = _subject("queue_states.QueueStates")
+    queue_tokens: "QueueTokenStore" = _subject("pull.QueueTokenStore")
+    repairs: "Repairs" = _subject("repairs.Repairs")
+    replies: "ReplyStore" = _subject("replies.ReplyStore")
+    retention: "ArchiveRetention" = _subject("retention.ArchiveRetention", "partitions")
+    schedules: "Schedules" = _subject("schedules.Schedules")
+    silent: "DeadSessionWatch" = _subject("dead_sessions.DeadSessionWatch")
+    starts: "AckFirstStarts" = _subject("messages.ack_first.AckFirstStarts")
+    takes: "DirectClaims" = _subject("messages.direct_claim.DirectClaims", "correlation_ids")
+    verifier: "Verifier" = _subject("verification.Verifier")
 
     database_class: type[Database] = Database
     """What runs its transactions; a test counts them."""

@@ -272,6 +272,19 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         return [command_row(cmd, body, *one) for body, one in zip(bodies, encoded, strict=True)]
 
 
+_PUBLISH = SqlBrokerProducer.publish
+
+
+def is_plain(producer: Any) -> bool:
+    """Whether all of `producer` is this package's own, with FastStream's codec."""
+    return (
+        producer.__class__ is SqlBrokerProducer
+        and producer.codec.__class__ is DefaultCodec
+        and SqlBrokerProducer.publish is _PUBLISH
+        and "publish" not in producer.__dict__
+    )
+
+
 def encode_now(
     codec: "CodecProto", body: Any, serializer: "SerializerProto | None"
 ) -> tuple[bytes, str | None]:

@@ -3,7 +3,7 @@ about them.
 """
 
 import asyncio
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -176,31 +176,33 @@ class Inflight(Outcomes):
             self.slots.tell(row)
         super()._lose(rows, phase, rest)
 
+    def _take_waiting(self, is_taken: Callable[[ClaimedMessage], bool]) -> list[ClaimedMessage]:
+        """Take out what waits for a worker, as far as `is_taken` says so."""
+        items = self.waiting.items
+        taken = [row for row in items if row is not None and is_taken(row)]
+        if taken:
+            ids = set(map(id, taken))
+            kept = [row for row in items if id(row) not in ids]
+            items.clear()
+            items.extend(kept)
+        return taken
+
     def take_out(self, row: ClaimedMessage) -> None:
         """`row`, which waits for a worker, goes to none; its outcome follows."""
-        items = self.waiting.items
-        kept = [item for item in items if item is not row]
-        items.clear()
-        items.extend(kept)
+        self._take_waiting(lambda each: each is row)
 
     def give_back_waiting(self) -> None:
         """Give back everything that waits for a worker."""
         self.end_gathering()
-        rows = []
-        while not self.waiting.empty():
-            row = self.waiting.get_nowait()
-            if row is not None and not row.lease_lost:
-                rows.append(row)
+        items = self.waiting.items
+        rows = [row for row in items if row is not None and not row.lease_lost]
+        items.clear()
         self.give_back(rows)
 
     def give_back_surplus(self, surplus: Collection[ClaimedMessage]) -> None:
         """Give back `surplus`, of which some may wait for a worker; nothing of it has started."""
         ids = set(map(id, surplus))
-        items = self.waiting.items
-        taken = [row for row in items if row is not None and id(row) in ids]
-        kept = [row for row in items if row is None or id(row) not in ids]
-        items.clear()
-        items.extend(kept)
+        taken = self._take_waiting(lambda row: id(row) in ids)
         self.give_back(taken)
         for row in taken:
             # They are held until this is written, and it is about their size.
@@ -210,17 +212,8 @@ class Inflight(Outcomes):
         """Give back what has waited for a worker for more than `longest` seconds: others may begin
         it sooner.
         """
-        items = self.waiting.items
         before = self.clock.monotonic() - longest
-
-        def is_stale(row: ClaimedMessage) -> bool:
-            return _waits_since(row) < before
-
-        stale = [row for row in items if row is not None and is_stale(row)]
-        if stale:
-            kept = [row for row in items if row is None or not is_stale(row)]
-            items.clear()
-            items.extend(kept)
+        if stale := self._take_waiting(lambda row: _waits_since(row) < before):
             self.give_back(stale)
 
     def stale_in(self, longest: float) -> float | None:
@@ -234,12 +227,7 @@ class Inflight(Outcomes):
     def keep_waiting(self, queues: Container[str]) -> None:
         """Give back what waits for a worker and is of none of `queues`."""
         self.end_gathering()
-        items = self.waiting.items
-        others = [row for row in items if row is not None and row.queue not in queues]
-        if others:
-            kept = [row for row in items if row is None or row.queue in queues]
-            items.clear()
-            items.extend(kept)
+        if others := self._take_waiting(lambda row: row.queue not in queues):
             self.give_back([row for row in others if not row.lease_lost])
 
     def nack(self, batch: Batch, denied: Collection[Unit], error: BaseException) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 from faststream.response import Response, ensure_response
 
-from faststream_sqlbroker.adapter.messages import DefaultCodec
-from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
+from faststream_sqlbroker.publisher.producer import SqlBrokerProducer, is_plain
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
 from faststream_sqlbroker.subscriber.pipeline.fingerprints import unknown
 from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
@@ -14,7 +13,6 @@ from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 Scopes = Callable[[], Iterable[Any]]
 """Gives the middlewares' `publish_scope`s, for one publish."""
 
-_PUBLISH = SqlBrokerProducer.publish
 _PUBLISH_ANSWER = QueuePublisher._publish
 
 
@@ -73,7 +71,7 @@ def _plain_producer(publisher: Any) -> SqlBrokerProducer | None:
         return None
     outer = publisher._outer_config
     producer = outer.producer
-    if outer.broker_middlewares or outer.broker_codec is not None or not _encodes(producer):
+    if outer.broker_middlewares or outer.broker_codec is not None or not is_plain(producer):
         return None
     found: SqlBrokerProducer = producer
     return found
@@ -86,16 +84,6 @@ def _is_ours(publisher: Any) -> bool:
         and not publisher.config.batch
         and QueuePublisher._publish is _PUBLISH_ANSWER
         and "_publish" not in publisher.__dict__
-    )
-
-
-def _encodes(producer: Any) -> bool:
-    """Whether `producer` is ours, with FastStream's codec."""
-    return (
-        producer.__class__ is SqlBrokerProducer
-        and producer.codec.__class__ is DefaultCodec
-        and SqlBrokerProducer.publish is _PUBLISH
-        and "publish" not in producer.__dict__
     )
 
 
