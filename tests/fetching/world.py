@@ -25,7 +25,6 @@ from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, Unk
 from faststream_sqlbroker.flow.deliver.fetch import Fetcher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_writer import write
-from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import FIRST_BACKOFF, LAST_BACKOFF
@@ -84,9 +83,8 @@ class World(RealTime):
         )
         self.fetch_loop = Steps(self, self.fetcher.tick)
         self.scan_loop = Steps(self, self.fetcher.ready.scan_in_background)
-        self.held.signals.connect(
-            Signals(room=self.fetch_loop.wake, scans_slow=self.scan_loop.wake)
-        )
+        self.held.signals.room = self.fetch_loop.wake
+        self.held.signals.scans_slow = self.scan_loop.wake
         self.member.begin(known=True)
 
     # -- time ------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from faststream_sqlbroker.core.outcome import Ack
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.flow.deliver.flush import Flusher
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.signals import Signals
 from tests.flow.conftest import Rig
 from tests.helpers import eventually
 
@@ -17,7 +16,8 @@ async def test_a_timer_that_found_nothing_is_started_again(rig: Rig) -> None:
     inflight = Inflight()
     woken = asyncio.Event()
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=100, interval=0.05)
-    inflight.signals.connect(Signals(flush_due=woken.set, outcome_added=flusher.outcome_added))
+    inflight.signals.flush_due = woken.set
+    inflight.signals.outcome_added = flusher.outcome_added
     inflight.add([first, second])
     inflight.finish(settle(first, Ack(), SettleRules(), ended_after=0.0))
     inflight.lose([first], "renew", "")
@@ -31,7 +31,7 @@ async def test_the_rest_of_an_early_flush_does_not_wait_for_the_interval(rig: Ri
     rows = await rig.claim(5)
     inflight = Inflight()
     flusher = Flusher(rig.store, inflight, rig.log, batch_size=3, interval=60.0)
-    inflight.signals.connect(Signals(outcome_added=flusher.outcome_added))
+    inflight.signals.outcome_added = flusher.outcome_added
     inflight.add(rows)
     while not inflight.waiting.empty():
         inflight.waiting.get_nowait()

@@ -4,6 +4,7 @@ policies.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -25,42 +26,32 @@ Handle = Callable[[Any], Coroutine[Any, Any, Any]]
 Rows = list[ClaimedMessage]
 
 
-class Deliveries:
-    """Runs the handler of one subscriber and queues what its deliveries ended in."""
+class Deliveries(ABC):
+    """Runs the handler of one subscriber and queues what its deliveries ended in: the part of a
+    worker that begins with rows that may start.
+    """
 
-    def __init__(
-        self,
-        inflight: Inflight,
-        settings: ConsumerSettings,
-        handle: Handle,
-        settlements: Settlements,
-        log: Log,
-        *,
-        transactional: TransactionalDeliveries | None,
-        first: FirstAcks | None,
-        policies: PolicyStarts | None,
-        may_start: Callable[[ClaimedMessage], bool],
-        must_not_start: Callable[[ClaimedMessage], bool],
-        stopping: Callable[[], bool],
-        raise_or_log: Callable[[Rows, BaseException], None],
-    ) -> None:
-        """`raise_or_log` is told of what a part of a delivery has raised, and raises it if the
-        worker is to end.
+    _inflight: Inflight
+    _settings: ConsumerSettings
+    _handle: Handle
+    _settlements: Settlements
+    _log: Log
+    _stopping: Callable[[], bool]
+    _transactional: TransactionalDeliveries | None
+    _first: FirstAcks | None
+    _policies: PolicyStarts | None
 
-        `must_not_start` only asks; `may_start` settles what must not.
-        """
-        self._inflight = inflight
-        self._settings = settings
-        self._handle = handle
-        self._settlements = settlements
-        self._log = log
-        self._raise_or_log = raise_or_log
-        self._may_start = may_start
-        self._must_not_start = must_not_start
-        self._stopping = stopping
-        self._transactional = transactional
-        self._first = first
-        self._policies = policies
+    @abstractmethod
+    def _may_start(self, row: ClaimedMessage) -> bool:
+        """Settle what must not run; whether the handler may start."""
+
+    @abstractmethod
+    def _must_not_start(self, row: ClaimedMessage) -> bool:
+        """`_may_start`, which settles nothing, the other way round."""
+
+    @abstractmethod
+    def _raise_or_log(self, rows: Rows, error: BaseException) -> None:
+        """Raise what a part of a delivery has raised, if the worker is to end."""
 
     async def deliver(self, rows: Rows, current_delivery: CurrentDelivery) -> None:
         """Run the handler on `rows`, which may start, and queue their settlements."""

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
@@ -37,7 +39,7 @@ such turns the answers of the database are read, and the next claim and flush ar
 these wait so long that a tenth fewer messages are handled. A turn costs 5 µs."""
 
 
-class Worker:
+class Worker(Deliveries):
     """Takes rows from the buffer and runs the handler on them, one at a time (a batch counts as
     one).
     """
@@ -80,13 +82,13 @@ class Worker:
         lease = settings.release_stuck_timeout
         self._longest_full = lease - least_left(lease)
         self._longest_wait = prefetch_lease(lease) - least_left(lease)
-        transactional: TransactionalDeliveries | None = None
+        self._transactional = None
         if settings.transactional:
-            transactional = TransactionalDeliveries(
+            self._transactional = TransactionalDeliveries(
                 store, inflight, settings, log, stopping=stopping
             )
-        self._removes_first = first is not None
-        self._policies: PolicyStarts | None = None
+        self._first = first
+        self._policies = None
         if settings.policies:
             self._policies = PolicyStarts(
                 store, inflight, self._settlements, settings.policies, log, stopping, keys
@@ -94,20 +96,6 @@ class Worker:
         self._batches = BatchFiller(inflight, settings) if settings.batch else None
         is_plain = first is None and self._only_slots and _takes_one_message(settings)
         self._step: Step = self._deliver_plain if is_plain else self._deliver_from
-        self._deliveries = Deliveries(
-            inflight,
-            settings,
-            handle,
-            self._settlements,
-            log,
-            transactional=transactional,
-            first=first,
-            policies=self._policies,
-            may_start=self._may_start,
-            must_not_start=self._must_not_start,
-            stopping=stopping,
-            raise_or_log=self._raise_or_log,
-        )
         limit = settings.max_deliveries
         self._most_deliveries = float("inf") if limit is None else limit
         self._taken: Sequence[ClaimedMessage] = ()
@@ -166,7 +154,7 @@ class Worker:
         """Where this task works."""
         here = CurrentDelivery(self._store, self._must_end)
         if self._policies is not None:
-            here.take_slots = partial(self._policies.take_slots, must=self._removes_first)
+            here.take_slots = partial(self._policies.take_slots, must=self._first is not None)
         current_delivery.set(here)
         self._inflight.places[here.worker] = here
         return here
@@ -186,7 +174,7 @@ class Worker:
             if not ready:
                 return began
             try:
-                await self._deliveries.deliver(ready, here)
+                await self.deliver(ready, here)
             except BaseException as error:  # noqa: BLE001 - raised again, or logged
                 self._raise_or_log(ready, error)
             now = self._clock.monotonic()
@@ -227,9 +215,9 @@ class Worker:
                 if suspended is not None:
                     await suspended
                 if here.cancelling():
-                    await self._deliveries.raise_own_cancel([row], here)
+                    await self.raise_own_cancel([row], here)
             except BaseException as error:  # noqa: BLE001 - raised again
-                self._deliveries.end_early([row], here, error)
+                self.end_early([row], here, error)
             finally:
                 # Before the outcome is queued: a task that the handler left behind may publish
                 # later, and what it added then would not be written.
@@ -293,14 +281,14 @@ class Worker:
             return others
         return [row for row in rows if not row.lease_lost]
 
+    @override
     def _raise_or_log(self, rows: list[ClaimedMessage], error: BaseException) -> None:
-        """A worker must not die, unless it is told to."""
         if _must_raise(error):
             raise error
         self._failed(rows, error)
 
+    @override
     def _may_start(self, row: ClaimedMessage) -> bool:
-        """Settle what must not run; whether the handler may start."""
         if (
             row.outcome is None
             and not row.attempts_count
@@ -357,8 +345,8 @@ class Worker:
         outcome = refusal(row, self._rules, self._most_deliveries, self._clock)
         return Release() if outcome is None and missed_slot(row, self._clock) else outcome
 
+    @override
     def _must_not_start(self, row: ClaimedMessage) -> bool:
-        """`_may_start`, which settles nothing, the other way round."""
         return row.lease_lost or self._refusal(row) is not None
 
 
