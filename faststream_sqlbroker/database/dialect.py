@@ -115,6 +115,7 @@ class Dialect(Operations):
 
         return look
 
+    @abstractmethod
     def claiming(
         self,
         pairs: Sequence[ReadyPair],
@@ -125,10 +126,13 @@ class Dialect(Operations):
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
     ) -> Work[Claimed]:
-        """`claim` as work for a transaction of its own."""
-        return lambda connection: self.claim(
-            connection, pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch
-        )
+        """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped. It
+        is work for a transaction of its own.
+
+        With `prefetch`, the first `prefetch.after` rows are leased for `lease` seconds and the
+        others for `prefetch.lease`; those have `ClaimedMessage.prefetched` set. With `suspicion`,
+        no suspect is leased: a crash that another message causes would count against it.
+        """
 
     def settling(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False

@@ -190,7 +190,7 @@ class MultiStatementDialect(Dialect):
         *,
         suspicion: Suspicion | None = None,
     ) -> Claimed:
-        """As `claim`, of these rows."""
+        """As `claiming`, of these rows."""
         found = Claimed()
         for part in chunks(sorted(ids)):
             for names in chunks(queues):

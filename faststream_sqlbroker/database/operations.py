@@ -18,7 +18,6 @@ from faststream_sqlbroker.core.rows import (
     Claimed,
     Leases,
     NewMessage,
-    Prefetch,
     ReadyPair,
     ReadyPairs,
     Settlement,
@@ -224,25 +223,6 @@ class Operations(ClaimedRows, ABC):
         """Make rows of `pairs` with an invalid due time due now, with a warning.
 
         Only SQLite can hold such rows: its columns accept any value.
-        """
-
-    @abstractmethod
-    def claim(
-        self,
-        connection: Connection,
-        pairs: Sequence[ReadyPair],
-        limit: int,
-        lease: float,
-        token: UUID,
-        *,
-        suspicion: Suspicion | None = None,
-        prefetch: Prefetch | None = None,
-    ) -> Claimed:
-        """Lease up to `limit` due rows; ordered by pair, due time, id. Locked rows are skipped.
-
-        With `prefetch`, the first `prefetch.after` rows are leased for `lease` seconds and the
-        others for `prefetch.lease`; those have `ClaimedMessage.prefetched` set. With `suspicion`,
-        no suspect is leased: a crash that another message causes would count against it.
         """
 
     @abstractmethod

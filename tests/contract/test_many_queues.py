@@ -144,7 +144,7 @@ async def claiming(
 
     def claim(connection: Connection) -> list[ClaimedMessage]:
         store.dialect.begin(connection)
-        return store.dialect.claim(connection, pairs, limit, LEASE, uuid4())
+        return store.dialect.claiming(pairs, limit, LEASE, uuid4())(connection)
 
     async with store._engine.connect() as connection:
         yield await connection.run_sync(claim)

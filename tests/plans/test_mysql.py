@@ -61,7 +61,7 @@ def claim(
     dialect: MysqlDialect, connection: Connection, limit: int = LIMIT
 ) -> list[ClaimedMessage]:
     pairs = [p for p in dialect.ready_pairs(connection, ["q"]) if p.due_in <= 0]
-    return dialect.claim(connection, pairs, limit, 60.0, uuid4())
+    return dialect.claiming(pairs, limit, 60.0, uuid4())(connection)
 
 
 def test_the_ready_pairs_are_found_by_a_loose_scan(
@@ -87,7 +87,7 @@ def test_a_claim_when_nothing_is_due_reads_few_rows(
     assert len(pairs) == 3
     # Deleted rows stay in the index until they are committed and purged, and are stepped over.
     with reads(connection, at_most=60 + 3 * LIMIT * 3):
-        assert dialect.claim(connection, pairs, LIMIT, 60.0, uuid4()) == []
+        assert dialect.claiming(pairs, LIMIT, 60.0, uuid4())(connection) == []
 
 
 STEPS: dict[str, Callable[[MysqlDialect, Connection, list[ClaimedMessage]], Any]] = {

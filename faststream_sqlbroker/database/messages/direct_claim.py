@@ -165,7 +165,7 @@ class DirectClaims:
         pairs: Sequence[ReadyPair],
     ) -> Sequence[ClaimedMessage]:
         due = [pair for pair in pairs if pair.due_in <= 0]
-        return self._dialect.claim(connection, due, limit, lease, token) if due else []
+        return self._dialect.claiming(due, limit, lease, token)(connection) if due else []
 
     def _judge_all(
         self,

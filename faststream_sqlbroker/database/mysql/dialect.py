@@ -30,6 +30,7 @@ from faststream_sqlbroker.database.mysql.queues import PairsClaim
 from faststream_sqlbroker.database.operations import UNRESTORED
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks, max_allowed_packet
+from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import is_mariadb
@@ -209,9 +210,8 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
                 binds = {"queue": row.queue, "dedup_id": row.dedup_id}
                 connection.execute(self.sql["dedup_id"], binds)
 
-    def claim(
+    def claiming(
         self,
-        connection: Connection,
         pairs: Sequence[ReadyPair],
         limit: int,
         lease: float,
@@ -219,20 +219,23 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         *,
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
-    ) -> Claimed:
+    ) -> Work[Claimed]:
         """A statement for each of a few pairs; of many, for the first and for those that have many
         rows.
         """
 
-        def lock_pair(pair: ReadyPair, most: int) -> Claimed:
-            return self._lock_pair(connection, pair, most, token, suspicion)
+        def claim(connection: Connection) -> Claimed:
+            def lock_pair(pair: ReadyPair, most: int) -> Claimed:
+                return self._lock_pair(connection, pair, most, token, suspicion)
 
-        found = PairsClaim(self, limit, token, suspicion, lock_pair).run(connection, pairs)
-        starting = found if prefetch is None else note_prefetched(found, prefetch)
-        self.take(connection, starting, lease, token)
-        if prefetch is not None:
-            self.take(connection, found[prefetch.after :], prefetch.lease, token)
-        return found
+            found = PairsClaim(self, limit, token, suspicion, lock_pair).run(connection, pairs)
+            starting = found if prefetch is None else note_prefetched(found, prefetch)
+            self.take(connection, starting, lease, token)
+            if prefetch is not None:
+                self.take(connection, found[prefetch.after :], prefetch.lease, token)
+            return found
+
+        return claim
 
     def _lock_pair(
         self,

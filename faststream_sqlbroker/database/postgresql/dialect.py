@@ -162,21 +162,6 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         }
         return Query(self.sql["look_around_alive"], binds, read_around)
 
-    def claim(
-        self,
-        connection: Connection,
-        pairs: Sequence[ReadyPair],
-        limit: int,
-        lease: float,
-        token: UUID,
-        *,
-        suspicion: Suspicion | None = None,
-        prefetch: Prefetch | None = None,
-    ) -> Claimed:
-        """One statement; pairs are walked lazily until `limit` rows are found."""
-        claiming = self.claiming(pairs, limit, lease, token, suspicion=suspicion, prefetch=prefetch)
-        return claiming(connection)
-
     def claiming(
         self,
         pairs: Sequence[ReadyPair],

@@ -31,6 +31,7 @@ from faststream_sqlbroker.database.parts.claimed_rows import (
     statement_end,
 )
 from faststream_sqlbroker.database.parts.sizes import SQLITE
+from faststream_sqlbroker.database.query import Work
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import clock
@@ -217,9 +218,8 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         ).scalar_one_or_none()
         return result
 
-    def claim(
+    def claiming(
         self,
-        connection: Connection,
         pairs: Sequence[ReadyPair],
         limit: int,
         lease: float,
@@ -227,20 +227,24 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         *,
         suspicion: Suspicion | None = None,
         prefetch: Prefetch | None = None,
-    ) -> Claimed:
+    ) -> Work[Claimed]:
         """One statement, and one more for leases of two lengths; the pairs are walked until `limit`
         rows are found.
         """
-        self.mend_due_times(connection, pairs)
-        ranked = json.dumps([(p.queue, p.priority) for p in pairs])
-        binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
-        binds |= lease_binds(lease if prefetch is None else prefetch.lease, token)
-        found = self.find(connection, "claim", binds, token, suspicion)
-        rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
-        found.sort(key=lambda m: rank[m.queue, m.priority])
-        if prefetch is not None and (starting := note_prefetched(found, prefetch)):
-            self.lengthen(connection, [row.id for row in starting], lease)
-        return found
+
+        def claim(connection: Connection) -> Claimed:
+            self.mend_due_times(connection, pairs)
+            ranked = json.dumps([(p.queue, p.priority) for p in pairs])
+            binds: dict[str, Any] = {"pairs": ranked, "limit": limit}
+            binds |= lease_binds(lease if prefetch is None else prefetch.lease, token)
+            found = self.find(connection, "claim", binds, token, suspicion)
+            rank = {(p.queue, p.priority): n for n, p in enumerate(pairs)}
+            found.sort(key=lambda m: rank[m.queue, m.priority])
+            if prefetch is not None and (starting := note_prefetched(found, prefetch)):
+                self.lengthen(connection, [row.id for row in starting], lease)
+            return found
+
+        return claim
 
     def find(
         self,
