@@ -17,6 +17,7 @@ from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_second
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.loop import Log
+from faststream_sqlbroker.flow.settings import most_attempts
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.tasks.schedules import Scheduler
@@ -198,7 +199,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             queues=_names(queues, more_queues),
             lease=lease_seconds(lease),
             rules=SettleRules(retry_strategy=strategy),
-            most_deliveries=checks.most_deliveries(max_deliveries, checks.most_attempts(strategy)),
+            most_deliveries=checks.most_deliveries(max_deliveries, most_attempts(strategy)),
             remove=False,
         )
 

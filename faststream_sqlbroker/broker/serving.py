@@ -10,6 +10,7 @@ from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.flow.settings import most_attempts
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks
@@ -171,7 +172,7 @@ class SqlBrokerServing:
         strategy = queues.retry_strategy
         strategy = default_retry_strategy() if strategy == "auto" else strategy
         checks.retry_strategy(strategy)
-        most = checks.most_deliveries(queues.max_deliveries, checks.most_attempts(strategy))
+        most = checks.most_deliveries(queues.max_deliveries, most_attempts(strategy))
 
         from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
         from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs  # noqa: PLC0415

@@ -61,7 +61,7 @@ def _transactional_workers(subscribers: Iterable[QueueSubscriber]) -> int:
 
 def _unstarted_publishers(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
     for subscriber in subscribers:
-        for name in subscriber.unstarted_publishers:
+        for name in (name for name, can_publish in subscriber.relays.items() if not can_publish):
             yield (
                 f"a handler's answers go to the publisher {name}, whose broker is not connected: "
                 "await its connect() or start() first; until then these messages fail and are "

@@ -21,9 +21,13 @@ DELIVERIES_WITHOUT_LIMIT = 20
 process would come back for ever."""
 
 
-def default_max_deliveries(strategy: RetryStrategyProto | None) -> int:
-    """Return `max_deliveries` for a subscriber that was not given it."""
-    attempts = 1 if strategy is None else attempts_limit(strategy)
+def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
+    """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
+    return 1 if strategy is None else attempts_limit(strategy)
+
+
+def default_max_deliveries(attempts: int | None) -> int:
+    """Return `max_deliveries` where it was not given, of the most attempts of the strategy."""
     return DELIVERIES_WITHOUT_LIMIT if attempts is None else attempts + SPARE_DELIVERIES
 
 
@@ -48,7 +52,7 @@ class ConsumerSettings:
     flush_batch_size: int = 500
     release_stuck_interval: float = 60.0
     release_stuck_timeout: float = 600.0
-    max_deliveries: int | None = default_max_deliveries(default_retry_strategy())
+    max_deliveries: int | None = default_max_deliveries(most_attempts(default_retry_strategy()))
     """The default is that of the default retry strategy; `make_settings` asks a given one."""
     handler_timeout: float | None = None
     max_lease: float | None = None

@@ -12,19 +12,18 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.core.checks import name_problem, queue_problem, whole_number
 from faststream_sqlbroker.core.policies import Header, check_ack_first, check_ordered
-from faststream_sqlbroker.core.retry import RetryStrategyProto, attempts_limit
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.settings import ConsumerSettings
+from faststream_sqlbroker.flow.settings import (
+    ConsumerSettings,
+    default_max_deliveries,
+    most_attempts,
+)
 
 _SHORTEST_LEASE = 0.1
 """Seconds: a renewal, due after a third, must reach the database in time."""
-MOST_DELIVERIES = 20
-"""Default of max_deliveries where the retry strategy has no limit; the same as for subscribers."""
-MORE_DELIVERIES = 3
-"""Deliveries allowed on top of the strategy's attempts: a crash loses a delivery, no attempt."""
 LARGEST_FACTOR = 1000
 """Fetched batches that may wait here: far more than workers start in a lease."""
 LARGEST_WEIGHT = 1000
@@ -136,11 +135,6 @@ def retry_strategy(value: object) -> None:
 def time_or_none(name: str, value: Duration | None) -> float | None:
     """`seconds_or_zero`, but None stays None."""
     return None if value is None else seconds_or_zero(name, value)
-
-
-def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
-    """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
-    return 1 if strategy is None else attempts_limit(strategy)
 
 
 def times_fit(settings: ConsumerSettings) -> None:
@@ -378,7 +372,7 @@ def most_deliveries(given: int | Literal["auto"] | None, attempts: int | None) -
         SetupError: it is not valid.
     """
     if given == "auto":
-        return MOST_DELIVERIES if attempts is None else attempts + MORE_DELIVERIES
+        return default_max_deliveries(attempts)
     if given is None:
         return float("inf")
     whole_number("max_deliveries", given, other=', "auto", or None for no limit')

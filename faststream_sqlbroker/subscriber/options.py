@@ -22,7 +22,11 @@ from faststream_sqlbroker.core.retry import RetryStrategyProto
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
+from faststream_sqlbroker.flow.settings import (
+    ConsumerSettings,
+    default_max_deliveries,
+    most_attempts,
+)
 from faststream_sqlbroker.subscriber import checks
 
 
@@ -199,7 +203,8 @@ def make_settings(
             raise UnknownOptionError(_unknown(name))
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
     if "retry_strategy" in given:
-        given.setdefault("max_deliveries", default_max_deliveries(given["retry_strategy"]))
+        attempts = most_attempts(given["retry_strategy"])
+        given.setdefault("max_deliveries", default_max_deliveries(attempts))
     names, weights = checks.weighted(queues)
     settings = SubscriberSettings(queues=checks.queue_names(names), weights=weights, **given)
     if given.get("retry_strategy") is not None and settings.ack_policy is AckPolicy.ACK_FIRST:

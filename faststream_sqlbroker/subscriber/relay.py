@@ -65,13 +65,6 @@ class _Forward(BaseMiddleware):
         return await call_next(cmd)
 
 
-def unstarted_publishers(handler: Any) -> list[str]:
-    """Names of the stacked publishers of other brokers that cannot publish yet, as far as can be
-    seen.
-    """
-    return [_name(p) for p in handler._publishers if _unstarted(p)]  # noqa: SLF001 - FastStream's
-
-
 def relays(handlers: Iterable[Any]) -> dict[str, bool]:
     """The stacked publishers of other brokers, by name, and whether each can publish, as far as can
     be seen.
@@ -86,8 +79,6 @@ def relays(handlers: Iterable[Any]) -> dict[str, bool]:
 
 
 def _unstarted(publisher: Any) -> bool:
-    if isinstance(publisher, QueuePublisher):
-        return False  # one of ours, which needs no start
     config = publisher._outer_config  # noqa: SLF001 - as above
     connection = getattr(getattr(config, "broker_config", None), "connection", None)
     return not config.producer or getattr(connection, "_connected", True) is False

@@ -40,7 +40,7 @@ from faststream_sqlbroker.subscriber.pulling import (
     refuse_handlers,
     refuse_options,
 )
-from faststream_sqlbroker.subscriber.relay import ForwardHeaders, relays, unstarted_publishers
+from faststream_sqlbroker.subscriber.relay import ForwardHeaders, relays
 from faststream_sqlbroker.subscriber.running_calls import RunningCalls
 from faststream_sqlbroker.subscriber.transactions import TRANSACTION, check_transaction
 
@@ -158,11 +158,6 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if self._batches is not None and parser is not self._parser:
             parser = self._batches.noting(parser)
         return parser, decoder
-
-    @property
-    def unstarted_publishers(self) -> list[str]:
-        """Stacked publishers of other brokers that cannot publish yet, as far as can be seen."""
-        return [name for call in self.calls for name in unstarted_publishers(call.handler)]
 
     @property
     def relays(self) -> dict[str, bool]:
