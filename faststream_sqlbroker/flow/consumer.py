@@ -125,15 +125,8 @@ class Consumer:
         store = self._store
         clock = self._wakeups.clock
         signals = Signals()
-        debug = self._debug
-        own = (log, clock, signals, self._metrics)
-        if debug is None:
-            held = Inflight(*own)
-        else:
-            from faststream_sqlbroker.flow.debug_log import WatchedInflight  # noqa: PLC0415
-
-            held = WatchedInflight(debug, *own)
-        self.inflight = held
+        self.inflight = held = Inflight(log, clock, signals, self._metrics)
+        held.debug = self._debug
         held.slots.start_is_final = self._cancellable and not s.batch
         if self._heartbeat is not None:
             held.ended = self.registration.ended

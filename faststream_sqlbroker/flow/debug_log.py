@@ -12,15 +12,11 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec
 
-from typing_extensions import override
-
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.text import load_headers, short, visible
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.deliver.delivery import Handle
-from faststream_sqlbroker.flow.deliver.inflight import Inflight
-from faststream_sqlbroker.flow.deliver.outcome_states import Batch
 
 CORRELATION_ID = "correlation_id"
 """The header of the parser's."""
@@ -240,52 +236,6 @@ class DebugLog:
         for row in rows:
             if row.id in self._watched:
                 self._step(row.id, f"its lease was lost, as seen by {phase}", row.queue)
-
-
-class WatchedInflight(Inflight):
-    """The deliveries of a subscriber whose broker has a debug header."""
-
-    def __init__(self, debug: DebugLog, *args: Any) -> None:
-        super().__init__(*args)
-        self._debug = debug
-
-    @override
-    def _take_in(self, rows: Sequence[ClaimedMessage]) -> None:
-        super()._take_in(rows)
-        self._debug.claimed(rows)
-
-    @override
-    def finish(self, settlement: Settlement) -> None:
-        self._debug.settled((settlement,))
-        super().finish(settlement)
-
-    @override
-    def finish_all(self, settlements: Iterable[Settlement]) -> None:
-        listed = list(settlements)
-        self._debug.settled(listed)
-        super().finish_all(listed)
-
-    @override
-    def take(self, size: int) -> Batch:
-        batch = super().take(size)
-        self._debug.writing(batch.parts)
-        return batch
-
-    @override
-    def answered(
-        self,
-        batch: Batch,
-        result: SettleResult,
-        phase: str = "flush",
-        rest: str = "its outcome was not written now",
-    ) -> None:
-        self._debug.written(batch.parts, result)
-        super().answered(batch, result, phase, rest)
-
-    @override
-    def _lose(self, rows: Sequence[ClaimedMessage], phase: str, rest: str) -> None:
-        self._debug.lost(rows, phase)
-        super()._lose(rows, phase, rest)
 
 
 def checked_header(name: object) -> str:

@@ -35,7 +35,7 @@ async def test_the_rest_of_an_early_flush_does_not_wait_for_the_interval(rig: Ri
     inflight.add(rows)
     while not inflight.waiting.empty():
         inflight.waiting.get_nowait()
-    inflight.finish_all(settle(row, Ack(), SettleRules(), ended_after=0.0) for row in rows)
+    inflight.finish_all([settle(row, Ack(), SettleRules(), ended_after=0.0) for row in rows])
     while await flusher.tick() == 0:
         pass
     assert inflight.queued == []

@@ -232,7 +232,7 @@ def test_the_older_outcome_of_a_reclaimed_message_is_not_queued_again() -> None:
     unit = Unit([])
     inflight.add([lost, older])
     inflight.finish_all(
-        Settlement(r.id, r.lease_token, MessageState.COMPLETED, unit=unit) for r in (lost, older)
+        [Settlement(r.id, r.lease_token, MessageState.COMPLETED, unit=unit) for r in (lost, older)]
     )
     batch = inflight.take(2)
     inflight.add([later])

@@ -186,7 +186,7 @@ def test_a_batch_that_is_written_is_counted_once() -> None:
     rows = [row(n) for n in range(4)]
     held.add(rows)
     held.waiting.items.clear()
-    held.finish_all(Acked(r.id, r.lease_token, 0.0, True) for r in rows)
+    held.finish_all([Acked(r.id, r.lease_token, 0.0, True) for r in rows])
     batch = held.take(10)
     held.answered(batch, SettleResult({0, 1}, {2}))
     held.put_back(batch, first=True)

@@ -9,6 +9,7 @@ theirs.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.ended import EndedCounts
@@ -43,6 +44,9 @@ from faststream_sqlbroker.flow.deliver.signals import Signals
 from faststream_sqlbroker.flow.loop import Log, backoff
 from faststream_sqlbroker.flow.metrics import SubscriberMetrics
 from faststream_sqlbroker.flow.publish_on_ack import filled_queues
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.flow.debug_log import DebugLog
 
 MOST_APART = 1_000
 """Outcomes that are refused or set apart before claims stop: each is a message that no other
@@ -84,6 +88,8 @@ class Outcomes:
         self.settled_count = 0
         self.ended: EndedCounts | None = None
         """Counts what ends, for the sign of life; None: it is not told."""
+        self.debug: DebugLog | None = None
+        """Told of each step of single messages; None: no message can ask for it."""
 
     @property
     def lease_lost_count(self) -> int:
@@ -181,6 +187,8 @@ class Outcomes:
                 "claim",
                 CAME_BACK,
             )
+        if self.debug is not None:
+            self.debug.claimed(rows)
 
     def notify_at(self, count: int) -> None:
         """Give `outcome_added` when so many outcomes wait, and with each that comes then."""
@@ -188,12 +196,16 @@ class Outcomes:
 
     def finish(self, settlement: Settlement) -> None:
         """Queue a settlement for the flush."""
+        if self.debug is not None:
+            self.debug.settled((settlement,))
         self.queued.append(settlement)
         if len(self.queued) >= self._notify_at:
             self.signals.outcome_added()
 
-    def finish_all(self, settlements: Iterable[Settlement]) -> None:
+    def finish_all(self, settlements: Sequence[Settlement]) -> None:
         """`finish` for what ended together."""
+        if self.debug is not None:
+            self.debug.settled(settlements)
         self.queued += settlements
         if len(self.queued) >= self._notify_at:
             self.signals.outcome_added()
@@ -206,6 +218,8 @@ class Outcomes:
         del self.queued[: len(parts)]
         batch = Batch(parts, after(State.QUEUED, Event.SENT), State.QUEUED)
         self.batches.append(batch)
+        if self.debug is not None:
+            self.debug.writing(batch.parts)
         return batch
 
     def take_due(self, now: float) -> Batch | None:
@@ -261,6 +275,8 @@ class Outcomes:
             rest: What a lost lease means.
         """
         parts: Sequence[Settlement] = batch.parts
+        if self.debug is not None:
+            self.debug.written(parts, result)
         if self.metrics.on and result.settled:
             self.metrics.settled(parts, result.settled, self.held)
         if self.ended is not None and result.settled:
@@ -268,7 +284,7 @@ class Outcomes:
         if len(result.settled) == len(parts) and not self.lost_leases.unanswered:
             parts = self._written_acks(parts)
         done = result.settled | result.lost
-        batch.keep([s for s in parts if s.id not in done])
+        batch.parts = [s for s in parts if s.id not in done]
         filled = self._written([s for s in parts if s.id in result.settled])
         if result.lost:
             self._answered_lost(batch, [s for s in parts if s.id in result.lost], phase, rest)
@@ -342,7 +358,7 @@ class Outcomes:
         self._drop_overtaken(batch)
         ids = {s.id for s in refused}
         ours = [s for s in batch.parts if s.id in ids]
-        batch.keep([s for s in batch.parts if s.id not in ids])
+        batch.parts = [s for s in batch.parts if s.id not in ids]
         state = after(batch.state, Event.REFUSED)
         while ours:
             end = unit_end(ours, 1)
@@ -375,7 +391,8 @@ class Outcomes:
             return
         batch.tries += failed
         until = self.clock.monotonic() + backoff(max(1, batch.tries), self.clock)
-        batch.wait(until, self.settled_count)
+        batch.due = until
+        batch.settled_then = self.settled_count
         self.batches.append(batch)
         self.signals.apart_added()
 
@@ -416,6 +433,8 @@ class Outcomes:
     def _lose(self, rows: Sequence[ClaimedMessage], phase: str, rest: str) -> None:
         if not rows:
             return
+        if self.debug is not None:
+            self.debug.lost(rows, phase)
         marks = {(row.id, row.lease_token) for row in rows}
         for row in rows:
             self.lost_leases.tell(row, row, phase, rest)
@@ -443,7 +462,7 @@ class Outcomes:
         for settlement in batch.parts:
             if (settlement.id, settlement.lease_token) in overtaken:
                 self._note_lost(settlement, "settle", CAME_BACK, units)
-        batch.keep([s for s in batch.parts if (s.id, s.lease_token) not in overtaken])
+        batch.parts = [s for s in batch.parts if (s.id, s.lease_token) not in overtaken]
         self._break(batch, units)
 
     def _break(self, batch: Batch, units: Units) -> None:
@@ -453,7 +472,7 @@ class Outcomes:
         broken = [s for s in batch.parts if s.unit in units]
         if broken and batch.origin is not State.RUNNING:
             after(batch.state, Event.BROKEN)
-            batch.keep([s for s in batch.parts if s.unit not in units])
+            batch.parts = [s for s in batch.parts if s.unit not in units]
             self.lost_leases.tell_broken(broken, units)
             self.finish_all([sent_back(s) for s in broken])
 
