@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from docs.pictures import shop
-from faststream_sqlbroker.cli.app import AppGroup, app
+from faststream_sqlbroker.cli.app import AppGroup, app, help_of
 
 WIDTH = 110
 """Characters of a line."""
@@ -78,7 +78,7 @@ def svgs() -> dict[str, str]:
 
 def page() -> str:
     """The pictures, each below the command and what the command says of itself."""
-    helps = {name: text for name, (_, text) in AppGroup.table.items()}
+    helps = {name: help_of(name, module) for name, module in AppGroup.table.items()}
     helps["jobs"] = "List the newest bulk actions."
     parts = []
     for name, words in VIEWS.items():

@@ -1,6 +1,9 @@
 """The commands: what `--help` lists, and the module of each, which is imported when it runs."""
 
+import ast
 from importlib import import_module
+from importlib.util import find_spec
+from inspect import cleandoc
 from typing import Annotated, Any, ClassVar
 
 import rich  # noqa: F401 - commands print with it: main() says so if it is not installed
@@ -8,167 +11,67 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-Table = dict[str, tuple[str, str]]
-"""Names of commands, each with its module in this folder and the first lines of its docstring: the
-module has a function or a group of the command's name."""
-LOOK: Table = {
-    "queues": ("look", "Show what waits in each queue, how fast it grows, and who takes from it."),
-    "messages": ("look", "List or search messages, a page at a time."),
-    "show": ("look", "Show one message, live or archived: its history, and why it is where it is."),
-    "explain": ("look", "Tell why a message waits, or how it ended."),
-    "dead": (
-        "bulk",
-        "Group the failed messages of the archive by their errors, the largest group first.",
-    ),
-    "subscribers": ("look", "List the live subscribers of all processes."),
-    "unknown": ("look", "List messages whose handler may or may not have run."),
-    "schedules": ("look", "List the schedules of all processes, with their last and next times."),
-    "locks": ("look", "List the locks that have a holder."),
-    "audit": (
-        "bulk",
-        "Show what operators did: who, when, on how many messages, with which filter.",
-    ),
-    "check": (
-        "check",
-        "Look at database, tables, queues and unknown outcomes; exit code 1 if something is wrong.",
-    ),
-    "verify": (
-        "check",
-        "Look through the tables for rows that cannot be; exit code 1 if there are some.",
-    ),
-    "top": ("follow", "Show the queues again and again; with --json one document a line."),
-    "tail": (
-        "follow",
-        "Print messages as they end, in the archive's order; with --json one document a line.",
-    ),
-}
-MEND: Table = {
-    "pause": ("mend", "Stop all claims from a queue, in all processes, until it is resumed."),
-    "resume": ("mend", "End the pause of a queue."),
-    "drain": ("mend", "Let a worker claim nothing more: it ends what it runs, and stays alive."),
-    "undrain": ("mend", "End the drain of a worker: it claims again."),
-    "cancel": (
-        "mend",
-        "End messages as DISCARDED: these, also while they run, or all that match and wait.",
-    ),
-    "retry": (
-        "mend",
-        "Make messages due now, these or all that match, that wait for their time or an attempt.",
-    ),
-    "postpone": ("mend", "Make a message due later, or earlier, than it is."),
-    "edit": ("mend", "Change the priority, the key or the due time of a message that waits."),
-    "move": (
-        "mend",
-        "Move messages that wait, these or all that match, to another queue; they are due there.",
-    ),
-    "release": ("mend", "Release what a worker has leased that ended without a stop."),
-    "publish": ("mend", "Publish one message; the audit names who did."),
-    "prune": ("prune", "Remove old messages from the archive, a thousand in each transaction."),
-}
-SCHEDULES: Table = {
-    "run-schedule": (
-        "forget",
-        "Publish a schedule's message once more, now, by a process that declares the schedule.",
-    ),
-    "pause-schedule": (
-        "forget",
-        "Publish nothing of a schedule, in all processes, until it is resumed.",
-    ),
-    "resume-schedule": (
-        "forget",
-        "End the pause of a schedule, which leaves out the fire times until now.",
-    ),
-}
-FORGET: Table = {
-    "release-lock": (
-        "forget",
-        "Take a lock from its holder, which learns of it at its next renewal and is not stopped.",
-    ),
-    "forget-schedule": (
-        "forget",
-        "Remove a schedule that no process declares any more, with the fire times that are due.",
-    ),
-    "forget-unknown": (
-        "forget",
-        "Take messages off the list of unknown outcomes, once their outcome was found out.",
-    ),
-}
-BULK: Table = {
-    "redrive": ("bulk", "Bring failed messages back to their queues, under their ids."),
-    "replay": (
-        "bulk",
-        "Publish archived messages again as new ones; those in a lake: archive replay.",
-    ),
-}
-TABLES: Table = {
-    "sql": ("schema", "Print the migrations, or the functions, as SQL; nothing is connected to."),
-    "migrate": (
-        "schema",
-        "Bring the tables to the version of this package, creating them if there are none.",
-    ),
-    "partitions": (
-        "schema",
-        "Add the partitions of the archive that are missing; PostgreSQL, as its owner.",
-    ),
-}
-HTTP: Table = {
-    "serve": ("serve", "Serve the broker over HTTP until it is interrupted."),
-    "hash-password": (
-        "serve",
-        "Print the hash of a password, for the file of `serve --users` and for `Login`.",
-    ),
-}
-GROUPS: Table = {
+Table = dict[str, str]
+"""Names of commands, each with its module in this folder, which has a function or a group of the
+command's name."""
+
+
+def _table(**modules: str) -> Table:
+    """The names of the commands of each module."""
+    return {name: module for module, names in modules.items() for name in names.split()}
+
+
+LOOK = _table(
+    look="queues messages show explain subscribers unknown schedules locks",
+    bulk="dead audit",
+    check="check verify",
+    follow="top tail",
+)
+MEND = _table(
+    mend="pause resume drain undrain cancel retry postpone edit move release publish",
+    prune="prune",
+)
+SCHEDULES = _table(forget="run-schedule pause-schedule resume-schedule")
+FORGET = _table(forget="release-lock forget-schedule forget-unknown")
+BULK = _table(bulk="redrive replay")
+TABLES = _table(schema="sql migrate partitions")
+HTTP = _table(serve="serve hash-password")
+ARCHIVE = _table(
+    archive="export compact prune erase",
+    lake="status verify repair",
+    replay="replay",
+    report="report",
+)
+GROUPS = {
     "archive": (
-        "app",
-        "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
+        "Export the archive to a Delta table, keep that, prune the archive, replay and report."
     ),
-    "spark": ("spark", "Check Java, Spark and the JDBC drivers."),
-    "jobs": ("jobs", "Show bulk actions; stop, resume and undo them."),
-    "config": ("config", "Check files that describe a service."),
+    "spark": "Check Java, Spark and the JDBC drivers.",
+    "jobs": "Show bulk actions; stop, resume and undo them.",
+    "config": "Check files that describe a service.",
 }
-ARCHIVE: Table = {
-    "export": (
-        "archive",
-        "Write the closed windows that the export lacks, each compared with the database.",
-    ),
-    "compact": (
-        "archive",
-        "Merge the small files of an export, after their rows have been compared.",
-    ),
-    "prune": (
-        "archive",
-        (
-            "Remove rows from the archive: those that an export holds, old ones, or those that are "
-            "both."
-        ),
-    ),
-    "status": (
-        "lake",
-        "Show what an export holds, and up to when; with --freshness how far it is behind.",
-    ),
-    "replay": ("replay", "Publish rows of the archive as new messages, each row once for a job."),
-    "report": (
-        "report",
-        "Render the archive, or an export of it, to one HTML page with tables and plots.",
-    ),
-    "verify": ("lake", "Read the files of an export again and compare them with its log."),
-    "repair": (
-        "lake",
-        "Export damaged windows again, as long as the database has their rows.",
-    ),
-    "erase": (
-        "archive",
-        "Erase messages by key or id from the live table, the archive and an export.",
-    ),
-}
+"""Names of groups, each with its help; a group has a module of its name."""
+
+
+def help_of(name: str, module: str) -> str:
+    """What a group or a command says of itself: the first paragraph of its docstring, which is read
+    from the source, as importing all modules takes long.
+    """
+    if name in GROUPS:
+        return GROUPS[name]
+    loader: Any = getattr(find_spec(f"faststream_sqlbroker.cli.{module}"), "loader", None)
+    for node in ast.parse(loader.get_source(loader.name) or "").body:
+        if isinstance(node, ast.FunctionDef) and node.name == name.replace("-", "_"):
+            text = cleandoc(ast.get_docstring(node) or "").partition("\n\n")[0]
+            return " ".join(text.split())
+    return ""
 
 
 class ListedCommand(TyperCommand):
-    """A command by its name and a line of help, which is all that a list of commands shows."""
+    """A command by its name, and a line of help where commands are listed."""
 
-    def __init__(self, name: str, module: str, text: str) -> None:
-        super().__init__(name, help=text)
+    def __init__(self, name: str, module: str) -> None:
+        super().__init__(name)
         self.module = module
 
     def load(self) -> Any:
@@ -178,9 +81,12 @@ class ListedCommand(TyperCommand):
         command = getattr(module, name.replace("-", "_"))
         holder = typer.Typer()
         if isinstance(command, typer.Typer):
-            holder.add_typer(command, name=name)
+            holder.add_typer(command, name=name, help=GROUPS[name])
         else:
-            holder.command(name)(command)
+            # Not before: it imports FastStream's errors, which `--help` does without.
+            from faststream_sqlbroker.cli.options import grouped  # noqa: PLC0415
+
+            holder.command(name)(grouped(command))
         return get_group(holder).commands[name]
 
 
@@ -191,8 +97,15 @@ class ListedGroup(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, (module, text) in self.table.items():
-            self.add_command(ListedCommand(name, module, text))
+        for name, module in self.table.items():
+            self.add_command(ListedCommand(name, module))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Name the commands, each with its help from now on."""
+        for command in self.commands.values():
+            if isinstance(command, ListedCommand):
+                command.help = help_of(str(command.name), command.module)
+        return super().list_commands(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command of the arguments, and load it."""
@@ -209,13 +122,23 @@ class ArchiveGroup(ListedGroup):
 class AppGroup(ListedGroup):
     """All commands."""
 
-    table = LOOK | MEND | SCHEDULES | FORGET | BULK | TABLES | HTTP | GROUPS
+    table = (
+        LOOK
+        | MEND
+        | SCHEDULES
+        | FORGET
+        | BULK
+        | TABLES
+        | HTTP
+        | {n: n for n in GROUPS}
+        | {"archive": "app"}
+    )
 
 
 archive = typer.Typer(cls=ArchiveGroup, no_args_is_help=True)
 
 
-@archive.callback(help=GROUPS["archive"][1])
+@archive.callback(help=GROUPS["archive"])
 def archive_options() -> None:
     """Make the commands a group without options."""
 

@@ -3,23 +3,18 @@ erase the messages of a person out of the tables and a lake.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.options import (
     ArchiveTable,
-    Jars,
-    Master,
     Primary,
     Queues,
     SafetyLag,
@@ -30,15 +25,15 @@ from faststream_sqlbroker.cli.options import (
     Url,
 )
 from faststream_sqlbroker.cli.output import (
-    AsJson,
     PlainConsole,
     Yes,
     ask,
     print_json,
-    print_line,
+    progress,
     row_of,
+    tell,
 )
-from faststream_sqlbroker.cli.session import quiet_session
+from faststream_sqlbroker.cli.session import LakeRun, SparkRun
 from faststream_sqlbroker.core.times import parse_duration
 
 
@@ -61,6 +56,7 @@ def export(
     path: Annotated[
         str, typer.Option(help="Folder of the export, on any file system that Spark reads.")
     ],
+    how: SparkRun,
     since: Since = None,
     until: Until = None,
     window: Annotated[
@@ -95,17 +91,14 @@ def export(
     rows_per_commit: Annotated[
         int, typer.Option(help="A commit takes whole windows until it has so many rows.")
     ] = 1_000_000,
-    as_json: AsJson = False,
-    master: Master = None,
-    jar: Jars = None,
 ) -> None:
     """Write the closed windows that the export lacks, each compared with the database.
 
     The exit code is 1 if a file of the export was altered.
     """
-    with database_errors(), _progress("export") as progress:
+    with database_errors(), progress("export") as move:
         result = spark.export_archive(
-            quiet_session(master, jar, url),
+            how.session_of(url),
             url,
             path,
             window=window.value,
@@ -122,9 +115,11 @@ def export(
             rows_per_commit=rows_per_commit,
             record_as=record_as,
             message_table=message_table,
-            on_window=lambda one: progress(one.name, one.number, one.total),
+            on_window=lambda one: move(
+                description=f"export {one.name}", completed=one.number, total=one.total
+            ),
         )
-    if as_json:
+    if how.as_json:
         print_json(row_of(result))
     else:
         _print_exported(result)
@@ -146,25 +141,24 @@ def _print_exported(result: "spark.ExportResult") -> None:
 
 def compact(
     path: Annotated[str, typer.Option(help="Folder of the export.")],
+    how: LakeRun,
     since: Since = None,
     until: Until = None,
     keep: Annotated[
         str, typer.Option(help="How long replaced files stay, in whole hours; 0 keeps none.")
     ] = "168h",
-    as_json: AsJson = False,
-    master: Master = None,
 ) -> None:
     """Merge the small files of an export, after their rows have been compared."""
-    with database_errors(), _progress("compact") as progress:
+    with database_errors(), progress("compact") as move:
         done = spark.compact_export(
-            quiet_session(master),
+            how.session(),
             path,
             since=since,
             until=until,
             keep=duration("--keep", keep),
-            on_file=lambda one: progress(one.name, None, None),
+            on_file=lambda one: move(description=f"compact {one.name}", advance=1),
         )
-    if as_json:
+    if how.as_json:
         print_json([row_of(one) for one in done])
         return
     table = Table("windows", "rows", "files before", "bytes", title=path)
@@ -175,6 +169,7 @@ def compact(
 
 def prune(
     url: Url,
+    how: SparkRun,
     exported: Annotated[
         str | None, typer.Option(help="Remove only rows that this export holds.")
     ] = None,
@@ -190,29 +185,26 @@ def prune(
     schema: Schema = None,
     queue: Queues = None,
     source: Source = None,
-    as_json: AsJson = False,
-    master: Master = None,
-    jar: Jars = None,
 ) -> None:
     """Remove rows from the archive: those that an export holds, old ones, or those that are both.
 
     The exit code is 1 if the rows of a window were refused, as the export does not hold them all.
     """
-    with database_errors(), _progress("prune") as progress:
+    with database_errors(), progress("prune") as move:
         result = spark.prune_archive(
             url,
             exported=exported,
             older_than=None if older_than is None else duration("--older-than", older_than),
-            spark=None if exported is None else quiet_session(master, jar, url),
+            spark=None if exported is None else how.session_of(url),
             table=table,
             schema=schema,
             queues=queue or None,
             source=source,
             dry_run=dry_run,
-            on_window=lambda one: progress(one.name, None, None),
+            on_window=lambda one: move(description=f"prune {one.name}", advance=1),
         )
     refused = [one for one in result.windows if one.refused is not None]
-    if as_json:
+    if how.as_json:
         print_json({"rows": result.rows, **row_of(result)})
     else:
         _print_pruned(result, exported, len(refused))
@@ -237,30 +229,6 @@ def reach(watermark: datetime | None) -> str:
     return "there is no window yet" if watermark is None else f"without a gap up to {watermark}"
 
 
-@contextmanager
-def _progress(title: str) -> Iterator[Any]:
-    """Show a progress bar on stderr; yields the function that moves it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = PlainConsole(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(title, total=None)
-        moved = 0
-
-        def move(name: str, number: int | None, total: int | None) -> None:
-            nonlocal moved
-            moved = number or moved + 1
-            bar.update(task, description=f"{title} {name}", completed=moved, total=total)
-
-        yield move
-
-
 def duration(name: str, text: str) -> float:
     """The seconds of a duration as the library takes it, or with days before it: "1d12h"."""
     days, rest = match.groups() if (match := re.fullmatch(r"(\d{1,7})d(.*)", text)) else ("0", text)
@@ -282,6 +250,7 @@ def print_parts(*parts: Any) -> None:
 
 def erase(
     url: Url,
+    how: LakeRun,
     keys: Annotated[
         list[str] | None,
         typer.Option("--keys", "--key", help="Messages with this key; repeat it for several."),
@@ -305,8 +274,6 @@ def erase(
     table: ArchiveTable = "message_archive",
     schema: Annotated[str | None, typer.Option(help="Schema of the tables.")] = None,
     source: Source = None,
-    as_json: AsJson = False,
-    master: Master = None,
 ) -> None:
     """Erase messages by key or id from the live table, the archive and an export.
 
@@ -314,7 +281,7 @@ def erase(
     code is 1, and the command is to be run again. Earlier versions of the export go, too.
     """
     with database_errors():
-        session = None if path is None else quiet_session(master)
+        session = None if path is None else how.session()
 
         def run(*, dry_run: bool) -> "spark.EraseResult":
             return spark.erase_messages(
@@ -334,27 +301,28 @@ def erase(
 
         found = None if yes and not dry_run else run(dry_run=True)
     if found is not None:
-        if not as_json or dry_run:
-            _print_erased(found, as_json=as_json)
+        if not how.as_json or dry_run:
+            _tell_erased(found, how)
         if dry_run:
             raise typer.Exit(1 if found.leased else 0)
-        ask("", as_json=as_json)
+        ask("", as_json=how.as_json)
     with database_errors():
         done = run(dry_run=False)
-    _print_erased(done, as_json=as_json)
+    _tell_erased(done, how)
     raise typer.Exit(1 if done.leased else 0)
 
 
-def _print_erased(result: "spark.EraseResult", *, as_json: bool) -> None:
-    if as_json:
-        print_json(row_of(result))
-        return
+def _tell_erased(result: "spark.EraseResult", how: LakeRun) -> None:
     what = "would be erased" if result.dry_run else "were erased"
-    print_line(
-        f"{result.live:,} live rows, {result.archived:,} of the archive and {result.lake:,} of the "
-        f"export {what}"
+    counts = f"{result.live:,} live rows, {result.archived:,} of the archive"
+    end = f"{result.files:,} files were removed; audit record {result.audit}"
+    tell(
+        row_of(result),
+        f"{counts} and {result.lake:,} of the export {what}",
+        *(
+            f"message {one} is leased and stays: run it again when it has ended"
+            for one in result.leased
+        ),
+        *([] if result.dry_run else [end]),
+        as_json=how.as_json,
     )
-    for one in result.leased:
-        print_line(f"message {one} is leased and stays: run it again when it has ended")
-    if not result.dry_run:
-        print_line(f"{result.files:,} files were removed; audit record {result.audit}")

@@ -2,29 +2,25 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.admin import DeadLetterGroup, Job
-from faststream_sqlbroker.cli.options import BulkRun, To, WhichEnded, grouped
+from faststream_sqlbroker.admin import Admin, DeadLetterGroup, Job
+from faststream_sqlbroker.cli.options import BulkRun, To, WhichEnded
 from faststream_sqlbroker.cli.output import (
     AsJson,
-    PlainConsole,
-    ask,
     print_json,
     print_line,
     print_table,
+    progress,
     row_of,
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
 
-@grouped
 def dead(
     context: typer.Context,
     which: WhichEnded,
@@ -49,7 +45,6 @@ def _group(group: DeadLetterGroup) -> list[Any]:
     return [group.count, group.fingerprint, queues, reasons, group.last_at, group.error]
 
 
-@grouped
 def redrive(
     context: typer.Context,
     which: WhichEnded,
@@ -58,16 +53,9 @@ def redrive(
     to: To = None,
 ) -> None:
     """Bring failed messages back to their queues, under their ids."""
-    do_bulk(
-        context,
-        lambda broker: broker.admin.redrive(
-            state=state, to=to, rate=how.rate, by=how.by, **which.filters
-        ),
-        how,
-    )
+    do_bulk(context, how, lambda a: a.redrive(state=state, to=to, **how.options(which)))
 
 
-@grouped
 def replay(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Of the replay: each message once for it.")],
@@ -79,13 +67,7 @@ def replay(
     to: To = None,
 ) -> None:
     """Publish archived messages again as new ones; those in a lake: archive replay."""
-    do_bulk(
-        context,
-        lambda broker: broker.admin.replay(
-            name, state=state, to=to, rate=how.rate, by=how.by, **which.filters
-        ),
-        how,
-    )
+    do_bulk(context, how, lambda a: a.replay(name, state=state, to=to, **how.options(which)))
 
 
 def audit(
@@ -99,44 +81,28 @@ def audit(
     show_jobs("Audit", found, as_json=as_json)
 
 
-def do_bulk(
-    context: typer.Context, plan: Callable[[SqlBroker], Awaitable[Job]], how: BulkRun
-) -> None:
+def do_bulk(context: typer.Context, how: BulkRun, plan: Callable[[Admin], Awaitable[Job]]) -> None:
     """Show the dry run, ask unless `--yes`, and run the job; exit code 1 if it was stopped, has
     failed, or if the database refused messages.
     """
     if not how.yes and not how.dry_run and how.as_json:
         raise SetupError("--json does not ask: give --yes, too, or --dry-run")
-    planned = run(context, plan)
-    if how.dry_run or not planned.expected:
-        _show_plan(planned, as_json=how.as_json)
-        return
+    planned = run(context, lambda broker: plan(broker.admin))
+    is_all = how.dry_run or not planned.expected
     if not how.as_json:
-        _show_plan(planned, as_json=False)
-    if not how.yes:
-        ask("", as_json=how.as_json)
+        print_table("These match", ["queue", "messages"], planned.queues.items())
+        print_line(f"{planned.action}: {planned.expected} messages")
+    elif is_all:
+        print_json(job_row(planned))
+    if is_all:
+        return
+    how.confirm("")
     # What was shown is what is run: up to the last message that there was then.
     job = run(context, lambda broker: _run(broker, planned, wait=not how.no_wait))
-    _show_result(job, as_json=how.as_json)
+    more = f"\nit goes on in other processes: sqlbroker jobs show {job.id}"
+    how.tell(job_row(job), str(job) + (more if job.state == "running" else ""))
     if job.state in ("stopped", "failed") or job.failed:
         raise typer.Exit(1)
-
-
-def _show_plan(planned: Job, *, as_json: bool) -> None:
-    if as_json:
-        print_json(job_row(planned))
-        return
-    print_table("These match", ["queue", "messages"], planned.queues.items())
-    print_line(f"{planned.action}: {planned.expected} messages")
-
-
-def _show_result(job: Job, *, as_json: bool) -> None:
-    if as_json:
-        print_json(job_row(job))
-        return
-    print_line(str(job))
-    if job.state == "running":
-        print_line(f"it goes on in other processes: sqlbroker jobs show {job.id}")
 
 
 async def _run(broker: SqlBroker, planned: Job, *, wait: bool) -> Job:
@@ -147,29 +113,15 @@ async def _run(broker: SqlBroker, planned: Job, *, wait: bool) -> Job:
 async def watched(broker: SqlBroker, begun: Job) -> Job:
     """Work on the job until its end, with a progress bar on a terminal."""
     try:
-        with _progress(begun) as moved:
-            return await broker.admin.wait_for_job(begun.id, progress=moved)
+        with progress(f"{begun.action} {begun.id}", begun.expected) as move:
+            return await broker.admin.wait_for_job(
+                begun.id, progress=lambda now: move(completed=now.visited)
+            )
     except asyncio.CancelledError:
         # By Ctrl-C, which must not look as if it had ended the job.
         text = f"the job goes on in other processes: sqlbroker jobs stop {begun.id} stops it"
         typer.echo(text, err=True)
         raise
-
-
-@contextmanager
-def _progress(job: Job) -> Any:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = PlainConsole(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(f"{job.action} {job.id}", total=job.expected)
-        yield lambda now: bar.update(task, completed=now.visited)
 
 
 def job_row(job: Job) -> dict[str, Any]:

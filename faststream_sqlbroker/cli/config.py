@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from faststream_sqlbroker.cli.output import AsJson, print_json, print_line
+from faststream_sqlbroker.cli.output import AsJson, print_json, tell
 from faststream_sqlbroker.exceptions import ConfigError
 
-config = typer.Typer(no_args_is_help=True, help="Check files that describe a service.")
+config = typer.Typer(no_args_is_help=True)
 
 
 @config.command()
@@ -28,15 +28,12 @@ def check(
         check_service(file)
     except ConfigError as error:
         found = error.mistakes
-    if as_json:
-        print_json([asdict(mistake) for mistake in found])
-    else:
-        for mistake in found:
-            where = f"{mistake.where}: " if mistake.where else ""
-            # As compilers write it: editors jump there.
-            print_line(f"{file}:{mistake.line}:{mistake.column}: {where}{mistake.text}")
-        if not found:
-            print_line(f"{file}: no mistakes")
+    # As compilers write it: editors jump there.
+    lines = [
+        f"{file}:{m.line}:{m.column}: {f'{m.where}: ' if m.where else ''}{m.text}" for m in found
+    ]
+    told = lines or [f"{file}: no mistakes"]
+    tell([asdict(mistake) for mistake in found], *told, as_json=as_json)
     if found:
         raise typer.Exit(1)
 

@@ -7,16 +7,14 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Job
 from faststream_sqlbroker.cli.bulk import job_row, show_jobs, watched
-from faststream_sqlbroker.cli.options import By, NoWait
-from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line, print_table
+from faststream_sqlbroker.cli.options import Act, Change, NoWait, grouped
+from faststream_sqlbroker.cli.output import AsJson, print_json, print_table
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
-jobs = typer.Typer(
-    invoke_without_command=True, help="Show bulk actions; stop, resume and undo them."
-)
+jobs = typer.Typer(invoke_without_command=True)
 
 
 @jobs.callback()
@@ -43,46 +41,37 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
 
 
 @jobs.command()
-def stop(context: typer.Context, job_id: JobId, by: By = None, as_json: AsJson = False) -> None:
+@grouped
+def stop(context: typer.Context, job_id: JobId, how: Act) -> None:
     """Let a job rest; what is done stays done."""
-    _tell(run(context, lambda broker: broker.admin.stop_job(job_id, by=by)), as_json=as_json)
+    job = run(context, lambda broker: broker.admin.stop_job(job_id, by=how.by))
+    how.tell(job_row(job), str(job))
 
 
 @jobs.command()
-def resume(
-    context: typer.Context,
-    job_id: JobId,
-    no_wait: NoWait = False,
-    by: By = None,
-    as_json: AsJson = False,
-) -> None:
+@grouped
+def resume(context: typer.Context, job_id: JobId, how: Act, no_wait: NoWait = False) -> None:
     """Let a job go on that was stopped or has failed."""
 
     async def work(broker: SqlBroker) -> Job:
-        job = await broker.admin.resume_job(job_id, wait=False, by=by)
+        job = await broker.admin.resume_job(job_id, wait=False, by=how.by)
         return job if no_wait else await watched(broker, job)
 
-    _tell_all(run(context, work), as_json=as_json)
+    _tell_end(run(context, work), how)
 
 
 @jobs.command()
-def undo(
-    context: typer.Context,
-    job_id: JobId,
-    no_wait: NoWait = False,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+@grouped
+def undo(context: typer.Context, job_id: JobId, how: Change, no_wait: NoWait = False) -> None:
     """Take back what a job has done to messages that nothing has touched since."""
-    if not yes:
-        ask(f"undo {_job(context, job_id)}", as_json=as_json)
+    if not how.yes:
+        how.confirm(f"undo {_job(context, job_id)}")
 
     async def work(broker: SqlBroker) -> Job:
-        undone = await broker.admin.undo(job_id, wait=False, by=by)
+        undone = await broker.admin.undo(job_id, wait=False, by=how.by)
         return undone if no_wait else await watched(broker, undone)
 
-    _tell_all(run(context, work), as_json=as_json)
+    _tell_end(run(context, work), how)
 
 
 def _job(context: typer.Context, job_id: str) -> Job:
@@ -92,15 +81,8 @@ def _job(context: typer.Context, job_id: str) -> Job:
     return job
 
 
-def _tell(job: Job, *, as_json: bool) -> None:
-    if as_json:
-        print_json(job_row(job))
-    else:
-        print_line(str(job))
-
-
-def _tell_all(job: Job, *, as_json: bool) -> None:
-    """As `_tell`; exit code 1 if it has failed, or the database refused messages."""
-    _tell(job, as_json=as_json)
+def _tell_end(job: Job, how: Act) -> None:
+    """Tell of a job; exit code 1 if it has failed, or the database refused messages."""
+    how.tell(job_row(job), str(job))
     if job.failed or job.state == "failed":
         raise typer.Exit(1)

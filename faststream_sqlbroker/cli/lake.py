@@ -11,9 +11,9 @@ from rich.table import Table
 import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.archive import duration, print_parts, reach
 from faststream_sqlbroker.cli.errors import database_errors
-from faststream_sqlbroker.cli.options import Jars, Master, Primary, SafetyLag, Since, Source, Url
-from faststream_sqlbroker.cli.output import AsJson, age, print_json, print_line, row_of
-from faststream_sqlbroker.cli.session import quiet_session
+from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url
+from faststream_sqlbroker.cli.output import age, print_json, row_of, tell
+from faststream_sqlbroker.cli.session import LakeRun, SparkRun
 from faststream_sqlbroker.exceptions import SetupError
 
 Lake = Annotated[str, typer.Argument(help="Path of the export.")]
@@ -24,27 +24,25 @@ Ended = Annotated[
 
 def verify(
     path: Lake,
+    how: LakeRun,
     since: Since = None,
     until: Ended = None,
-    as_json: AsJson = False,
-    master: Master = None,
 ) -> None:
     """Read the files of an export again and compare them with its log.
 
     The exit code is 1 if something differs.
     """
     with database_errors():
-        found = spark.verify_export(quiet_session(master), path, since=since, until=until)
-    if as_json:
-        print_json({**row_of(found), "intact": found.intact})
-    else:
-        _print_problems("file", found.damaged)
-        _print_problems("file", dict.fromkeys(found.unrecorded, "its SHA-256 is not in the log"))
-        _print_problems("window", found.differing)
-        print_line(
-            f"{found.files:,} files, {found.windows:,} windows and {found.rows:,} rows were "
-            f"compared: {_verdict(found)}"
-        )
+        found = spark.verify_export(how.session(), path, since=since, until=until)
+    counts = f"{found.files:,} files, {found.windows:,} windows and {found.rows:,} rows"
+    tell(
+        {**row_of(found), "intact": found.intact},
+        *_problems("file", found.damaged),
+        *_problems("file", dict.fromkeys(found.unrecorded, "its SHA-256 is not in the log")),
+        *_problems("window", found.differing),
+        f"{counts} were compared: {_verdict(found)}",
+        as_json=how.as_json,
+    )
     raise typer.Exit(0 if found.intact else 1)
 
 
@@ -61,37 +59,34 @@ def _verdict(found: "spark.VerifyResult") -> str:
 def repair(
     url: Url,
     path: Lake,
+    how: SparkRun,
     source: Source = None,
-    as_json: AsJson = False,
-    master: Master = None,
-    jar: Jars = None,
 ) -> None:
     """Export damaged windows again, as long as the database has their rows.
 
     The exit code is 1 if a window stays damaged.
     """
     with database_errors():
-        done = spark.repair_export(quiet_session(master, jar, url), url, path, source=source)
-    if as_json:
-        print_json(row_of(done))
-    else:
-        for name, rows in done.windows.items():
-            print_line(f"window {name}: {rows:,} rows, whole again")
-        _print_problems("window", done.left)
-        print_line(
-            f"{len(done.windows)} windows were repaired, {len(done.left)} stay damaged; "
-            f"{len(done.files)} files were taken out, {len(done.recorded)} were recorded"
-        )
+        done = spark.repair_export(how.session_of(url), url, path, source=source)
+    counts = f"{len(done.windows)} windows were repaired, {len(done.left)} stay damaged"
+    files = f"{len(done.files)} files were taken out, {len(done.recorded)} were recorded"
+    tell(
+        row_of(done),
+        *(f"window {name}: {rows:,} rows, whole again" for name, rows in done.windows.items()),
+        *_problems("window", done.left),
+        f"{counts}; {files}",
+        as_json=how.as_json,
+    )
     raise typer.Exit(1 if done.left else 0)
 
 
-def _print_problems(what: str, problems: Mapping[str, Any]) -> None:
-    for name, problem in problems.items():
-        print_line(f"{what} {name}: {problem}")
+def _problems(what: str, problems: Mapping[str, Any]) -> list[str]:
+    return [f"{what} {name}: {problem}" for name, problem in problems.items()]
 
 
 def status(
     path: Annotated[str, typer.Argument(help="Folder of the export.")],
+    how: LakeRun,
     freshness: Annotated[
         bool, typer.Option("--freshness", help="Ask the database how far the export is behind.")
     ] = False,
@@ -109,15 +104,13 @@ def status(
     safety_lag: SafetyLag = "5m",
     primary: Primary = None,
     source: Source = None,
-    as_json: AsJson = False,
-    master: Master = None,
 ) -> None:
     """Show what an export holds, and up to when; with --freshness how far it is behind."""
     if freshness and url is None:
         raise SetupError("--freshness asks the database: give --url or SQLBROKER_URL")
     behind = None
     with database_errors():
-        session = quiet_session(master)
+        session = how.session()
         found = spark.describe_export(session, path)
         if freshness and url is not None:
             behind = spark.measure_freshness(
@@ -129,7 +122,7 @@ def status(
                 primary=primary,
                 source=source,
             )
-    if as_json:
+    if how.as_json:
         more = {} if behind is None else {"freshness": row_of(behind)}
         print_json({"rows": found.rows, **row_of(found), **more})
         return

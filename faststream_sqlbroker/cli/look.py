@@ -17,6 +17,7 @@ from faststream_sqlbroker.cli.output import (
     print_line,
     print_table,
     row_of,
+    tell,
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.imports import imported
@@ -227,10 +228,7 @@ def _print_detail(detail: MessageDetail, *, body: bool) -> None:
 def explain(context: typer.Context, message_id: MessageId, as_json: AsJson = False) -> None:
     """Tell why a message waits, or how it ended."""
     found = run(context, lambda broker: broker.admin.explain(message_id))
-    if as_json:
-        print_json(row_of(found))
-    else:
-        print_line(str(found))
+    tell(row_of(found), str(found), as_json=as_json)
     if found.state is None:
         raise typer.Exit(1)
 
@@ -241,11 +239,7 @@ def subscribers(
     as_json: AsJson = False,
 ) -> None:
     """List the live subscribers of all processes."""
-
-    async def look(broker: SqlBroker) -> list[Any]:
-        return await broker.admin.subscribers(queue)
-
-    found = run(context, look)
+    found = run(context, lambda broker: broker.admin.subscribers(queue))
     if as_json:
         print_json([row_of(each) for each in found])
         return

@@ -8,17 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.admin import Repair
+from faststream_sqlbroker.admin import Admin, Repair
 from faststream_sqlbroker.cli.bulk import do_bulk
 from faststream_sqlbroker.cli.look import MessageId, empty_hint, headers_of
-from faststream_sqlbroker.cli.options import BulkRun, By, Targets, Which, grouped, means_all
+from faststream_sqlbroker.cli.options import Act, BulkRun, Change, Targets, Which, means_all
 from faststream_sqlbroker.cli.output import (
-    AsJson,
     PlainConsole,
-    Yes,
-    ask,
     print_json,
-    print_line,
     print_table,
     refuse_json,
     row_of,
@@ -32,11 +28,9 @@ QueueName = Annotated[str, typer.Argument(help="The queue's full name.")]
 def pause(
     context: typer.Context,
     queue: QueueName,
+    how: Change,
     reason: Annotated[str | None, typer.Option(help="Shown by queues and explain.")] = None,
     until: Annotated[str | None, typer.Option(help='For how long, like "2h".')] = None,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Stop all claims from a queue, in all processes, until it is resumed."""
 
@@ -46,34 +40,26 @@ def pause(
         hint = await empty_hint(broker, found)
         return text if hint is None else f"{text}\n{queue}: {hint}"
 
-    if not yes:
-        ask(run(context, look), as_json=as_json)
+    if not how.yes:
+        how.confirm(run(context, look))
 
     async def work(broker: SqlBroker) -> Any:
-        await broker.admin.pause(queue, reason=reason, until=until, by=by)
+        await broker.admin.pause(queue, reason=reason, until=until, by=how.by)
         return [each for each in await broker.admin.paused() if each.queue == queue]
 
     for paused in run(context, work):
-        if as_json:
-            print_json(row_of(paused))
-        else:
-            end = "it is resumed" if paused.until is None else f"{paused.until:%Y-%m-%d %H:%M:%S}"
-            print_line(f"{queue} is paused until {end}")
+        end = "it is resumed" if paused.until is None else f"{paused.until:%Y-%m-%d %H:%M:%S}"
+        how.tell(row_of(paused), f"{queue} is paused until {end}")
 
 
-def resume(
-    context: typer.Context, queue: QueueName, by: By = None, as_json: AsJson = False
-) -> None:
+def resume(context: typer.Context, queue: QueueName, how: Act) -> None:
     """End the pause of a queue."""
     # It does not ask: what was paused by a slip can be mended at once.
-    was = run(context, lambda broker: broker.admin.resume(queue, by=by))
-    if as_json:
-        print_json({"queue": queue, "was_paused": was})
-    else:
-        print_line(f"{queue} is resumed" if was else f"{queue} was not paused")
+    was = run(context, lambda broker: broker.admin.resume(queue, by=how.by))
+    text = f"{queue} is resumed" if was else f"{queue} was not paused"
+    how.tell({"queue": queue, "was_paused": was}, text)
 
 
-@grouped
 def cancel(
     context: typer.Context,
     targets: Targets,
@@ -83,61 +69,32 @@ def cancel(
 ) -> None:
     """End messages as DISCARDED: these, also while they run, or all that match and wait."""
     if means_all(targets, which, how):
-        do_bulk(
-            context,
-            lambda broker: broker.admin.bulk_cancel(
-                reason=reason, rate=how.rate, by=how.by, **which.filters
-            ),
-            how,
-        )
-        return
-    _change(
-        context,
-        "cancel",
-        targets.message_ids or [],
-        lambda broker, each: broker.admin.cancel(each, reason=reason, by=how.by),
-        how,
-    )
+        do_bulk(context, how, lambda a: a.bulk_cancel(reason=reason, **how.options(which)))
+    else:
+        ids = targets.message_ids
+        _change(context, "cancel", ids, how, lambda a, n: a.cancel(n, reason=reason, by=how.by))
 
 
-@grouped
 def retry(context: typer.Context, targets: Targets, which: Which, how: BulkRun) -> None:
     """Make messages due now, these or all that match, that wait for their time or an attempt."""
     if means_all(targets, which, how):
-        do_bulk(
-            context,
-            lambda broker: broker.admin.bulk_retry(rate=how.rate, by=how.by, **which.filters),
-            how,
-        )
-        return
-    _change(
-        context,
-        "retry now",
-        targets.message_ids or [],
-        lambda broker, each: broker.admin.retry_now(each, by=how.by),
-        how,
-    )
+        do_bulk(context, how, lambda a: a.bulk_retry(**how.options(which)))
+    else:
+        ids = targets.message_ids
+        _change(context, "retry now", ids, how, lambda a, n: a.retry_now(n, by=how.by))
 
 
 def postpone(
     context: typer.Context,
     message_id: MessageId,
     until: Annotated[str, typer.Argument(help='In how long it is due, like "1h".')],
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
+    how: Change,
 ) -> None:
     """Make a message due later, or earlier, than it is."""
-    _change(
-        context,
-        "postpone",
-        [message_id],
-        lambda broker, each: broker.admin.postpone(each, until, by=by),
-        BulkRun(yes=yes, as_json=as_json),
-    )
+    ids = [message_id]
+    _change(context, "postpone", ids, how, lambda a, n: a.postpone(n, until, by=how.by))
 
 
-@grouped
 def move(
     context: typer.Context,
     to: Annotated[str, typer.Option(help="The queue to move to.")],
@@ -147,66 +104,44 @@ def move(
 ) -> None:
     """Move messages that wait, these or all that match, to another queue; they are due there."""
     if means_all(targets, which, how):
-        do_bulk(
-            context,
-            lambda broker: broker.admin.bulk_move(to, rate=how.rate, by=how.by, **which.filters),
-            how,
-        )
-        return
-    _change(
-        context,
-        f"move to {to}",
-        targets.message_ids or [],
-        lambda broker, each: broker.admin.move(each, to, by=how.by),
-        how,
-    )
+        do_bulk(context, how, lambda a: a.bulk_move(to, **how.options(which)))
+    else:
+        ids = targets.message_ids
+        _change(context, f"move to {to}", ids, how, lambda a, n: a.move(n, to, by=how.by))
 
 
 def edit(
     context: typer.Context,
     message_id: MessageId,
+    how: Change,
     priority: Annotated[
         int | None, typer.Option(min=-100, max=100, help="Higher comes first.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Take the key away.")] = False,
     due: Annotated[str | None, typer.Option(help='In how long it is due, like "1h".')] = None,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Change the priority, the key or the due time of a message that waits."""
     if key is not None and no_key:
         raise SetupError("give --key or --no-key, not both")
     # Left out, not None: None takes the key away.
-    fields = {} if key is None and not no_key else {"key": key}
-    _change(
-        context,
-        "edit",
-        [message_id],
-        lambda broker, each: broker.admin.edit(each, priority=priority, due=due, by=by, **fields),
-        BulkRun(yes=yes, as_json=as_json),
-    )
+    fields: dict[str, Any] = {} if key is None and not no_key else {"key": key}
+    fields |= {"priority": priority, "due": due, "by": how.by}
+    _change(context, "edit", [message_id], how, lambda a, n: a.edit(n, **fields))
 
 
 def release(
     context: typer.Context,
     worker: Annotated[str, typer.Argument(help="Its name, as subscribers lists it.")],
+    how: Change,
     force: Annotated[
         bool, typer.Option("--force", help="Also if it is alive: its handlers go on.")
     ] = False,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Release what a worker has leased that ended without a stop."""
-    if not yes:
-        ask(f"release all messages that {worker} has leased", as_json=as_json)
-    count = run(context, lambda broker: broker.admin.release(worker, force=force, by=by))
-    if as_json:
-        print_json({"worker": worker, "released": count})
-    else:
-        print_line(f"released {count} messages of {worker}")
+    how.confirm(f"release all messages that {worker} has leased")
+    count = run(context, lambda broker: broker.admin.release(worker, force=force, by=how.by))
+    how.tell({"worker": worker, "released": count}, f"released {count} messages of {worker}")
 
 
 WorkerName = Annotated[
@@ -217,67 +152,45 @@ WorkerName = Annotated[
 ]
 
 
-def drain(
-    context: typer.Context,
-    worker: WorkerName,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
+def drain(context: typer.Context, worker: WorkerName, how: Change) -> None:
     """Let a worker claim nothing more: it ends what it runs, and stays alive."""
-    if not yes:
-        ask(f"{worker} claims nothing more until it is undrained", as_json=as_json)
-    names = run(context, lambda broker: broker.admin.drain(worker, by=by))
-    if as_json:
-        print_json({"worker": worker, "drained": names})
-        return
-    for name in names:
-        print_line(f"{name} is drained")
-    if not names:
-        print_line(f"{worker} was drained already")
+    how.confirm(f"{worker} claims nothing more until it is undrained")
+    names = run(context, lambda broker: broker.admin.drain(worker, by=how.by))
+    lines = [f"{name} is drained" for name in names] or [f"{worker} was drained already"]
+    how.tell({"worker": worker, "drained": names}, *lines)
 
 
-def undrain(
-    context: typer.Context, worker: WorkerName, by: By = None, as_json: AsJson = False
-) -> None:
+def undrain(context: typer.Context, worker: WorkerName, how: Act) -> None:
     """End the drain of a worker: it claims again."""
     # It does not ask: what was drained by a slip can be mended at once.
-    names = run(context, lambda broker: broker.admin.undrain(worker, by=by))
-    if as_json:
-        print_json({"worker": worker, "undrained": names})
-        return
-    for name in names:
-        print_line(f"{name} claims again")
-    if not names:
-        print_line(f"{worker} was not drained")
+    names = run(context, lambda broker: broker.admin.undrain(worker, by=how.by))
+    lines = [f"{name} claims again" for name in names] or [f"{worker} was not drained"]
+    how.tell({"worker": worker, "undrained": names}, *lines)
 
 
 def publish(
     context: typer.Context,
     queue: QueueName,
     body: Annotated[str, typer.Argument(help="JSON, or any text; - reads it from stdin.")],
+    how: Act,
     key: Annotated[str | None, typer.Option(help="What policies and order work on.")] = None,
     priority: Annotated[int, typer.Option(help="-100 to 100; higher comes first.")] = 0,
     delay: Annotated[str | None, typer.Option(help='In how long it is due, like "5m".')] = None,
     header: Annotated[
         list[str] | None, typer.Option(help="A header, as name=value; may be repeated.")
     ] = None,
-    by: By = None,
-    as_json: AsJson = False,
 ) -> None:
     """Publish one message; the audit names who did."""
     text = sys.stdin.read() if body == "-" else body
 
     is_json, encoded = _body(text)
     known = {"content-type": "application/json"} if is_json else {}
-    headers = {**known, **headers_of(header)}
-    given: Any = {"key": key, "priority": priority, "delay": delay, "headers": headers}
+    given: Any = {"key": key, "priority": priority, "delay": delay, "by": how.by}
+    given["headers"] = {**known, **headers_of(header)}
 
-    message_id = run(context, lambda broker: broker.admin.publish(encoded, queue, by=by, **given))
-    if as_json:
-        print_json({"message_id": message_id, "queue": queue})
-    else:
-        print_line(f"published message {message_id} to {queue}")
+    message_id = run(context, lambda broker: broker.admin.publish(encoded, queue, **given))
+    done = f"published message {message_id} to {queue}"
+    how.tell({"message_id": message_id, "queue": queue}, done)
     if not is_json and text.lstrip().startswith(("{", "[")):
         # The shell may have eaten its quotes.
         told = "warning: the body begins like JSON, but is none: it was published as text"
@@ -301,30 +214,28 @@ def _no_json(name: str) -> Any:
 def _change(
     context: typer.Context,
     what: str,
-    message_ids: Sequence[str],
-    action: Callable[[SqlBroker, str], Awaitable[Repair]],
-    how: BulkRun,
+    message_ids: Sequence[str] | None,
+    how: Change,
+    action: Callable[[Admin, str], Awaitable[Repair]],
 ) -> None:
     """Show the messages, ask, and change each; exit code 1 if one was not changed."""
-    if how.dry_run:
-        _show_first(context, message_ids, as_json=how.as_json)
+    ids = message_ids or ()
+    if isinstance(how, BulkRun) and how.dry_run:
+        _show_first(context, ids, as_json=how.as_json)
         return
     # Rows may change between the look and the action; what was not changed is reported then.
     if not how.yes:
         refuse_json(how.as_json)
-        _show_first(context, message_ids, as_json=False)
-        ask(f"{what}: {len(message_ids)} messages", as_json=how.as_json)
+        _show_first(context, ids, as_json=False)
+        how.confirm(f"{what}: {len(ids)} messages")
 
     # One after the other: each is a transaction of its own, and the first error ends the command.
     async def work(broker: SqlBroker) -> list[Repair]:
-        return [await action(broker, each) for each in message_ids]
+        return [await action(broker.admin, each) for each in ids]
 
     found = run(context, work)
-    if how.as_json:
-        print_json([{**row_of(each), "done": each.done} for each in found])
-    else:
-        for each in found:
-            print_line(str(each))
+    rows = [{**row_of(each), "done": each.done} for each in found]
+    how.tell(rows, *map(str, found))
     if not all(each.accepted for each in found):
         raise typer.Exit(1)
 

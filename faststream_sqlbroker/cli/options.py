@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from faststream_sqlbroker.cli.output import AsJson, Yes
+from faststream_sqlbroker.cli.output import AsJson, Yes, ask, tell
 from faststream_sqlbroker.exceptions import SetupError
 
 Url = Annotated[
@@ -104,7 +104,35 @@ class WhichEnded(Which):
 
 
 @dataclass(frozen=True, slots=True)
-class BulkRun:
+class Act:
+    """Who changes something, and how that is told."""
+
+    by: By = None
+    as_json: AsJson = False
+
+    def tell(self, value: Any, *lines: str) -> None:
+        """What was done: JSON for programs, lines for people."""
+        tell(value, *lines, as_json=self.as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Act):
+    """How a command is run that asks before it changes something."""
+
+    yes: Yes = False
+
+    def confirm(self, text: str) -> None:
+        """Show the text and go on only if the answer is yes, unless `--yes` was given.
+
+        Raises:
+            SetupError: with JSON the answer would be in the output.
+        """
+        if not self.yes:
+            ask(text, as_json=self.as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkRun(Change):
     """How a command over many messages is run."""
 
     rate: Annotated[
@@ -114,9 +142,10 @@ class BulkRun:
         False
     )
     no_wait: NoWait = False
-    by: By = None
-    yes: Yes = False
-    as_json: AsJson = False
+
+    def options(self, which: Which) -> dict[str, Any]:
+        """What `broker.admin` takes for `which` messages."""
+        return {"rate": self.rate, "by": self.by, **which.filters}
 
 
 @dataclass(frozen=True, slots=True)

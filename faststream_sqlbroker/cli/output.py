@@ -5,10 +5,12 @@ others are shown as they are, and cannot drive the terminal.
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
@@ -161,6 +163,14 @@ def print_line(text: str) -> None:
         console.print(line, soft_wrap=True)
 
 
+def tell(value: Any, *lines: str, as_json: bool) -> None:
+    """One JSON document for programs, or lines for people."""
+    if as_json:
+        print_json(value)
+    else:
+        print_line("\n".join(lines))
+
+
 def _cell(value: Any) -> str:
     if value is None:
         return ""
@@ -179,6 +189,27 @@ def age(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / one:.0f} {unit}"
     return f"{seconds / 86_400:.0f} days"
+
+
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Show a progress bar on stderr, if that is a terminal; yields the function that moves it, by
+    the arguments of Rich's `Progress.update`.
+    """
+    from rich.progress import (  # noqa: PLC0415 - most commands show none
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = PlainConsole(stderr=True)
+    shown = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with shown as bar:
+        yield partial(bar.update, bar.add_task(title, total=total))
 
 
 def ask(text: str, *, as_json: bool) -> None:

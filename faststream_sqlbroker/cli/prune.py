@@ -4,10 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from faststream_sqlbroker import Retention, SqlBroker
+from faststream_sqlbroker import Retention
 from faststream_sqlbroker.cli.errors import database_errors
-from faststream_sqlbroker.cli.options import By
-from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.options import Change
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -27,15 +26,13 @@ MaxRows = Annotated[int | None, typer.Option(help="Of more rows than that, remov
 
 def prune(
     context: typer.Context,
+    how: Change,
     completed: Completed = None,
     failed: Failed = None,
     discarded: Discarded = None,
     max_rows: MaxRows = None,
     unless_loaded_by: LoadedBy = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Remove old messages from the archive, a thousand in each transaction.
 
@@ -54,39 +51,27 @@ def prune(
             unless_loaded_by=unless_loaded_by,
         )
 
-    async def look(broker: SqlBroker) -> Any:
-        return await broker.admin.prune(retention, dry_run=True)
-
-    async def work(broker: SqlBroker) -> Any:
-        return await broker.admin.prune(retention, by=by)
-
-    if dry_run or not yes:
-        found = run(context, look)
+    if dry_run or not how.yes:
+        found = run(context, lambda broker: broker.admin.prune(retention, dry_run=True))
         if dry_run:
-            _show(found, "would be removed", as_json=as_json)
+            _show(found, "would be removed", how)
             return
-        ask(f"prune: {_counts(found)} would be removed", as_json=as_json)
-    _show(run(context, work), "removed", as_json=as_json)
+        how.confirm(f"prune: {_counts(found)} would be removed")
+    _show(run(context, lambda broker: broker.admin.prune(retention, by=how.by)), "removed", how)
 
 
-def _show(pruned: Any, verb: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "completed": pruned.completed,
-                "failed": pruned.failed,
-                "discarded": pruned.discarded,
-                "differing": pruned.differing,
-                "partitions": pruned.partitions,
-                "dry_run": verb != "removed",
-            }
-        )
-    else:
-        print_line(f"{_counts(pruned)} {verb}")
-        for name in pruned.partitions:
-            print_line(f"partition {name} dropped")
-        for window in pruned.differing:
-            print_line(f"nothing from window {window}, as the lake has recorded: export again")
+def _show(pruned: Any, verb: str, how: Change) -> None:
+    names = ("completed", "failed", "discarded", "differing", "partitions")
+    found = {name: getattr(pruned, name) for name in names} | {"dry_run": verb != "removed"}
+    lines = [
+        f"{_counts(pruned)} {verb}",
+        *(f"partition {name} dropped" for name in pruned.partitions),
+        *(
+            f"nothing from window {window}, as the lake has recorded: export again"
+            for window in pruned.differing
+        ),
+    ]
+    how.tell(found, *lines)
 
 
 def _counts(pruned: Any) -> str:

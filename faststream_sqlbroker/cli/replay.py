@@ -8,9 +8,9 @@ from rich.table import Table
 import pyspark_sqlbroker as our
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.look import headers_of
-from faststream_sqlbroker.cli.options import ArchiveTable, Jars, Master, Queues, Since, Until, Url
-from faststream_sqlbroker.cli.output import AsJson, PlainConsole, print_json, refuse_json, row_of
-from faststream_sqlbroker.cli.session import quiet_session, read_path
+from faststream_sqlbroker.cli.options import ArchiveTable, Queues, Since, Until, Url
+from faststream_sqlbroker.cli.output import PlainConsole, print_json, refuse_json, row_of
+from faststream_sqlbroker.cli.session import SparkRun, read_path
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
@@ -26,6 +26,7 @@ def replay(
     job: Annotated[
         str, typer.Option(help="Name of the replay. Under one name each row is published once.")
     ],
+    how: SparkRun,
     path: Annotated[
         str | None,
         typer.Option(help="Read Parquet from this path, such as an export, in place of the table."),
@@ -81,10 +82,7 @@ def replay(
     table: Annotated[str, typer.Option(help="Name of the message table.")] = "message",
     archive_table: ArchiveTable = "message_archive",
     schema: Annotated[str | None, typer.Option(help="Schema of both tables.")] = None,
-    master: Master = None,
-    jar: Jars = None,
     yes: Annotated[bool, typer.Option("--yes", help="Publish without asking.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Publish rows of the archive as new messages, each row once for a job.
 
@@ -108,16 +106,16 @@ def replay(
         "archive_table": archive_table,
     }
     _check_error(failed_in, reason, error_type)
-    if as_json and not yes:
-        refuse_json(as_json)
+    if not yes:
+        refuse_json(how.as_json)
     with database_errors():
-        session = quiet_session(master, jar, None if path else url)
+        session = how.session_of(None if path else url)
         if path is None:
             frame = _rows(session, url, chosen, id_ or [])
         else:
             frame = read_path(session, path, chosen, id_ or [], last_only=not redriven)
         frame = _of_error(frame, failed_in, reason, error_type)
-        if as_json:
+        if how.as_json:
             done = our.replay(frame, url, dry_run=False, **options)
             print_json({"messages": done.messages, **row_of(done)})
         else:

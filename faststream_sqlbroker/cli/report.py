@@ -10,15 +10,13 @@ import pyspark_sqlbroker as lake
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.options import (
     ArchiveTable,
-    Jars,
-    Master,
     Queues,
     Schema,
     Since,
     Until,
 )
-from faststream_sqlbroker.cli.output import AsJson, PlainConsole, print_json
-from faststream_sqlbroker.cli.session import quiet_session, read_path
+from faststream_sqlbroker.cli.output import tell
+from faststream_sqlbroker.cli.session import SparkRun, read_path
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.moments import Moment, parse_moment
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 
 def report(
     out: Annotated[Path, typer.Option(help="The HTML file to write; an existing one is replaced.")],
+    how: SparkRun,
     url: Annotated[
         str | None,
         typer.Option(
@@ -63,9 +62,6 @@ def report(
             "become links to it."
         ),
     ] = None,
-    as_json: AsJson = False,
-    master: Master = None,
-    jar: Jars = None,
 ) -> None:
     """Render the archive, or an export of it, to one HTML page with tables and plots.
 
@@ -77,7 +73,7 @@ def report(
         )
     with database_errors():
         if path is None and url is not None:
-            spark = quiet_session(master, jar, url)
+            spark = how.session_of(url)
             where = _table_options(table, schema)
 
             def read(first: Moment | None, last: Moment | None) -> "DataFrame":
@@ -92,7 +88,7 @@ def report(
                 )
         else:
             folder = str(path)
-            session = quiet_session(master, jar)
+            session = how.session_of(None)
             where = ["--path", folder]
 
             def read(first: Moment | None, last: Moment | None) -> "DataFrame":
@@ -108,10 +104,7 @@ def report(
             message_url=message_url,
             replay_options=where,
         )
-    if as_json:
-        print_json({"written": str(written)})
-    else:
-        PlainConsole().print(f"written: {written}", soft_wrap=True)
+    tell({"written": str(written)}, f"written: {written}", as_json=how.as_json)
 
 
 def _table_options(table: str, schema: str | None) -> list[str]:

@@ -11,18 +11,15 @@ from sqlalchemy import Connection, inspect, select
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin.arguments import operator_name
-from faststream_sqlbroker.cli.options import By
-from faststream_sqlbroker.cli.output import AsJson, Yes, ask, print_json, print_line
+from faststream_sqlbroker.cli.options import Change
+from faststream_sqlbroker.cli.output import AsJson, print_json, print_line
 from faststream_sqlbroker.cli.target import run, target_of
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.retention import add_noted
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.functions import render_functions
 from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions
-from faststream_sqlbroker.schema.partitions import (
-    convert_archive,
-    need_postgresql,
-)
+from faststream_sqlbroker.schema.partitions import convert_archive, need_postgresql
 
 Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
 
@@ -73,28 +70,26 @@ def _print_sql(what: Mapping[str, Any], text: str, *, as_json: bool) -> None:
 
 def migrate(
     context: typer.Context,
+    how: Change,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the SQL, and change nothing.")
     ] = False,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Bring the tables to the version of this package, creating them if there are none.
 
     What was done is in the audit.
     """
-    if as_json and not (yes or dry_run):
+    if how.as_json and not (how.yes or dry_run):
         raise SetupError("--json does not ask: give --yes, or --dry-run")
-    who = operator_name(by)
+    who = operator_name(how.by)
     version, pending = run(context, _pending)
     done = bool(pending) and not dry_run
     if done:
-        if not yes:
+        if not how.yes:
             print_line(pending)
             typer.confirm(f"Run this, from version {version or 'none'} to {HEAD}?", abort=True)
         run(context, lambda broker: _upgrade(broker, version, who))
-    if as_json:
+    if how.as_json:
         print_json({"from": version, "to": HEAD, "sql": pending, "done": done})
     else:
         typer.echo(_said(version, pending, done=done), nl=False)
@@ -158,6 +153,7 @@ def _dialect(name: str) -> str:
 
 def partitions(
     context: typer.Context,
+    how: Change,
     every: Annotated[
         str | None,
         typer.Option(help="day, week or month; default that of --app."),
@@ -165,26 +161,20 @@ def partitions(
     convert: Annotated[
         bool, typer.Option("--convert", help="Turn an archive without partitions into one.")
     ] = False,
-    by: By = None,
-    yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Add the partitions of the archive that are missing; PostgreSQL, as its owner.
 
     --convert builds a unique index first, which takes as long as reading the archive; messages are
     archived during it.
     """
-    if convert and not yes:
-        ask("partitions: the archive will be converted", as_json=as_json)
+    if convert:
+        how.confirm("partitions: the archive will be converted")
     converted, added = run(
-        context, lambda broker: _add_partitions(broker, every, by, convert=convert)
+        context, lambda broker: _add_partitions(broker, every, how.by, convert=convert)
     )
-    if as_json:
-        print_json({"converted": converted, "added": added})
-        return
-    if converted:
-        print_line("the archive has partitions now")
-    print_line(f"{len(added)} partitions added" + "".join(f"\n{name}" for name in added))
+    first = ["the archive has partitions now"] if converted else []
+    told = {"converted": converted, "added": added}
+    how.tell(told, *first, f"{len(added)} partitions added", *added)
 
 
 async def _add_partitions(

@@ -1,10 +1,13 @@
 """What commands read by Spark: a quiet session, and the rows of an export."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark_sqlbroker as spark
+from faststream_sqlbroker.cli.options import Jars, Master
+from faststream_sqlbroker.cli.output import AsJson
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.load.selection import Selection
 
@@ -18,12 +21,32 @@ QUIET = {
 }
 
 
-def quiet_session(
-    master: str | None = None, jars: Sequence[Path] | None = None, url: str | None = None
-) -> "SparkSession":
-    """A session without Spark's INFO and WARN lines, with the JDBC driver of the URL's database."""
-    kinds = [] if url is None else [parse_address(url).kind]
-    return spark.build_session(databases=kinds, master=master, jars=jars or (), config=QUIET)
+@dataclass(frozen=True, slots=True)
+class LakeRun:
+    """How a command is run that reads a lake by Spark."""
+
+    as_json: AsJson = False
+    master: Master = None
+
+    def session(self, jars: Sequence[Path] | None = None, url: str | None = None) -> "SparkSession":
+        """A session without Spark's INFO and WARN lines, with the JDBC driver of the URL's
+        database.
+        """
+        kinds = [] if url is None else [parse_address(url).kind]
+        return spark.build_session(
+            databases=kinds, master=self.master, jars=jars or (), config=QUIET
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRun(LakeRun):
+    """How a command is run that reads the database by Spark."""
+
+    jar: Jars = None
+
+    def session_of(self, url: str | None) -> "SparkSession":
+        """A session with the JDBC driver of the URL's database."""
+        return self.session(self.jar, url)
 
 
 def read_path(

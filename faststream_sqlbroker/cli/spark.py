@@ -18,7 +18,7 @@ from pyspark_sqlbroker.drivers import DRIVERS, need_jar, need_java, wanted_kinds
 OLDEST_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
 
-spark = typer.Typer(no_args_is_help=True, help="Check Java, Spark and the JDBC drivers.")
+spark = typer.Typer(no_args_is_help=True)
 
 
 @spark.callback()
