@@ -6,7 +6,6 @@ Each part of a diagnosis is bounded in time and fails alone.
 import asyncio
 import platform
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
@@ -14,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.admin.arguments import LONGEST_AGE, check_limit
 from faststream_sqlbroker.admin.operations import Operations
-from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.core.health import (
     OLD_TRANSACTION,
-    DatabaseHealth,
     Diagnosis,
     DiagnosisPart,
     Health,
-    ProcessHealth,
+    clock_problems,
+    dead_row_problems,
+    pool_problems,
+    subscriber_problems,
+    transaction_problems,
 )
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
@@ -37,17 +39,6 @@ MOST_DRAINED = 20
 """Drained subscribers that are named."""
 PACKAGES = ("sqlbroker", "faststream", "sqlalchemy", "anyio", "alembic", "starlette", "uvicorn")
 """Whose versions are told, besides the driver's, where they are installed."""
-NOTHING_WRONG = Health(
-    database=DatabaseHealth(version=""),
-    clock_difference=0.0,
-    clock_doubt=0.0,
-    pool_used=None,
-    pool_limit=None,
-    process=ProcessHealth(),
-    lacks=(),
-    schema=(),
-)
-"""With one field replaced, it tells what is wrong with that."""
 Found = tuple[Mapping[str, Any], list[str]]
 Look = Callable[[], Awaitable[Found]]
 MOST_DAMAGES = 10_000
@@ -76,9 +67,7 @@ class HealthReport(Operations):
         process = self._process()
         difference, doubt = await compare_clocks(self._store)
         used, limit = self._store.pool_use
-        access = await self._store.access.find_lacks(
-            process.activities or frozenset({Activity.OPERATE})
-        )
+        access = await self._store.access.find_lacks(self._needed)
         schema = tuple(await self._store.server.differences())
         return Health(
             database=await self._store.server.health(),
@@ -93,6 +82,11 @@ class HealthReport(Operations):
             drained=() if schema else await self._drained(),
             old_transaction=oldest,
         )
+
+    @property
+    def _needed(self) -> Activities:
+        """What this process does, or an operator by it."""
+        return self._process().activities or frozenset({Activity.OPERATE})
 
     async def _differing(self) -> tuple[str, ...]:
         """Windows of lakes that are not pruned."""
@@ -150,8 +144,7 @@ class HealthReport(Operations):
             "open_transactions": len(found.transactions),
             "hidden": found.hidden,
         }
-        findings = replace(NOTHING_WRONG, database=found).findings()
-        return facts, [*findings["transactions"], *findings["dead rows"]]
+        return facts, [*transaction_problems(found.transactions), *dead_row_problems(found)]
 
     async def _of_schema(self) -> Found:
         tables = self._store.tables
@@ -165,22 +158,19 @@ class HealthReport(Operations):
         return facts, await self._store.server.differences()
 
     async def _of_rights(self) -> Found:
-        needed = self._process().activities or frozenset({Activity.OPERATE})
-        access = await self._store.access.find_lacks(needed)
-        facts = {"user": access.who, "asked": sorted(each.value for each in needed)}
+        access = await self._store.access.find_lacks(self._needed)
+        facts = {"user": access.who, "asked": sorted(each.value for each in self._needed)}
         return facts, [str(lack) for lack in access.lacks]
 
     async def _of_clock(self) -> Found:
         difference, doubt = await compare_clocks(self._store)
-        found = replace(NOTHING_WRONG, clock_difference=difference, clock_doubt=doubt)
         facts = {"difference": round(difference, 3), "doubt": round(doubt, 3)}
-        return facts, found.findings()["clock"]
+        return facts, list(clock_problems(difference, doubt))
 
     async def _of_pool(self) -> Found:
         used, limit = self._store.pool_use
-        found = replace(NOTHING_WRONG, pool_used=used, pool_limit=limit)
         facts = {"used": used, "limit": limit, "of_the_broker": self._store.max_connections}
-        return facts, found.findings()["pool"]
+        return facts, list(pool_problems(used, limit))
 
     async def _of_listener(self) -> Found:
         listening = self._surroundings().listening
@@ -197,7 +187,7 @@ class HealthReport(Operations):
                 for each in process.subscribers
             ],
         }
-        return facts, replace(NOTHING_WRONG, process=process).findings()["subscribers"]
+        return facts, list(subscriber_problems(process.subscribers))
 
     async def _of_relays(self) -> Found:
         relays = self._surroundings().relays

@@ -2,10 +2,8 @@
 erase the messages of a person out of the tables and a lake.
 """
 
-import re
 from datetime import datetime
 from enum import Enum
-from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
@@ -34,7 +32,7 @@ from faststream_sqlbroker.cli.output import (
     tell,
 )
 from faststream_sqlbroker.cli.session import LakeRun, SparkRun
-from faststream_sqlbroker.core.times import parse_duration
+from faststream_sqlbroker.core.times import parse_age, parse_duration
 
 
 class WindowSize(str, Enum):
@@ -107,8 +105,8 @@ def export(
             table=table,
             schema=schema,
             queues=queue or None,
-            safety_lag=duration("--safety-lag", safety_lag),
-            recheck=duration("--recheck", recheck),
+            safety_lag=parse_age("--safety-lag", safety_lag),
+            recheck=parse_age("--recheck", recheck),
             primary=primary,
             source=source,
             verify=verify.value,
@@ -155,7 +153,7 @@ def compact(
             path,
             since=since,
             until=until,
-            keep=duration("--keep", keep),
+            keep=parse_age("--keep", keep),
             on_file=lambda one: move(description=f"compact {one.name}", advance=1),
         )
     if how.as_json:
@@ -194,7 +192,7 @@ def prune(
         result = spark.prune_archive(
             url,
             exported=exported,
-            older_than=None if older_than is None else duration("--older-than", older_than),
+            older_than=None if older_than is None else parse_age("--older-than", older_than),
             spark=None if exported is None else how.session_of(url),
             table=table,
             schema=schema,
@@ -227,14 +225,6 @@ def _print_pruned(result: "spark.PruneResult", exported: str | None, refused: in
 def reach(watermark: datetime | None) -> str:
     """Up to when an export has every window, for people."""
     return "there is no window yet" if watermark is None else f"without a gap up to {watermark}"
-
-
-def duration(name: str, text: str) -> float:
-    """The seconds of a duration as the library takes it, or with days before it: "1d12h"."""
-    days, rest = match.groups() if (match := re.fullmatch(r"(\d{1,7})d(.*)", text)) else ("0", text)
-    return float(Fraction(days) * 86_400) + (
-        parse_duration(rest, name=name) if rest or not match else 0.0
-    )
 
 
 def print_parts(*parts: Any) -> None:

@@ -6,9 +6,9 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Health, QueueOverview, Verification
-from faststream_sqlbroker.cli.output import AsJson, age, print_json, print_line, print_table, row_of
+from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, print_table, row_of
 from faststream_sqlbroker.cli.target import run
-from faststream_sqlbroker.core.times import positive_seconds
+from faststream_sqlbroker.core.times import length_text, positive_seconds
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 
 Finding = tuple[str, bool, str]
@@ -84,7 +84,7 @@ def _queue(queue: QueueOverview, longest: float) -> list[Finding]:
     # A pause is no problem by itself, but what it holds up may be.
     late = queue.late_standing if queue.standing_overdue > longest else None
     if queue.oldest_due_age > longest:
-        late = f"a due message has waited for {age(queue.oldest_due_age)}"
+        late = f"a due message has waited for {length_text(queue.oldest_due_age)}"
     if late is not None:
         return [(what, False, f"{late}; {by}" if by else late)]
     return [(what, True, by)] if by else []

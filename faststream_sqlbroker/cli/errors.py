@@ -41,16 +41,28 @@ WORDS = (
 
 @contextmanager
 def database_errors() -> Iterator[None]:
-    """Errors of the database and of Spark as one line, and words of the shell: a traceback could
-    show the URL, and its password.
+    """Errors of the database and of Spark as one line, with words of the shell, which say what to
+    do without a connection: a traceback could show the URL, and its password.
 
     Raises:
-        StoreError: the database refused, or does not answer; or Spark failed, as where it cannot
+        SetupError: as it was raised, with a command's words.
+        AccessError: the same.
+        StoreError: the database refused, or cannot be reached; or Spark failed, as where it cannot
             write files.
     """
     try:
-        with _errors_of_the_shell():
-            yield
+        yield
+    except NotConnectedError as error:
+        raise StoreError(
+            f"the database cannot be reached: {error}: see whether its server runs, and whether "
+            "the URL names its host, port, user and database"
+        ) from None
+    except (SetupError, AccessError) as error:
+        told = _in_shell(str(error))
+        # Other subclasses have more than a text, and name nothing of Python.
+        if told == str(error) or type(error) not in {SetupError, AccessError}:
+            raise
+        raise type(error)(told) from None
     except SQLAlchemyError as error:
         raise StoreError(
             f"the database answered: {_line(getattr(error, 'orig', None) or error)}"
@@ -73,30 +85,6 @@ def _line(error: object) -> str:
     """The first line, without Java's stack, and without a file system's user and password."""
     said = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip().splitlines()
     return visible(re.sub(r"://\S*@", "://", said[0])) if said else type(error).__name__
-
-
-@contextmanager
-def _errors_of_the_shell() -> Iterator[None]:
-    """Errors name commands and options, and say what to do without a connection.
-
-    Raises:
-        SetupError: as it was raised, with a command's words.
-        AccessError: the same.
-        StoreError: the database cannot be reached.
-    """
-    try:
-        yield
-    except NotConnectedError as error:
-        raise StoreError(
-            f"the database cannot be reached: {error}: see whether its server runs, and whether "
-            "the URL names its host, port, user and database"
-        ) from None
-    except (SetupError, AccessError) as error:
-        told = _in_shell(str(error))
-        # Other subclasses have more than a text, and name nothing of Python.
-        if told == str(error) or type(error) not in {SetupError, AccessError}:
-            raise
-        raise type(error)(told) from None
 
 
 def _in_shell(text: str) -> str:

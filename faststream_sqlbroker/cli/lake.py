@@ -9,11 +9,12 @@ import typer
 from rich.table import Table
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.archive import duration, print_parts, reach
+from faststream_sqlbroker.cli.archive import print_parts, reach
 from faststream_sqlbroker.cli.errors import database_errors
-from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url
-from faststream_sqlbroker.cli.output import age, print_json, row_of, tell
+from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url, UrlIfNeeded
+from faststream_sqlbroker.cli.output import print_json, row_of, tell
 from faststream_sqlbroker.cli.session import LakeRun, SparkRun
+from faststream_sqlbroker.core.times import length_text, parse_age
 from faststream_sqlbroker.exceptions import SetupError
 
 Lake = Annotated[str, typer.Argument(help="Path of the export.")]
@@ -90,14 +91,7 @@ def status(
     freshness: Annotated[
         bool, typer.Option("--freshness", help="Ask the database how far the export is behind.")
     ] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SQLBROKER_URL",
-            show_default=False,
-            help="SQLAlchemy URL of the database, with --freshness.",
-        ),
-    ] = None,
+    url: UrlIfNeeded = None,
     cap: Annotated[
         int, typer.Option(help="Count rows up to this number, with --freshness.")
     ] = 1_000_000,
@@ -118,7 +112,7 @@ def status(
                 url,
                 path,
                 cap=cap,
-                safety_lag=duration("--safety-lag", safety_lag),
+                safety_lag=parse_age("--safety-lag", safety_lag),
                 primary=primary,
                 source=source,
             )
@@ -150,7 +144,7 @@ def _print_freshness(behind: "spark.Freshness") -> None:
     old = (
         ""
         if behind.watermark_age is None
-        else f"; the watermark is {age(behind.watermark_age)} old"
+        else f"; the watermark is {length_text(behind.watermark_age)} old"
     )
     rows = f"{'more than ' if behind.capped else ''}{behind.rows_behind:,}"
     print_parts(

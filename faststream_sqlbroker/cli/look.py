@@ -10,9 +10,9 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import MessageDetail, MessagePage, QueueOverview, StoredMessage
+from faststream_sqlbroker.cli.options import WhichEnded
 from faststream_sqlbroker.cli.output import (
     AsJson,
-    age,
     print_json,
     print_line,
     print_table,
@@ -22,6 +22,7 @@ from faststream_sqlbroker.cli.output import (
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.core.overview import nearest_name
+from faststream_sqlbroker.core.times import length_text
 from faststream_sqlbroker.exceptions import SetupError
 
 RedactBy = Annotated[
@@ -82,7 +83,7 @@ async def empty_hint(broker: SqlBroker, each: QueueOverview) -> str | None:
 
 def queue_row(each: QueueOverview) -> list[Any]:
     """The cells of `QUEUE_COLUMNS`."""
-    oldest = age(each.oldest_due_age) if each.ready.value else ""
+    oldest = length_text(each.oldest_due_age) if each.ready.value else ""
     rates = (each.in_per_minute, each.out_per_minute)
     counts = (each.ready, each.delayed, each.in_flight, each.retrying)
     return [each.queue, *counts, oldest, *rates, each.live_subscribers]
@@ -90,16 +91,11 @@ def queue_row(each: QueueOverview) -> list[Any]:
 
 def messages(
     context: typer.Context,
-    queue: Annotated[str | None, typer.Option(help="Only messages of this queue.")] = None,
+    which: WhichEnded,
     state: Annotated[str | None, typer.Option(help="Only messages in this state.")] = None,
-    key: Annotated[str | None, typer.Option(help="Only messages of this key.")] = None,
-    error: Annotated[str | None, typer.Option(help="A part of the last error.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Why it ended; with --archived.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(help="A header, as name=value; may be repeated.")
     ] = None,
-    since: Annotated[str | None, typer.Option(help='How long ago at most, like "1h".')] = None,
-    until: Annotated[str | None, typer.Option(help='How long ago at least, like "5m".')] = None,
     archived: Annotated[bool, typer.Option("--archived", help="Messages that have ended.")] = False,
     limit: Annotated[int, typer.Option(help="Most messages to show.")] = 50,
     after: Annotated[str | None, typer.Option(help="Go on where a page ended.")] = None,
@@ -112,19 +108,14 @@ def messages(
     page = run(
         context,
         lambda broker: broker.admin.messages(
-            queue=queue,
             state=state,
-            key=key,
-            error=error,
-            reason=reason,
             headers=headers_of(header),
-            since=since,
-            until=until,
             archived=archived,
             limit=limit,
             after=after,
             bodies=bodies,
             redact=hook,
+            **which.filters,
         ),
     )
     if as_json:

@@ -14,17 +14,16 @@ import typer
 from faststream_sqlbroker.cli.output import AsJson, Yes, ask, tell
 from faststream_sqlbroker.exceptions import SetupError
 
-Url = Annotated[
-    str,
-    typer.Option(
-        envvar="SQLBROKER_URL",
-        show_default=False,
-        help=(
-            "SQLAlchemy URL of the database. Give it by the variable to keep its password out of "
-            "the list of processes."
-        ),
+_URL: Any = typer.Option(
+    envvar="SQLBROKER_URL",
+    show_default=False,
+    help=(
+        "SQLAlchemy URL of the database. Give it by the variable to keep its password out of the "
+        "list of processes."
     ),
-]
+)
+Url = Annotated[str, _URL]
+UrlIfNeeded = Annotated[str | None, _URL]
 Master = Annotated[
     str | None,
     typer.Option(help="Spark's master. Default: spark.master as set elsewhere, else local[*]."),

@@ -183,14 +183,6 @@ def _cell(value: Any) -> str:
     return text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 3] + "..."
 
 
-def age(seconds: float) -> str:
-    """A length of time in its largest unit."""
-    for limit, unit, one in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
-        if seconds < limit:
-            return f"{seconds / one:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} days"
-
-
 @contextmanager
 def progress(title: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """Show a progress bar on stderr, if that is a terminal; yields the function that moves it, by

@@ -14,6 +14,7 @@ from faststream_sqlbroker.cli.options import (
     Schema,
     Since,
     Until,
+    UrlIfNeeded,
 )
 from faststream_sqlbroker.cli.output import tell
 from faststream_sqlbroker.cli.session import SparkRun, read_path
@@ -28,14 +29,7 @@ if TYPE_CHECKING:
 def report(
     out: Annotated[Path, typer.Option(help="The HTML file to write; an existing one is replaced.")],
     how: SparkRun,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SQLBROKER_URL",
-            show_default=False,
-            help="SQLAlchemy URL of the database, unless --path is given.",
-        ),
-    ] = None,
+    url: UrlIfNeeded = None,
     path: Annotated[
         str | None, typer.Option(help="Folder of an export to read in place of the database.")
     ] = None,
@@ -72,27 +66,21 @@ def report(
             "give --url (or SQLBROKER_URL) for the database, or --path for an export of it"
         )
     with database_errors():
-        if path is None and url is not None:
-            spark = how.session_of(url)
-            where = _table_options(table, schema)
+        spark = how.session_of(url if path is None else None)
+        where = _table_options(table, schema) if path is None else ["--path", path]
 
-            def read(first: Moment | None, last: Moment | None) -> "DataFrame":
-                return lake.read_archive(
-                    spark,
-                    url,
-                    table=table,
-                    schema=schema,
-                    since=first,
-                    until=last,
-                    queues=queue or None,
-                )
-        else:
-            folder = str(path)
-            session = how.session_of(None)
-            where = ["--path", folder]
-
-            def read(first: Moment | None, last: Moment | None) -> "DataFrame":
-                return exported(session, folder, first, last, queue)
+        def read(first: Moment | None, last: Moment | None) -> "DataFrame":
+            if path is not None:
+                return exported(spark, path, first, last, queue)
+            return lake.read_archive(
+                spark,
+                str(url),
+                table=table,
+                schema=schema,
+                since=first,
+                until=last,
+                queues=queue or None,
+            )
 
         earlier = _period_before(since, until) if before else None
         written = lake.write_report(

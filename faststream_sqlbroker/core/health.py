@@ -3,7 +3,7 @@
 Lengths of time are seconds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,11 +215,13 @@ class Health:
         return {
             "tables": list(self.schema),
             "rights": list(self.lacks),
-            "clock": list(self._of_clock()),
-            "pool": list(self._of_pool()),
-            "subscribers": list(self._of_subscribers()),
-            "transactions": list(self._of_transactions()),
-            "dead rows": list(_of_dead_rows(self.database)),
+            "clock": list(clock_problems(self.clock_difference, self.clock_doubt)),
+            "pool": list(pool_problems(self.pool_used, self.pool_limit)),
+            "subscribers": list(subscriber_problems(self.process.subscribers)),
+            "transactions": list(
+                transaction_problems(self.database.transactions, self.old_transaction)
+            ),
+            "dead rows": list(dead_row_problems(self.database)),
             "lakes": [
                 f"{each}: the archive has other rows than an export has recorded, so nothing of "
                 "it is removed: export again"
@@ -227,36 +229,46 @@ class Health:
             ],
         }
 
-    def _of_clock(self) -> Iterator[str]:
-        if abs(self.clock_difference) > CLOCK_DOUBT + self.clock_doubt:
-            yield (
-                f"the database's clock and this machine's differ by {self.clock_difference:.1f} s. "
-                "Messages go by the database's clock, but times in logs do not fit: let both "
-                "follow NTP"
-            )
 
-    def _of_pool(self) -> Iterator[str]:
-        if self.pool_limit is not None and (self.pool_used or 0) >= self.pool_limit:
-            yield (
-                f"all {self.pool_limit} connections of this process's pool are in use: give "
-                "create_async_engine a larger pool_size, or the subscribers fewer workers"
-            )
-
-    def _of_subscribers(self) -> Iterator[str]:
-        for each in self.process.subscribers:
-            if not each.healthy:
-                claim = _ago("claim", each.last_claim_ago)
-                flush = _ago("flush", each.last_flush_ago)
-                yield f"{each.worker} of {', '.join(each.queues)} fails: {claim}, {flush}"
-
-    def _of_transactions(self) -> Iterator[str]:
-        for each in self.database.transactions:
-            # A standby that is there has no age: what its readers see may be quite new.
-            if each.kind == SLOT or (each.age or 0.0) >= self.old_transaction:
-                yield f"{each} keeps dead rows from being removed: end it"
+def clock_problems(difference: float, doubt: float) -> Iterator[str]:
+    """What is wrong with clocks that differ so much."""
+    if abs(difference) > CLOCK_DOUBT + doubt:
+        yield (
+            f"the database's clock and this machine's differ by {difference:.1f} s. Messages go by "
+            "the database's clock, but times in logs do not fit: let both follow NTP"
+        )
 
 
-def _of_dead_rows(found: DatabaseHealth) -> Iterator[str]:
+def pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
+    """What is wrong with a pool of which so many connections are in use."""
+    if limit is not None and (used or 0) >= limit:
+        yield (
+            f"all {limit} connections of this process's pool are in use: give create_async_engine "
+            "a larger pool_size, or the subscribers fewer workers"
+        )
+
+
+def subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str]:
+    """What is wrong with subscribers of this process."""
+    for each in subscribers:
+        if not each.healthy:
+            claim = _ago("claim", each.last_claim_ago)
+            flush = _ago("flush", each.last_flush_ago)
+            yield f"{each.worker} of {', '.join(each.queues)} fails: {claim}, {flush}"
+
+
+def transaction_problems(
+    transactions: Iterable[OpenTransaction], old: float = OLD_TRANSACTION
+) -> Iterator[str]:
+    """What is wrong with open transactions, of which those of the age `old` are a problem."""
+    for each in transactions:
+        # A standby that is there has no age: what its readers see may be quite new.
+        if each.kind == SLOT or (each.age or 0.0) >= old:
+            yield f"{each} keeps dead rows from being removed: end it"
+
+
+def dead_row_problems(found: DatabaseHealth) -> Iterator[str]:
+    """What is wrong with dead rows."""
     if found.autovacuum is False:
         yield "autovacuum is off in the server: dead rows slow every claim down; turn it on"
     for table in found.tables:

@@ -124,12 +124,6 @@ LEASE_MARGIN = _seconds(
     "is a lease that has run out, or nearly.",
     MARGINS,
 )
-FULL_WAIT = _seconds(
-    "queue_full_wait_seconds",
-    ("queue",),
-    "Waits of publishes for room in a queue with a `max_depth`, also those in vain.",
-    WAITS,
-)
 POLICY_WAIT = _seconds(
     "policy_wait_seconds",
     ("subscriber", "wait"),
@@ -144,6 +138,12 @@ SLOTS = Metric(
     ("subscriber", "use"),
     "Slots of a `Throttle`. `use` is `started`; `missed`, where the handler could not start in "
     "time and the message went back; or `unused`, where it was not to start any more.",
+)
+FULL_WAIT = _seconds(
+    "queue_full_wait_seconds",
+    ("queue",),
+    "Waits of publishes for room in a queue with a `max_depth`, also those in vain.",
+    WAITS,
 )
 HELD = _now(
     "held_messages",
@@ -205,33 +205,7 @@ LIVE_SUBSCRIBERS = _now(
     "Subscribers of the fleet that have lately given a sign of life.",
 )
 
-METRICS = (
-    CLAIMED,
-    SETTLED,
-    RETRIED,
-    LOST,
-    RELEASED,
-    SURPLUS,
-    REFUSED,
-    PUBLISHED_OVER_HTTP,
-    CLAIM_SECONDS,
-    FLUSH_SECONDS,
-    LEASE_MARGIN,
-    POLICY_WAIT,
-    SLOTS,
-    FULL_WAIT,
-    HELD,
-    HEALTHY,
-    POOL_USED,
-    POOL_LIMIT,
-    READY,
-    DELAYED,
-    IN_FLIGHT,
-    OLDEST_DUE,
-    STANDING,
-    STANDING_OVERDUE,
-    LIVE_SUBSCRIBERS,
-)
+METRICS = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
 """All of them."""
 OF_FLEET = (
     READY,

@@ -13,6 +13,7 @@ from faststream_sqlbroker.core.ended import rates_of
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.stored import policies_json, read_policies
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.times import length_text
 
 HOLDER_BYTES = 8
 """Bytes at the beginning of a lease token that name the subscriber which holds the lease."""
@@ -421,13 +422,7 @@ def moment_text(at: datetime, now: datetime) -> str:
 
 def _distance(length: timedelta) -> str:
     seconds = length.total_seconds()
-    size = abs(seconds)
-    for limit, unit, one in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if size < limit:
-            text = f"{size / one:.0f} {unit}"
-            break
-    else:
-        text = f"{size / 86_400:.0f} days"
+    text = length_text(abs(seconds))
     return f"in {text}" if seconds > 0 else f"{text} ago"
 
 

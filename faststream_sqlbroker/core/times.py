@@ -208,3 +208,11 @@ def find_zone(name: str, of: str) -> ZoneInfo:
             f'{of} tz cannot be {short(name)}: it is a name of the IANA database such as "UTC" or '
             '"Europe/Berlin"'
         ) from error
+
+
+def length_text(seconds: float) -> str:
+    """A length of time for people, in its largest unit."""
+    for limit, unit, one in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
+        if abs(seconds) < limit:
+            return f"{seconds / one:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"

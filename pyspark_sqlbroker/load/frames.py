@@ -4,33 +4,23 @@ from collections.abc import Collection
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from faststream_sqlbroker.core.times import to_microseconds
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from pyspark_sqlbroker.load.selection import Selection
 
-_TYPES: dict[str, DataType] = {
-    "bigint": LongType(),
-    "int": IntegerType(),
-    "string": StringType(),
-    "binary": BinaryType(),
-    "timestamp": TimestampType(),
-}
+_JSON = {"bigint": "long", "int": "integer"}
+"""Names of types that Spark's JSON has otherwise than its SQL."""
 
 
 def to_struct(fields: tuple[Field, ...]) -> StructType:
     """The fields as Spark's schema; every column is nullable, as all of a JDBC source are."""
-    return StructType([StructField(field.name, _TYPES[field.type]) for field in fields])
+    columns = [
+        {"name": each.name, "type": _JSON.get(each.type, each.type), "nullable": True}
+        for each in fields
+    ]
+    return StructType.fromJson({"fields": columns})
 
 
 ARCHIVE_SCHEMA = to_struct(ARCHIVE_FIELDS)

@@ -21,13 +21,14 @@ from faststream_sqlbroker.http.dashboard.asked import (
     Asked,
     Done,
     Shown,
-    decimal,
     given_filter,
     moment_or_age,
+    number,
     search_of,
-    whole,
 )
 from faststream_sqlbroker.http.dashboard.rendering import query_text
+
+Action = Callable[[Asked], Awaitable[Done | Shown]]
 
 
 async def pause(asked: Asked) -> Done:
@@ -70,8 +71,7 @@ async def move(asked: Asked) -> Done:
 async def edit(asked: Asked) -> Done:
     """Change priority, key or due time; what is left empty stays."""
     fields: dict[str, Any] = {}
-    priority = whole(asked.sent("priority"), "priority")
-    if priority is not None:
+    if (priority := number(asked, "priority", int)) is not None:
         fields["priority"] = priority
     if asked.sent("no_key") is not None:
         fields["key"] = None
@@ -94,55 +94,45 @@ async def release(asked: Asked) -> Done:
     return Done("/ui/workers", "released" if count else "nothing_released")
 
 
-async def drain(asked: Asked) -> Done:
-    """Let a worker claim nothing more."""
-    changed = await asked.admin.drain(asked.needed("worker"), by=asked.user.name)
-    return Done("/ui/workers", "drained" if changed else "drain_unchanged")
+def named(page: str, field: str, operation: str, changed: str, same: str) -> Action:
+    """An operation of `broker.admin` on what `field` of the form names; the page that follows says
+    the one or the other, by what it has returned.
+    """
+
+    async def act(asked: Asked) -> Done:
+        name = asked.needed(field)
+        try:
+            found = await getattr(asked.admin, operation)(name, by=asked.user.name)
+        except ValueError as error:
+            # A name is an argument like any other for `admin`: here it is the user's.
+            raise Problem(400, str(error)) from None
+        return Done(f"/ui/{page}", changed if found else same)
+
+    return act
 
 
-async def undrain(asked: Asked) -> Done:
-    """Let a worker claim again."""
-    changed = await asked.admin.undrain(asked.needed("worker"), by=asked.user.name)
-    return Done("/ui/workers", "undrained" if changed else "drain_unchanged")
-
-
-async def release_lock(asked: Asked) -> Done:
-    """Take a lock from its holder."""
-    # A key is an argument like any other, so `admin` raises ValueError: here it is the user's.
-    try:
-        had = await asked.admin.release_lock(asked.needed("key"), by=asked.user.name)
-    except ValueError as error:
-        raise Problem(400, str(error)) from None
-    return Done("/ui/locks", "lock_released" if had else "lock_free")
-
-
-async def run_schedule(asked: Asked) -> Done:
-    """Publish a schedule's message once more, now."""
-    known = await asked.admin.run_schedule(asked.needed("name"), by=asked.user.name)
-    return Done("/ui/schedules", "schedule_asked" if known else "no_schedule")
-
-
-async def pause_schedule(asked: Asked) -> Done:
-    """Publish nothing of a schedule."""
-    paused = await asked.admin.pause_schedule(asked.needed("name"), by=asked.user.name)
-    return Done("/ui/schedules", "schedule_paused" if paused else "schedule_unchanged")
-
-
-async def resume_schedule(asked: Asked) -> Done:
-    """Let a schedule go on."""
-    was = await asked.admin.resume_schedule(asked.needed("name"), by=asked.user.name)
-    return Done("/ui/schedules", "schedule_resumed" if was else "schedule_unchanged")
-
-
-async def forget_schedule(asked: Asked) -> Done:
-    """Remove a schedule that no process declares any more."""
-    was = await asked.admin.forget_schedule(asked.needed("name"), by=asked.user.name)
-    return Done("/ui/schedules", "schedule_forgotten" if was else "no_schedule")
-
-
-def rate_of(asked: Asked) -> float | None:
-    """Most messages a second of a bulk action."""
-    return decimal(asked.sent("rate"), "rate")
+_MESSAGE = "/ui/messages/{message}"
+ACTIONS: dict[str, Action] = {
+    "/ui/pause": pause,
+    "/ui/resume": resume,
+    f"{_MESSAGE}/cancel": cancel,
+    f"{_MESSAGE}/retry": retry,
+    f"{_MESSAGE}/move": move,
+    f"{_MESSAGE}/edit": edit,
+    "/ui/drain": named("workers", "worker", "drain", "drained", "drain_unchanged"),
+    "/ui/undrain": named("workers", "worker", "undrain", "undrained", "drain_unchanged"),
+    "/ui/release": release,
+    "/ui/release-lock": named("locks", "key", "release_lock", "lock_released", "lock_free"),
+} | {
+    f"/ui/{path}": named("schedules", "name", path.replace("-", "_"), *notes)
+    for path, *notes in (
+        ("run-schedule", "schedule_asked", "no_schedule"),
+        ("pause-schedule", "schedule_paused", "schedule_unchanged"),
+        ("resume-schedule", "schedule_resumed", "schedule_unchanged"),
+        ("forget-schedule", "schedule_forgotten", "no_schedule"),
+    )
+}
+"""By path; those of jobs are `Bulk`'s."""
 
 
 LIFE = 900.0
@@ -160,6 +150,18 @@ class Bulk:
         self._running: set[asyncio.Task[Any]] = set()
         self._used: dict[str, float] = {}
         """The signatures of plans that were begun here, each with the time when it expires."""
+
+    @property
+    def actions(self) -> dict[str, Action]:
+        """By path."""
+        job = "/ui/jobs/{job}"
+        return {
+            "/ui/plan": self.plan,
+            "/ui/begin": self.begin,
+            f"{job}/stop": self.stop,
+            f"{job}/resume": self.resume,
+            f"{job}/undo": self.undo,
+        }
 
     async def plan(self, asked: Asked) -> Shown:
         """Count what an action would change; nothing is changed."""
@@ -236,7 +238,11 @@ class Bulk:
 async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
     admin = asked.admin
     to = asked.sent("to")
-    options: dict[str, Any] = {"rate": rate_of(asked), "by": asked.user.name, "dry_run": True}
+    options: dict[str, Any] = {
+        "rate": number(asked, "rate", float),
+        "by": asked.user.name,
+        "dry_run": True,
+    }
     if action == "redrive":
         # It looks into the archive anyway, and takes no such argument.
         search.pop("archived", None)

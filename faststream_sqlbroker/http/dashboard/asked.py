@@ -5,7 +5,7 @@ and a form have it.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -153,41 +153,26 @@ def moment_or_age(text: str | None) -> Duration | datetime | None:
         raise Problem(400, problem) from None
 
 
-def whole(text: str | None, name: str) -> int | None:
-    """A whole number.
+N = TypeVar("N", int, float)
+
+
+def number(asked: Asked, name: str, kind: type[N]) -> N | None:
+    """The field `name` of the form, a number of this kind; None: it is missing or empty.
 
     Raises:
         Problem: it is none (400).
     """
-    if text is None:
-        return None
+    text = asked.sent(name)
     try:
-        return int(text)
+        return None if text is None else kind(text)
     except ValueError:
-        raise Problem(400, f"{name} must be a whole number, got {short(text)}") from None
+        wanted = "a whole number" if kind is int else "a number"
+        raise Problem(400, f"{name} must be {wanted}, got {short(text)}") from None
 
 
-def decimal(text: str | None, name: str) -> float | None:
-    """A number.
-
-    Raises:
-        Problem: it is none (400).
-    """
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise Problem(400, f"{name} must be a number, got {short(text)}") from None
-
-
+_TEXTS = ("queue", "state", "key", "error", "reason", "fingerprint")
 SEARCH_FIELDS = (
-    "queue",
-    "state",
-    "key",
-    "error",
-    "reason",
-    "fingerprint",
+    *_TEXTS,
     "header",
     "value",
     "since",
@@ -196,7 +181,6 @@ SEARCH_FIELDS = (
 )
 """Names of the fields of the search for messages."""
 STATES = tuple(state.name for state in MessageState)
-_TEXTS = ("queue", "state", "key", "error", "reason", "fingerprint")
 
 
 def given_filter(given: Callable[[str], str | None]) -> dict[str, str]:

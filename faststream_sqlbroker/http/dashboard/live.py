@@ -4,10 +4,11 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from time import monotonic
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 
 from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.exceptions import SqlBrokerError
@@ -20,7 +21,7 @@ from faststream_sqlbroker.http.dashboard.rendering import (
     status_text,
 )
 from faststream_sqlbroker.http.dashboard.shared import PERIOD, REST
-from faststream_sqlbroker.http.mounting import Receive, Scope, Send
+from faststream_sqlbroker.http.mounting import Send
 
 KEPT = 60
 """Looks that a sparkline shows."""
@@ -169,43 +170,18 @@ def sums_of(totals: Mapping[str, Any]) -> dict[str, str]:
     return counts | rates | {"oldest": length_text(totals["oldest"])}
 
 
-class LiveResponse(Response):
+class LiveResponse(StreamingResponse):
     """Sends events until the browser has gone, or for 20 seconds."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__()
-        # Its length is not known.
-        del self.headers["content-length"]
-        self._events = events
-
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def stream_response(self, send: Send) -> None:
         """Send the events; the stream ends with this call, however it ends."""
-        # A server may swallow what is sent to a browser that has gone: only this tells.
-        sending = asyncio.create_task(self._send(send))
-        gone = asyncio.create_task(_until_gone(receive))
-        try:
-            await asyncio.wait(
-                (sending, gone), timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            for task in (sending, gone):
-                task.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
-            await self._events.aclose()
-        if not gone.done() or gone.cancelled():
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": self.raw_headers},
-        )
+        events: Any = self.body_iterator
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": AGAIN, "more_body": True})
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST), aclosing(events):
+                async for event in events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

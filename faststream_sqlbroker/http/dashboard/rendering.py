@@ -12,13 +12,13 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from faststream_sqlbroker.core import times
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import StoredMessage
 
 LONGEST_BODY = 100_000
 """Characters of a body that a page shows."""
-_UNITS = ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h"))
 
 
 def environment() -> Environment:
@@ -59,12 +59,7 @@ def when(at: datetime | float | None) -> Markup | str:
 
 def length_text(seconds: float | None) -> str:
     """A length of time, rounded."""
-    if seconds is None:
-        return "–"
-    for limit, unit, name in _UNITS:
-        if abs(seconds) < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86_400:.0f} days"
+    return "–" if seconds is None else times.length_text(seconds)
 
 
 def count_text(count: Count | int) -> str:

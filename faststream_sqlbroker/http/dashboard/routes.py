@@ -12,9 +12,9 @@ from starlette.staticfiles import StaticFiles
 from faststream_sqlbroker.exceptions import SqlBrokerError
 from faststream_sqlbroker.http.answers import BodyLimits, Problem
 from faststream_sqlbroker.http.csrf import Csrf
-from faststream_sqlbroker.http.dashboard import actions, fleet, pages
-from faststream_sqlbroker.http.dashboard.actions import Bulk
-from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Done, Settings, Shown
+from faststream_sqlbroker.http.dashboard import fleet, pages
+from faststream_sqlbroker.http.dashboard.actions import ACTIONS, Action, Bulk
+from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Settings, Shown
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
 from faststream_sqlbroker.http.dashboard.rendering import FOR_ADMINS, MENU, environment
 from faststream_sqlbroker.http.dashboard.shared import Answers, lately_of
@@ -25,7 +25,6 @@ from faststream_sqlbroker.http.users import Role, User, role_of
 
 STATIC = Path(__file__).parent / "static"
 Page = Callable[[Asked, Live], Awaitable[Shown]]
-Action = Callable[[Asked], Awaitable[Done | Shown]]
 REFRESHED = "X-Refreshed"
 """The header of a page that is read again while it is open."""
 PAGES: Mapping[str, Page] = {
@@ -69,37 +68,14 @@ class DashboardRoutes:
         """All paths; without those of actions if the dashboard is read-only."""
         shown = [Route(path, self._page(page), methods=["GET"]) for path, page in PAGES.items()]
         # In the read-only mode there is no such path, not for administrators either.
-        done = [Route(path, self._action(a), methods=["POST"]) for path, a in self._actions()]
+        actions = ACTIONS | self._bulk.actions
+        done = [Route(path, self._action(a), methods=["POST"]) for path, a in actions.items()]
         return [
             *shown,
             *(done if self._settings.writes else ()),
             Route("/ui/live", self._stream, methods=["GET"]),
             # The same for all, and nothing of any queue: no user is needed to read it.
             Mount("/ui/static", StaticFiles(directory=STATIC)),
-        ]
-
-    def _actions(self) -> list[tuple[str, Action]]:
-        message = "/ui/messages/{message}"
-        return [
-            ("/ui/pause", actions.pause),
-            ("/ui/resume", actions.resume),
-            (f"{message}/cancel", actions.cancel),
-            (f"{message}/retry", actions.retry),
-            (f"{message}/move", actions.move),
-            (f"{message}/edit", actions.edit),
-            ("/ui/drain", actions.drain),
-            ("/ui/undrain", actions.undrain),
-            ("/ui/release", actions.release),
-            ("/ui/release-lock", actions.release_lock),
-            ("/ui/run-schedule", actions.run_schedule),
-            ("/ui/pause-schedule", actions.pause_schedule),
-            ("/ui/resume-schedule", actions.resume_schedule),
-            ("/ui/forget-schedule", actions.forget_schedule),
-            ("/ui/plan", self._bulk.plan),
-            ("/ui/begin", self._bulk.begin),
-            ("/ui/jobs/{job}/stop", self._bulk.stop),
-            ("/ui/jobs/{job}/resume", self._bulk.resume),
-            ("/ui/jobs/{job}/undo", self._bulk.undo),
         ]
 
     def _page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:

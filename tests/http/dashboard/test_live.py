@@ -172,7 +172,7 @@ async def test_a_stream_ends_with_its_browser(reads: Reads, turns: "asyncio.Queu
     async def send(message: Any) -> None:
         sent.append(message)
 
-    response = asyncio.create_task(LiveResponse(live.stream())({}, receive, send))
+    response = asyncio.create_task(LiveResponse(live.stream())({"type": "http"}, receive, send))
     await eventually(lambda: len(sent) > 2, timeout=60)
     assert dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert live.viewers == 1
