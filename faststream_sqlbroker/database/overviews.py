@@ -64,9 +64,9 @@ Ended = tuple[Count, Count]
 """Delivered and dead jobs."""
 
 
-@dataclass(slots=True)
+@dataclass
 class QueueCounts:
-    """What one queue has."""
+    """What one queue has; the fields are those of `QueueOverview`."""
 
     ready: Count = NONE
     delayed: Count = NONE
@@ -75,6 +75,12 @@ class QueueCounts:
     oldest_due_age: float = 0.0
     standing: Count = NONE
     standing_overdue: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no message."""
+        kinds = (self.ready, self.delayed, self.in_flight, self.standing)
+        return not any(kind.value for kind in kinds)
 
 
 @dataclass(slots=True)
@@ -198,23 +204,16 @@ class QueueOverviews:
     def _overview(
         self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts
     ) -> QueueOverview:
-        kinds = (counts.ready, counts.delayed, counts.in_flight, counts.standing)
         return QueueOverview(
             queue=queue,
-            ready=counts.ready,
-            delayed=counts.delayed,
-            in_flight=counts.in_flight,
-            retrying=counts.retrying,
-            oldest_due_age=counts.oldest_due_age,
-            standing=counts.standing,
-            standing_overdue=counts.standing_overdue,
+            **vars(counts),
             in_per_minute=fleet.rates.came.get(queue, 0.0),
             out_per_minute=fleet.out_per_minute(queue),
             live_subscribers=fleet.live.subscribers[queue],
             drained_subscribers=fleet.live.drained[queue],
             paused=fleet.paused.get(queue),
             pulled=queue in fleet.pulled,
-            used=any(kind.value for kind in kinds) or self._is_archived(connection, queue),
+            used=not counts.is_empty or self._is_archived(connection, queue),
         )
 
     def _is_archived(self, connection: Connection, queue: str) -> bool:

@@ -3,13 +3,12 @@
 import asyncio
 import json
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from faststream_sqlbroker.admin import Admin
-from faststream_sqlbroker.core.health import Diagnosis, DiagnosisPart
+from faststream_sqlbroker.core.health import Diagnosis
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.http.api import Api, Door
 
@@ -46,31 +45,14 @@ class DiagnosisRoutes:
 
 def page(found: Diagnosis) -> str:
     """The diagnosis as HTML; all that is not ours is escaped."""
+    # Not before: the dashboard imports this module.
+    from faststream_sqlbroker.http.dashboard.rendering import environment  # noqa: PLC0415
+
     state = "all is well" if found.ok else "something is wrong"
-    parts = "".join(_section(part) for part in found.parts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Diagnosis: {state}</title></head>\n"
-        f"<body><main><h1>Diagnosis: {state}</h1>\n{parts}</main></body></html>\n"
-    )
-
-
-def _section(part: DiagnosisPart) -> str:
-    told = [part.error] if part.error is not None else list(part.problems)
-    wrong = "".join(f"<li>{_text(each)}</li>" for each in told)
-    rows = "".join(
-        f'<tr><th scope="row">{_text(name)}</th><td>{_text(value)}</td></tr>'
-        for name, value in part.facts.items()
-    )
-    return (
-        f"<section><h2>{_text(part.name)}: {'well' if part.ok else 'wrong'}</h2>"
-        f"{f'<ul>{wrong}</ul>' if wrong else ''}"
-        f"{f'<table><tbody>{rows}</tbody></table>' if rows else ''}"
-        f"<p>looked at in {part.took * 1000:.0f} ms</p></section>\n"
-    )
+    template = environment().get_template("plain_diagnosis.html")
+    return template.render(found=found, state=state, text=_text)
 
 
 def _text(value: Any) -> str:
     shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return escape(visible(shown))
+    return visible(shown)

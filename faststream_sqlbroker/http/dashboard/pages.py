@@ -15,7 +15,7 @@ from faststream_sqlbroker.http.dashboard.asked import (
     is_archived,
     search_of,
 )
-from faststream_sqlbroker.http.dashboard.rendering import boxes
+from faststream_sqlbroker.http.dashboard.rendering import state_times
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.http.dashboard.live import Live
@@ -175,4 +175,4 @@ async def message(asked: Asked, _live: "Live") -> Shown:
         for each in detail.explanation.reasons
     ]
     values = {"detail": detail, "message": detail.message, "reasons": reasons}
-    return Shown("message.html", {**values, "boxes": boxes(detail.message)})
+    return Shown("message.html", {**values, "times": state_times(detail.message)})

@@ -4,7 +4,6 @@ the positions of what they draw as SVG.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlencode
@@ -12,10 +11,10 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from faststream_sqlbroker.core import times
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import StoredMessage
+from faststream_sqlbroker.core.times import length_text as known_length
 
 LONGEST_BODY = 100_000
 """Characters of a body that a page shows."""
@@ -59,7 +58,7 @@ def when(at: datetime | float | None) -> Markup | str:
 
 def length_text(seconds: float | None) -> str:
     """A length of time, rounded."""
-    return "–" if seconds is None else times.length_text(seconds)
+    return "–" if seconds is None else known_length(seconds)
 
 
 def count_text(count: Count | int) -> str:
@@ -126,24 +125,6 @@ def query_text(values: Mapping[str, Any]) -> str:
     return urlencode({name: value for name, value in values.items() if value not in {None, ""}})
 
 
-MENU = (
-    ("/", "Overview", "o"),
-    ("/ui/queues", "Queues", "q"),
-    ("/ui/messages", "Messages", "m"),
-    ("/ui/dead-letters", "Dead letters", "d"),
-    ("/ui/schedules", "Schedules", "s"),
-    ("/ui/policies", "Policies", "p"),
-    ("/ui/locks", "Locks", "l"),
-    ("/ui/workers", "Workers", "w"),
-    ("/ui/channels", "Pull consumers", "c"),
-    ("/ui/mirror", "Lookup", "f"),
-    ("/ui/jobs", "Bulk jobs", "j"),
-    ("/ui/audit", "Audit", "a"),
-    ("/ui/verify", "Verify", "v"),
-)
-"""The pages of the menu: address, name, and the key that follows `g`."""
-FOR_ADMINS = (("/ui/diagnosis", "Diagnosis", "i"),)
-"""Those that only administrators may see."""
 _SOME_DAY = datetime(2024, 1, 1, tzinfo=timezone.utc)
 
 
@@ -179,39 +160,14 @@ def spark_points(values: Sequence[int]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A state in the diagram of a message."""
-
-    state: str
-    x: int
-    y: int
-    at: datetime | None
-    """When the message came to it, as far as its row tells."""
-    current: bool
-
-
-_PLACES = {
-    MessageState.PENDING: (10, 80),
-    MessageState.PROCESSING: (240, 80),
-    MessageState.RETRYABLE: (240, 190),
-    MessageState.COMPLETED: (470, 10),
-    MessageState.FAILED: (470, 80),
-    MessageState.DISCARDED: (470, 150),
-}
-
-
-def boxes(message: StoredMessage) -> list[Box]:
-    """The states, with the times that the row of `message` has of them."""
-    retried = message.last_attempt_at if message.state is MessageState.RETRYABLE else None
-    times = {
-        MessageState.PENDING: message.created_at,
-        MessageState.PROCESSING: message.acquired_at,
-        MessageState.RETRYABLE: retried,
+def state_times(message: StoredMessage) -> dict[str, datetime | None]:
+    """When the message came to each state, as far as its row tells."""
+    times: dict[str, datetime | None] = {
+        "PENDING": message.created_at,
+        "PROCESSING": message.acquired_at,
     }
+    if message.state is MessageState.RETRYABLE:
+        times["RETRYABLE"] = message.last_attempt_at
     if message.archived_at is not None:
-        times[message.state] = message.archived_at
-    return [
-        Box(state.name, x, y, times.get(state), state is message.state)
-        for state, (x, y) in _PLACES.items()
-    ]
+        times[message.state.name] = message.archived_at
+    return times

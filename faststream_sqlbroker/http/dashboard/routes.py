@@ -1,6 +1,6 @@
 """The paths of the dashboard, and how its answers become pages."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from faststream_sqlbroker.http.dashboard import fleet, pages
 from faststream_sqlbroker.http.dashboard.actions import ACTIONS, Action, Bulk
 from faststream_sqlbroker.http.dashboard.asked import NOTES, Asked, Settings, Shown
 from faststream_sqlbroker.http.dashboard.live import Live, LiveResponse
-from faststream_sqlbroker.http.dashboard.rendering import FOR_ADMINS, MENU, environment
+from faststream_sqlbroker.http.dashboard.rendering import environment
 from faststream_sqlbroker.http.dashboard.shared import Answers, lately_of
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.service import Service
@@ -27,24 +27,29 @@ STATIC = Path(__file__).parent / "static"
 Page = Callable[[Asked, Live], Awaitable[Shown]]
 REFRESHED = "X-Refreshed"
 """The header of a page that is read again while it is open."""
-PAGES: Mapping[str, Page] = {
-    "/": pages.overview,
-    "/ui/queues": pages.queues,
+DIAGNOSIS = "/ui/diagnosis"
+MENU: Sequence[tuple[str, Page, str, str]] = (
+    ("/", pages.overview, "Overview", "o"),
+    ("/ui/queues", pages.queues, "Queues", "q"),
+    ("/ui/messages", pages.messages, "Messages", "m"),
+    ("/ui/dead-letters", fleet.dead_letters, "Dead letters", "d"),
+    ("/ui/schedules", fleet.schedules, "Schedules", "s"),
+    ("/ui/policies", fleet.policies, "Policies", "p"),
+    ("/ui/locks", fleet.locks, "Locks", "l"),
+    ("/ui/workers", fleet.workers, "Workers", "w"),
+    ("/ui/channels", fleet.channels, "Pull consumers", "c"),
+    ("/ui/mirror", fleet.mirror, "Lookup", "f"),
+    ("/ui/jobs", fleet.jobs, "Bulk jobs", "j"),
+    ("/ui/audit", fleet.audit, "Audit", "a"),
+    ("/ui/verify", fleet.verify, "Verify", "v"),
+    (DIAGNOSIS, fleet.diagnosis, "Diagnosis", "i"),
+)
+"""The pages of the menu, the last for administrators only: address, page, name, and the key that
+follows `g`."""
+PAGES: Mapping[str, Page] = {path: page for path, page, *_ in MENU} | {
     "/ui/queue": pages.queue,
-    "/ui/messages": pages.messages,
     "/ui/messages/{message}": pages.message,
-    "/ui/dead-letters": fleet.dead_letters,
-    "/ui/schedules": fleet.schedules,
-    "/ui/policies": fleet.policies,
-    "/ui/locks": fleet.locks,
-    "/ui/workers": fleet.workers,
-    "/ui/channels": fleet.channels,
-    "/ui/mirror": fleet.mirror,
-    "/ui/verify": fleet.verify,
-    "/ui/diagnosis": fleet.diagnosis,
-    "/ui/jobs": fleet.jobs,
     "/ui/jobs/{job}": fleet.job,
-    "/ui/audit": fleet.audit,
 }
 
 
@@ -179,7 +184,8 @@ class DashboardRoutes:
         return found
 
     def _rendered(self, request: Request, template: str, values: Mapping[str, Any]) -> Response:
-        menu = MENU + (FOR_ADMINS if values.get("role") == "admin" else ())
+        is_admin = values.get("role") == "admin"
+        menu = [(path, *shown) for path, _, *shown in MENU if is_admin or path != DIAGNOSIS]
         text = self._templates.get_template(template).render(
             **values, root=_root(request), path=_path(request), menu=menu
         )
