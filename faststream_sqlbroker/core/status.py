@@ -131,7 +131,7 @@ def describe(
         "ordered": ordered,
         "paused": paused,
         "stopping": stopping,
-        # The texts are for people, and for older versions, which read them.
+        # The texts are for people: they also tell of policies that a reader does not know.
         "policies": [str(policy) for policy in policies],
         "rules": policies_json(policies),
         **({"transactional": True} if transactional else {}),
@@ -146,8 +146,7 @@ def subscriber_of(
     *,
     drained: bool = False,
 ) -> LiveSubscriber:
-    """A subscriber from its description; what an older version left out gets its default."""
-    policies = _texts(info.get("policies"))
+    """A subscriber from its description; what is missing there gets its default."""
     return LiveSubscriber(
         worker,
         _texts(info.get("queues")),
@@ -157,11 +156,11 @@ def subscriber_of(
         bool(info.get("ordered")),
         bool(info.get("paused")),
         bool(info.get("stopping")),
-        policies,
+        _texts(info.get("policies")),
         bool(info.get("transactional")),
         rates_of(info.get("ended")),
         drained,
-        read_policies(info.get("rules"), policies),
+        read_policies(info.get("rules")),
     )
 
 

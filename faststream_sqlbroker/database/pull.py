@@ -275,7 +275,7 @@ class ChannelStore:
     def _discard_expired(self, connection: Connection, queue: str, ids: Sequence[int]) -> None:
         """Discard locked jobs, into the archive."""
         ends = {each: Discard(EXPIRED) for each in ids}
-        PolicyRows(self._dialect).discard(connection, queue, ends, keep=True)
+        PolicyRows(self._dialect, connection, queue).discard(ends, keep=True)
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job, live or archived."""

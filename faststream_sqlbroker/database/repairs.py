@@ -95,7 +95,7 @@ class Repairs:
             # In the live row: the archived one is a copy of it.
             self._put_before(connection, row, text)
             ends = {row.id: Discard(CANCELLED)}
-            PolicyRows(self._dialect).discard(connection, row.queue, ends, keep=True)
+            PolicyRows(self._dialect, connection, row.queue).discard(ends, keep=True)
 
         repair = await self._run(message_id, discard, Job(action=CANCEL, by=by), of_leased)
         for request in asked if repair.verdict == "requested" else ():

@@ -123,9 +123,10 @@ async def test_messages_discarded_by_policies_keep_their_columns(bench: Bench) -
     first, second = await bench.put(2)
     await bench.execute("UPDATE message SET hops = 7, policy_key = 'who'")
     ends = {first: Discard(SUPERSEDED, second), second: Discard(EXPIRED)}
-    rows = PolicyRows(bench.store.dialect)
     async with bench.store.engine.begin() as connection:
-        await connection.run_sync(lambda c: rows.discard(c, "q", ends, keep=True))
+        await connection.run_sync(
+            lambda c: PolicyRows(bench.store.dialect, c, "q").discard(ends, keep=True)
+        )
     found = await bench.rows(archive=True)
     assert [(row["state"], row["reason"], row["related_id"]) for row in found] == [
         ("DISCARDED", "superseded", second),

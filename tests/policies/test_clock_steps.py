@@ -96,7 +96,7 @@ def test_what_was_put_off_waits_as_long_as_it_would_have(
     assert STEP - MINUTE < back <= STEP
     assert others == []
     assert steps.mend() == []
-    long = any(isinstance(policy, Delay) and policy.length > STEP for policy in policies)
+    long = any(isinstance(policy, Delay) and policy.delay > STEP for policy in policies)
     if long:
         assert handled == set()
         dues = [microseconds(world.live()[i]["next_attempt_at"]) for i in waiting]

@@ -57,7 +57,7 @@ class DebounceMachine(Machine):
 
     def start(self) -> None:
         self.policy = next(p for p in self.given if isinstance(p, Debounce))
-        self.delay = sum(p.length for p in self.given if isinstance(p, Delay))
+        self.delay = sum(p.delay for p in self.given if isinstance(p, Delay))
         self.of: dict[str, Key] = defaultdict(Key)
         self.unseen: list[Message] = []
         self.reasons: dict[int, int] = {}

@@ -45,7 +45,7 @@ class KeepLastMachine(Machine):
 
     def start(self) -> None:
         self.policy = next(p for p in self.given if isinstance(p, KeepLast))
-        self.delay = sum(p.length for p in self.given if isinstance(p, Delay))
+        self.delay = sum(p.delay for p in self.given if isinstance(p, Delay))
         self.of: dict[str, Key] = defaultdict(Key)
         self.unseen: list[Message] = []
         self.keys: dict[int, str | None] = {}

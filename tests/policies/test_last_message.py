@@ -310,22 +310,6 @@ def test_another_key_makes_it_another_keys_message(world: World) -> None:
     assert not superseded(world)
 
 
-@pytest.mark.parametrize("policy", [Debounce("3s"), KeepLast("3s")])
-def test_what_an_older_version_has_delivered_counts(world: World, policy: Policy) -> None:
-    """It leaves alone what stands by, and knows nothing of it in the state of the key."""
-    world.begin([policy])
-    first = world.put("k")
-    found = delivered(world, 4 if isinstance(policy, Debounce) else 1)
-    assert found == [first]
-    old, new = world.put("k"), world.put("k")
-    assert ids(world.claim(0, 20)) == []
-    kind = "trailing" if isinstance(policy, Debounce) else "keep_last"
-    world.run(write_state(world, {"kind": kind, "current": new}))
-    world.run(change(world, new, "cancel"))
-    assert delivered(world, 6) == []
-    assert superseded(world) == {old: new}
-
-
 async def write_state(world: World, info: Any) -> None:
     table = world.store.tables.policy_state
     written = update(table).where(table.c.scope == burst_scope(QUEUE)).values(info=info)

@@ -23,12 +23,8 @@ KINDS = {
 }
 
 
-def tell(
-    world: World, live: Mapping[str, Throttle | None], lease: float = 20.0, *, texts: bool = False
-) -> None:
-    """These subscribers live, and give signs of life; those of None have stopped. With `texts` all
-    are of a version that tells its policies as text only.
-    """
+def tell(world: World, live: Mapping[str, Throttle | None], lease: float = 20.0) -> None:
+    """These subscribers live, and give signs of life; those of None have stopped."""
     says = {
         name: describe(
             queues=[QUEUE],
@@ -41,9 +37,6 @@ def tell(
         for name, throttle in live.items()
         if throttle is not None
     }
-    if texts:
-        for said in says.values():
-            del said["rules"]
     subscribers = world.store.live_subscribers
     if stopped := [name for name in live if name not in says]:
         world.run(subscribers.leave(stopped))
@@ -57,15 +50,12 @@ def started(world: World, throttle: Throttle) -> int:
     return len(world.claim(0, HIGH).rows)
 
 
-@pytest.mark.parametrize("texts", [False, True], ids=["json", "texts"])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_lower_rate_counts_without_any_slot(
-    world: World, kind: dict[str, str], texts: bool
-) -> None:
+def test_a_lower_rate_counts_without_any_slot(world: World, kind: dict[str, str]) -> None:
     """The other process is quicker, and takes all of them."""
     high, low = Throttle(HIGH, "1h", **kind), Throttle(LOW, "1h", **kind)  # type: ignore[arg-type]
     world.put_many(HIGH, "a")
-    tell(world, {"old": high, "new": low}, texts=texts)
+    tell(world, {"old": high, "new": low})
     assert started(world, high) == LOW
 
 

@@ -90,10 +90,8 @@ def due_in(world: World, message: int) -> int:
     return microseconds(world.live()[message]["next_attempt_at"]) - world.now
 
 
-def tell(world: World, *policies: Policy, texts: bool = False) -> None:
-    """There is one live subscriber, which has these policies; with `texts` it is of a version that
-    tells them as text only.
-    """
+def tell(world: World, *policies: Policy) -> None:
+    """There is one live subscriber, which has these policies."""
     says = describe(
         queues=[QUEUE],
         max_workers=1,
@@ -102,8 +100,6 @@ def tell(world: World, *policies: Policy, texts: bool = False) -> None:
         paused=False,
         stopping=False,
     )
-    if texts:
-        del says["rules"]
     world.run(
         world.store.live_subscribers.announce({"w:1": says}, {"w:1"}, 10_000_000, clean=False)
     )
@@ -124,8 +120,8 @@ def the_first_claimer_says_how_long_a_message_waits(world: World, old: Delay, ne
     second = world.put("a")
     assert claim(world, 1, new) == []
     assert claim(world, 0, old) == []
-    assert (due_in(world, first), due_in(world, second)) == (old.length, new.length)
-    world.advance(max(old.length, new.length))
+    assert (due_in(world, first), due_in(world, second)) == (old.delay, new.delay)
+    world.advance(max(old.delay, new.delay))
     assert {row.id for row in claim(world, 1, new)} == {first, second}
 
 
@@ -138,8 +134,8 @@ def a_shorter_delay_holds_for_what_waits(world: World, old: Delay, new: Delay) -
     world.advance(600 * SECOND)
     waits = due_in(world, first)
     free(world)
-    shorter = min(old.length, new.length)
-    if new.length > old.length:
+    shorter = min(old.delay, new.delay)
+    if new.delay > old.delay:
         assert due_in(world, first) == waits, "it has been delayed already"
     else:
         assert 0 <= due_in(world, first) - (shorter - 600 * SECOND) <= 3 * SECOND
@@ -239,11 +235,8 @@ def slots_count_for_the_next_options(world: World, old: Throttle, new: Throttle)
         assert not refused
 
 
-@pytest.mark.parametrize("texts", [False, True], ids=["json", "texts"])
 @pytest.mark.parametrize("policies", HOLDERS, ids=str)
-def test_what_waits_for_a_removed_policy_is_freed(
-    world: World, policies: list[Policy], texts: bool
-) -> None:
+def test_what_waits_for_a_removed_policy_is_freed(world: World, policies: list[Policy]) -> None:
     """Not before a minute has passed since a process with it has claimed, nor while a subscriber
     has it; and never what waits for its own time."""
     world.begin(policies)
@@ -256,7 +249,7 @@ def test_what_waits_for_a_removed_policy_is_freed(
     assert waiting
     assert claim(world, 0, *policies) == []
     assert free(world) == []
-    tell(world, *policies, texts=texts)
+    tell(world, *policies)
     world.advance(policy_holds.LIVES + SECOND)
     assert free(world) == []
     assert claim(world, 1, *policies) == []

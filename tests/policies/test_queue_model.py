@@ -43,7 +43,7 @@ class QueueMachine(Machine):
     expires: ClassVar = st.sampled_from([None, None, None, UNIT, 5 * UNIT])
 
     def start(self) -> None:
-        self.delay = next((p.length for p in self.given if isinstance(p, Delay)), 0)
+        self.delay = next((p.delay for p in self.given if isinstance(p, Delay)), 0)
         self.throttles = [p for p in self.given if isinstance(p, Throttle)]
         self.slots: list[int] = []
         self.deadlines: list[int] = []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.policies import Debounce, KeepLast
+from faststream_sqlbroker.core.policies import Debounce
 from faststream_sqlbroker.core.policies.debounce import Bursts, take
 from tests.policies.bursts import Arrival, partition
 
@@ -142,13 +142,3 @@ def test_a_message_at_the_very_end_of_a_burst_is_in_it(edge: Any) -> None:
 @pytest.mark.parametrize("info", [None, 5, "start", [1]])
 def test_an_invalid_state_counts_as_unknown(info: object) -> None:
     assert Bursts.load(info) == Bursts()
-
-
-def test_what_an_older_version_wrote_tells_nothing_of_what_stands_by() -> None:
-    """So some may, for what it has delivered."""
-    for policy in (Debounce(1), Debounce(1, edge="leading"), KeepLast(1)):
-        for kind in ("trailing", "leading", "keep_last", None):
-            state = policy.load({"kind": kind, "current": 7})
-            assert (state.standby, state.over) == (True, 7)
-            state = policy.load({"kind": kind, "current": 7, "standby": False})
-            assert (state.standby, state.over) == (False, None)

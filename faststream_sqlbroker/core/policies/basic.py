@@ -1,7 +1,7 @@
 """Policies of one or two arguments: Delay, Once, Concurrency and BlockingWait."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.policies import options
@@ -9,7 +9,6 @@ from faststream_sqlbroker.core.policies.header import (
     Header,
     Key,
     checked_key,
-    key_json,
     key_text,
     keyed,
 )
@@ -30,7 +29,7 @@ class Delay:
     Its retries are not delayed again: the retry strategy sets their time.
     """
 
-    length: int
+    delay: int
     """Microseconds."""
 
     def __init__(self, delay: Duration) -> None:
@@ -39,14 +38,10 @@ class Delay:
         Raises:
             SetupError: it is not.
         """
-        object.__setattr__(self, "length", microseconds("Delay", delay))
+        object.__setattr__(self, "delay", microseconds("Delay", delay))
 
     def __str__(self) -> str:
-        return f"Delay({seconds(self.length)})"
-
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {"delay": self.length / MICROSECONDS}
+        return f"Delay({seconds(self.delay)})"
 
 
 # Once: at most one run for each key.
@@ -94,14 +89,6 @@ class Once:
     def __str__(self) -> str:
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""
         return f"Once({seconds(self.ttl)}{of})"
-
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {
-            "ttl": self.ttl / MICROSECONDS,
-            "key": key_json(self.key),
-            "without_key": self.without_key,
-        }
 
 
 # Concurrency: a limit on leases at a time, for the whole fleet.
@@ -157,15 +144,6 @@ class Concurrency:
         each = key_text("per_key", self.per_key)
         return f"Concurrency({self.limit}{each}{scope_text(self.scope)})"
 
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {
-            "limit": self.limit,
-            "per_key": key_json(self.per_key),
-            "without_key": self.without_key,
-            "scope": self.scope,
-        }
-
     def leases(self, running: int, wanted: int, starting: int, limit: int | None = None) -> int:
         """How many of `wanted` leases may be given while `running` are, if `starting` of them start
         at once; `limit` takes the place of its own.
@@ -188,7 +166,7 @@ class BlockingWait:
     The message stays leased during the wait. Stopping the broker ends the wait.
     """
 
-    length: int
+    wait: int
     """Microseconds."""
 
     def __init__(self, wait: Duration) -> None:
@@ -197,16 +175,12 @@ class BlockingWait:
         Raises:
             SetupError: it is not.
         """
-        object.__setattr__(self, "length", microseconds("BlockingWait", wait))
+        object.__setattr__(self, "wait", microseconds("BlockingWait", wait))
 
     @property
     def seconds(self) -> float:
         """The length in seconds."""
-        return self.length / MICROSECONDS
+        return self.wait / MICROSECONDS
 
     def __str__(self) -> str:
-        return f"BlockingWait({seconds(self.length)})"
-
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {"wait": self.seconds}
+        return f"BlockingWait({seconds(self.wait)})"

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self
 
 from faststream_sqlbroker.core.checks import one_of
-from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_json, key_text
+from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_text
 from faststream_sqlbroker.core.policies.options import (
     CLOCK_STEP,
-    MICROSECONDS,
     WITHOUT_KEY,
     microseconds,
     seconds,
@@ -138,16 +137,6 @@ class Debounce:
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""
         return f"Debounce({seconds(self.window)}{edge}{most}{of})"
 
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {
-            "window": self.window / MICROSECONDS,
-            "edge": self.edge,
-            "max_wait": None if self.max_wait is None else self.max_wait / MICROSECONDS,
-            "key": key_json(self.key),
-            "without_key": self.without_key,
-        }
-
     def end(self, start: int, last: int) -> int:
         """When a burst that began at `start` ends if nothing comes after `last`."""
         if self.edge == "leading":
@@ -179,8 +168,7 @@ class Debounce:
         if not isinstance(info, dict) or info.get("kind", self.edge) == self.edge:
             return bursts
         if info["kind"] == KEEP_LAST:
-            standing = standby_in(info)
-            return Bursts(current=info.get("current"), ended=waiting_in(info), **standing)
+            return Bursts(ended=waiting_in(info), **shared_in(info))
         if bursts.start is not None:
             # Of a leading edge the first message was delivered, or is to be; of a trailing edge the
             # newest goes when it is due. What comes now is a burst of its own.
@@ -209,8 +197,7 @@ class Standby:
         """Read what `dump` wrote; any other value counts as empty."""
         if not isinstance(info, dict):
             return cls()
-        known = {each.name: info[each.name] for each in fields(cls) if each.name in info}
-        return cls(**known | standby_in(info))
+        return cls(**{each.name: info[each.name] for each in fields(cls) if each.name in info})
 
     def dump(self) -> dict[str, Any]:
         """As JSON values, without empty fields."""
@@ -238,13 +225,9 @@ class Standby:
                 self.over = None
 
 
-def standby_in(info: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `Standby`, from what is stored of a key."""
-    if "standby" in info:
-        return {"standby": info["standby"], "over": info.get("over")}
-    # A process of an older version has written it, which knows of nothing that stands by: what it
-    # has delivered counts.
-    return {"standby": True, "over": info.get("current")}
+def shared_in(info: dict[str, Any]) -> dict[str, Any]:
+    """What the states of both policies have in common, as one of them has stored it."""
+    return {name: info[name] for name in ("current", "over", "standby") if name in info}
 
 
 @dataclass(slots=True, kw_only=True)

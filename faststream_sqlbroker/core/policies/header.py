@@ -69,11 +69,6 @@ def keyed(policy: str, value: object) -> Key:
     return key
 
 
-def key_json(value: Key) -> bool | dict[str, str]:
-    """`value` as a JSON value."""
-    return {"header": value.name} if isinstance(value, Header) else value
-
-
 def key_text(name: str, value: Key) -> str:
     """How the text of a policy says what it goes by."""
     return f", {name}={value}" if value else ""

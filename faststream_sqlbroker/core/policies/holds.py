@@ -16,8 +16,6 @@ from faststream_sqlbroker.core.policies.throttle import Throttle
 
 BURSTS = "bursts"
 SLOTS = "slots"
-_ROUNDED = 1.00001
-"""Older versions tell six digits of a length."""
 
 
 def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
@@ -25,7 +23,7 @@ def holds_of(policies: Iterable[Policy]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for policy in policies:
         if isinstance(policy, Delay):
-            found[str(policy)] = {"length": policy.length}
+            found[str(policy)] = {"length": policy.delay}
         elif isinstance(policy, Debounce | KeepLast):
             found[BURSTS] = {"length": policy.window}
         elif isinstance(policy, Throttle) and policy.when_exceeded != "wait":
@@ -46,10 +44,10 @@ def freed_at(
 
     Of another Delay among `live`, the shorter of both holds.
     """
-    lengths = [policy.length for policy in live if isinstance(policy, Delay)]
+    lengths = [policy.delay for policy in live if isinstance(policy, Delay)]
     if mark_of(name) != HELD_DELAY or not lengths:
         return now
-    longest = round(max(lengths) * _ROUNDED) + MICROSECONDS
+    longest = max(lengths) + MICROSECONDS
     if due <= now + longest:
         return None  # the other one may have put it off
     return max(now, due - int(info.get("length", 0)) + longest)

@@ -14,12 +14,11 @@ from faststream_sqlbroker.core.policies.debounce import (
     BurstChanges,
     Standby,
     Taken,
-    standby_in,
+    shared_in,
     waiting_in,
 )
-from faststream_sqlbroker.core.policies.header import Header, Key, key_json, key_text, keyed
+from faststream_sqlbroker.core.policies.header import Header, Key, key_text, keyed
 from faststream_sqlbroker.core.policies.options import (
-    MICROSECONDS,
     WITHOUT_KEY,
     microseconds,
     seconds,
@@ -69,14 +68,6 @@ class KeepLast:
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""
         return f"KeepLast({seconds(self.window)}{of})"
 
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {
-            "window": self.window / MICROSECONDS,
-            "key": key_json(self.key),
-            "without_key": self.without_key,
-        }
-
     @property
     def leading(self) -> bool:
         """Whether an older message is delivered in the place of newer ones: never."""
@@ -97,7 +88,7 @@ class KeepLast:
         if not isinstance(info, dict) or info.get("kind", KEEP_LAST) == KEEP_LAST:
             return Latest.load(info)
         newest = max(waiting_in(info), default=None)
-        return Latest(newest=newest, current=info.get("current"), **standby_in(info))
+        return Latest(newest=newest, **shared_in(info))
 
     def dump(self, latest: "Latest") -> dict[str, Any]:
         """What is to be stored."""

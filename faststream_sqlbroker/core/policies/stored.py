@@ -1,60 +1,60 @@
-"""Policies as JSON, as subscribers tell them to each other, and the texts of older versions."""
+"""Policies as JSON, as subscribers tell them to each other."""
 
-import ast
 import inspect
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from datetime import time
 from functools import lru_cache
 from typing import Any
 
 from faststream_sqlbroker.core.policies.checks import KINDS, Policy
 from faststream_sqlbroker.core.policies.header import Header
-from faststream_sqlbroker.core.policies.window import Window
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.window import DAYS
 from faststream_sqlbroker.exceptions import SetupError
 
-VERSION = 1
-"""Raise it if what version 1 says of a policy would mislead a process that reads it. Such a process
-reads the texts instead. It leaves out arguments that it does not know."""
 _KINDS = {kind.__name__: kind for kind in KINDS}
-
-_TEXT = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
-_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_ARGUMENT = re.compile(
-    rf"(?:(?P<name>\w+)=)?"
-    rf"(?:Header\((?P<header>{_QUOTED})\)|(?P<quoted>{_QUOTED})|(?P<plain>(?:[^,]|,(?! ))*))"
-    rf"(?:, |$)",
-    re.DOTALL,
-)
-_LENGTH = re.compile(r"([0-9.e+-]+)s")
+_LENGTHS = frozenset({"delay", "max_wait", "per", "ttl", "wait", "window"})
+"""Arguments that are lengths of time; they are stored as microseconds."""
 
 
-def policies_json(policies: Iterable[Policy]) -> dict[str, Any]:
-    """`policies` as a JSON value, with its version."""
-    told = [{"kind": type(policy).__name__, **policy.as_json()} for policy in policies]
-    return {"version": VERSION, "policies": told}
+def policies_json(policies: Iterable[Policy]) -> list[dict[str, Any]]:
+    """`policies` as JSON values."""
+    return [
+        {
+            "kind": type(policy).__name__,
+            **{
+                each.name: _told(getattr(policy, each.name)) for each in fields(policy) if each.init
+            },
+        }
+        for policy in policies
+    ]
 
 
-def read_policies(told: Any, texts: Sequence[str]) -> tuple[Policy, ...]:
-    """What `policies_json` has written as `told`; else what `str` has written as `texts`.
+def _told(value: Any) -> Any:
+    match value:
+        case Header():
+            return {"header": value.name}
+        case time():
+            return value.isoformat()
+        case frozenset():
+            return [DAYS[day] for day in sorted(value)]
+    return value
 
-    What this version does not know is left out.
+
+def read_policies(told: Any) -> tuple[Policy, ...]:
+    """What `policies_json` has written. Kinds and arguments that this version does not know are
+    left out.
     """
-    listed = told.get("policies") if isinstance(told, Mapping) else None
-    if isinstance(listed, list) and told.get("version") == VERSION:
-        found = [_read(each) for each in listed]
-    else:
-        found = [_read(_arguments(text)) for text in texts]
+    found = map(_read, told if isinstance(told, list) else ())
     return tuple(policy for policy in found if policy is not None)
 
 
 def _read(told: Any) -> Policy | None:
-    if not isinstance(told, Mapping):
-        return None
     try:
         return _built(json.dumps(told, sort_keys=True))
-    except (SetupError, TypeError, ValueError, KeyError):
+    except (SetupError, AttributeError, TypeError, ValueError, KeyError):
         return None
 
 
@@ -73,40 +73,8 @@ def _built(told: str) -> Policy:
 def _value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return Header(value["header"])
+    if name in _LENGTHS and value is not None:
+        return value / MICROSECONDS
     if name in {"start", "end"}:
-        return "24:00" if (name, value) == ("end", "00:00") else time.fromisoformat(value)
+        return "24:00" if (name, value) == ("end", "00:00:00") else time.fromisoformat(value)
     return value
-
-
-# Versions before told the texts only: `Throttle(10, per=1s, key=Header('tenant'), scope='mail')`.
-
-
-def _arguments(text: str) -> dict[str, Any] | None:
-    """The JSON value of the policy that `str` wrote as `text`; None for other text."""
-    match = _TEXT.fullmatch(text)
-    if match is None or match[1] not in _KINDS:
-        return None
-    kind = _KINDS[match[1]]
-    found: dict[str, Any] = {"kind": match[1]}
-    first = next(iter(inspect.signature(kind).parameters))
-    for part in _ARGUMENT.finditer(match[2]):
-        found.setdefault(part["name"] or first, _argument(part))
-    if kind is Window:
-        hours, _, found["tz"] = str(found["start"]).partition(" ")
-        found["start"], _, found["end"] = hours.partition("-")
-        if "days" in found:
-            found["days"] = found["days"].split(",")
-    return found
-
-
-def _argument(part: re.Match[str]) -> Any:
-    if part["header"] is not None:
-        return {"header": ast.literal_eval(part["header"])}
-    if part["quoted"] is not None:
-        return ast.literal_eval(part["quoted"])
-    plain: str = part["plain"]
-    if (length := _LENGTH.fullmatch(plain)) is not None:
-        return float(length[1])
-    if plain.isdecimal():
-        return int(plain)
-    return True if plain == "True" else plain

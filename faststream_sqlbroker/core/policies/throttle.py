@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from faststream_sqlbroker.core.checks import one_of, whole_number
 from faststream_sqlbroker.core.policies import options
-from faststream_sqlbroker.core.policies.header import Key, checked_key, key_json, key_text
+from faststream_sqlbroker.core.policies.header import Key, checked_key, key_text
 from faststream_sqlbroker.core.policies.options import (
     CLOCK_STEP,
     MICROSECONDS,
@@ -135,18 +135,6 @@ class Throttle:
         exceeded = "" if self.when_exceeded == "wait" else f", when_exceeded={self.when_exceeded}"
         options = f"{each}{burst}{exceeded}{scope_text(self.scope)}"
         return f"Throttle({self.rate}, per={seconds(self.per)}{options})"
-
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {
-            "rate": self.rate,
-            "per": self.per / MICROSECONDS,
-            "key": key_json(self.key),
-            "burst": self.burst,
-            "when_exceeded": self.when_exceeded,
-            "without_key": self.without_key,
-            "scope": self.scope,
-        }
 
     @property
     def gates(self) -> bool:

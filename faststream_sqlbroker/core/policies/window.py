@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta, timezone
-from typing import Any
 from zoneinfo import ZoneInfo
 
-from faststream_sqlbroker.core.times import find_zone, from_microseconds, to_microseconds
+from faststream_sqlbroker.core.times import TICK, find_zone, from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -19,9 +18,6 @@ weeks, even if a change of the clock skips an opening; the rest is reserve."""
 _LONGEST = timedelta(days=14)
 """More than any window stays open. One that is closed on a single day of the week stays open for 12
 days if its zone skips that day."""
-_SMALLEST = timedelta(microseconds=1)
-"""The databases' resolution of time: the moment before another."""
-"""The resolution of times: the moment just before another."""
 
 
 @dataclass(frozen=True, init=False)
@@ -98,15 +94,6 @@ class Window:
         )
         return f"Window({_written(self.start)}-{_written(self.end)} {self.tz}{days})"
 
-    def as_json(self) -> dict[str, Any]:
-        """The arguments of an equal policy, as JSON values (`core.policies.stored`)."""
-        return {
-            "start": _written(self.start),
-            "end": _written(self.end),
-            "tz": self.tz,
-            "days": [DAYS[day] for day in sorted(self.days)],
-        }
-
     def span(self, now: int) -> tuple[int, int]:
         """When the window that is open at `now`, or else the next one, opens and closes.
 
@@ -155,7 +142,7 @@ def _closing(wall: datetime) -> int:
     last = wall.replace(fold=1).astimezone(timezone.utc)
     if _shown(last, wall) != _naive(wall):
         return to_microseconds(_skipped(wall))
-    if _shown(last - _SMALLEST, wall) < _naive(wall):
+    if _shown(last - TICK, wall) < _naive(wall):
         return to_microseconds(last)
     # The clock was put back to `wall`: nothing less is shown after its first pass.
     return to_microseconds(wall.replace(fold=0).astimezone(timezone.utc))

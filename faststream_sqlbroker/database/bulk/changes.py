@@ -103,7 +103,7 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
         by_queue.setdefault(row.queue, []).append(row.id)
     for queue, of_queue in sorted(by_queue.items()):
         ends = {i: Discard(CANCELLED) for i in of_queue}
-        PolicyRows(dialect).discard(connection, queue, ends, keep=True)
+        PolicyRows(dialect, connection, queue).discard(ends, keep=True)
     archive = dialect.tables.archive
     if archive is None:
         return {row.id: {} for row in rows}

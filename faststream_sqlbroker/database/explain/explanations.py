@@ -59,7 +59,9 @@ class Explanations:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._tables = database.tables
-        self._rows = PolicyRows(database.dialect)
+
+    def _rows(self, connection: Connection, queue: str) -> PolicyRows:
+        return PolicyRows(self._database.dialect, connection, queue)
 
     async def explain(self, message_id: int) -> Explanation:
         """Why a message is not running, or how it ended."""
@@ -89,7 +91,7 @@ class Explanations:
     def _reasons(self, connection: Connection, row: Any) -> list[Reason]:
         known = read_subscribers(connection, self._tables.policy_state, ended=True)
         alive = [s for s in known if s.lease_expires_at > row.now and row.queue in s.queues]
-        facts = PolicyFacts(connection, self._rows, row.queue, row.now, alive)
+        facts = PolicyFacts(self._rows(connection, row.queue), row.now, alive)
         return LiveMessage(facts, known, row).reasons()
 
     def _ended(self, connection: Connection, message_id: int) -> Explanation:
@@ -167,7 +169,7 @@ class Explanations:
             found: list[PoliciedQueue] = []
             for name in wanted[:limit]:
                 alive = [s for s in subscribers if name in s.queues]
-                facts = PolicyFacts(connection, self._rows, name, now, alive)
+                facts = PolicyFacts(self._rows(connection, name), now, alive)
                 found.append(_QueueWaits(facts).read())
             return found
 

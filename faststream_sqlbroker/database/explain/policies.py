@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, Select, case, select, text
+from sqlalchemy import ColumnElement, Select, case, select, text
 
 from faststream_sqlbroker.core.policies import (
     Concurrency,
@@ -63,15 +63,10 @@ class PolicyFacts:
     """The state of the policies of `queue` at the database's time `now`."""
 
     def __init__(
-        self,
-        connection: Connection,
-        rows: PolicyRows,
-        queue: str,
-        now: datetime,
-        subscribers: Sequence[LiveSubscriber],
+        self, rows: PolicyRows, now: datetime, subscribers: Sequence[LiveSubscriber]
     ) -> None:
-        """`connection` is used to read only; `subscribers` are the live ones of the queue."""
-        self.connection = connection
+        """`rows` are used to read only; `subscribers` are the live ones of the queue."""
+        self.connection = rows.connection
         self._rows = rows
         self._running: dict[int, int] = {}
         self._shared: dict[str, int] = {}
@@ -81,7 +76,7 @@ class PolicyFacts:
         self._live: dict[int, Live] = {}
         self._leases: dict[str, list[Lease]] = {}
         self._claimed: dict[str, Claimed | None] = {}
-        self.queue = queue
+        self.queue = rows.queue
         self.now = now
         self.subscribers = subscribers
 
@@ -127,7 +122,7 @@ class PolicyFacts:
             shared = policy.scope
             scope = slot_scope(self.queue, number) if shared is None else SHARED_SLOTS
             key = shared or ""
-            slots = known_slots(self._rows.states(self.connection, scope, [key]).get(key))
+            slots = known_slots(self._rows.states(scope, [key]).get(key))
             if slots is not None and slots.next > now:
                 found.append((policy, slots))
         return sorted(found, key=lambda each: -each[1].next)
@@ -140,7 +135,7 @@ class PolicyFacts:
         if key not in self._slots:
             scope = slot_scope(self.queue)
             keys = {*self._expected, key}
-            known = self._rows.states(self.connection, scope, keys)
+            known = self._rows.states(scope, keys)
             self._slots |= {each: known_slots(known.get(each)) for each in keys}
         slots = self._slots[key]
         if slots is None or slots.next <= to_microseconds(self.now):
@@ -163,15 +158,15 @@ class PolicyFacts:
     def running(self, most: int) -> int:
         """Leases of the queue, counted up to `most`."""
         if most not in self._running:
-            self._running[most] = self._rows.running(self.connection, self.queue, most)
+            self._running[most] = self._rows.running(self.queue, most)
         return self._running[most]
 
     def running_of(self, scope: str, most: int) -> int:
         """Leases of all queues of a budget, each counted up to `most`."""
         if scope not in self._shared:
-            info = self._rows.states(self.connection, SHARED_LEASES, [scope]).get(scope) or {}
+            info = self._rows.states(SHARED_LEASES, [scope]).get(scope) or {}
             self._shared[scope] = sum(
-                self._rows.running(self.connection, queue, most)
+                self._rows.running(queue, most)
                 for queue in sorted({*info.get("queues", ()), self.queue})
             )
         return self._shared[scope]
@@ -187,10 +182,10 @@ class PolicyFacts:
         """The bursts of `key`, and those of its messages that are in the queue."""
         if key not in self._bursts:
             wanted = (self._expected | {key}) - self._bursts.keys()
-            states = self._rows.states(self.connection, burst_scope(self.queue), wanted)
+            states = self._rows.states(burst_scope(self.queue), wanted)
             found = {each: Bursts.load(states.get(each)) for each in wanted}
             ids = {message for bursts in found.values() for message in bursts.known()}
-            self._live |= self._rows.live(self.connection, self.queue, ids)
+            self._live |= self._rows.live(ids)
             self._bursts |= found
         bursts = self._bursts[key]
         return bursts, {i: self._live[i] for i in bursts.known() if i in self._live}
@@ -199,15 +194,15 @@ class PolicyFacts:
         """The messages of `key` that are to be delivered in the place of others, and those of them
         that are in the queue.
         """
-        state = self._rows.states(self.connection, burst_scope(self.queue), [key]).get(key)
+        state = self._rows.states(burst_scope(self.queue), [key]).get(key)
         waiting = waiting_in(state or {})
-        return waiting, self._rows.live(self.connection, self.queue, waiting)
+        return waiting, self._rows.live(waiting)
 
     def newest(self, key: str) -> tuple[Latest, dict[int, Live]]:
         """The same for KeepLast, which keeps what it knows in the same place."""
-        state = self._rows.states(self.connection, burst_scope(self.queue), [key]).get(key)
+        state = self._rows.states(burst_scope(self.queue), [key]).get(key)
         latest = Latest.load(state)
-        return latest, self._rows.live(self.connection, self.queue, latest.known())
+        return latest, self._rows.live(latest.known())
 
     def leases(self, key: str) -> list[Lease]:
         """The leased messages of `key`, by id."""

@@ -88,8 +88,6 @@ class Choice:
         for pair in intake.pairs:
             if len(due) < size:
                 due += intake.rows.due(
-                    intake.connection,
-                    intake.queue,
                     pair.priority,
                     before=intake.before,
                     now=intake.now,
@@ -125,12 +123,12 @@ class Choice:
                 for message, key, _ in due
                 if key is not None and not keys.is_open(key)
             }
-            self._intake.rows.shift(self._intake.connection, self._intake.queue, blocked, 0)
+            self._intake.rows.shift(blocked, 0)
         return found
 
     def _choose_by_key(self, limit: int, others: Suspicion | None) -> list[int]:
         heads = Heads(
-            self._intake.connection,
+            self._intake.rows.connection,
             self._intake.rows.dialect.sql,
             limit,
             others=others,
@@ -140,24 +138,8 @@ class Choice:
             gate=self._slots.keys,
             by_header=self._intake.rows.by_header,
         )
-        if (only := self._wanted.only) is not None:
-            one = [
-                due
-                for pair in self._intake.pairs
-                for due in self._intake.rows.due(
-                    self._intake.connection,
-                    self._intake.queue,
-                    pair.priority,
-                    before=self._intake.before,
-                    now=self._intake.now,
-                    size=1,
-                    others=None,
-                    only=only,
-                )
-            ]
-            return [
-                message for message, _, _ in one if heads.may_start(self._intake.queue, message)
-            ]
+        if self._wanted.only is not None:
+            return [i for i, _, _ in self._due(1, None) if heads.may_start(self._intake.queue, i)]
         if heads.scan(self._intake.pairs, self._cursors):
             # Not at once: all keys may be held, and there may be many.
             self._next.waits.append(0.0)

@@ -35,7 +35,7 @@ from faststream_sqlbroker.database.policies.request import (
     may_start,
     refuse,
 )
-from faststream_sqlbroker.database.policies.rows import Decided, Live, PolicyRows
+from faststream_sqlbroker.database.policies.rows import Decided, Live, PolicyRows, read_now
 from faststream_sqlbroker.database.policies.slot_use import ReadTime
 from faststream_sqlbroker.database.policies.slots import Slots
 
@@ -51,12 +51,8 @@ class PolicyClaims:
         """`clock` measures how long looks take."""
         self._dialect = dialect
         self._clock = clock
-        self.rows = PolicyRows(dialect)
-        self._by_header = PolicyRows(dialect, by_header=True)
-
-    def tell_decisions(self, decided: Decided) -> None:
-        """Let `decided` be told of what claims decide."""
-        self.rows.decided = self._by_header.decided = decided
+        self.decided: Decided | None = None
+        """Told of what claims decide of messages without a lease, before it is written."""
 
     def claim(
         self, connection: Connection, wanted: PolicyClaimRequest, memory: ScanPosition
@@ -67,11 +63,11 @@ class PolicyClaims:
         self._dialect.mend_due_times(connection, pairs)
         waits = [pair.due_in for pair in pairs if pair.due_in > 0]
         burst = next((p for p in wanted.policies if isinstance(p, Debounce | KeepLast)), None)
-        standing = set() if burst is None else self._standing(connection, pairs, waits)
+        standing = set() if burst is None else self._standing(connection, wanted, pairs, waits)
         claimable = {pair.queue for pair in pairs if pair.due_in <= 0}
         due = sorted(claimable | standing)
         locked = self._lock(connection, due, wanted.scopes)
-        read = self.rows.now(connection, self._clock) if locked else None
+        read = read_now(self._dialect, connection, self._clock) if locked else None
         looked: list[float] = []
         if burst is not None and read is not None:
             looked = self._look(connection, burst, wanted, read.now, locked & standing, pairs)
@@ -92,7 +88,11 @@ class PolicyClaims:
         return found
 
     def _standing(
-        self, connection: Connection, pairs: list[ReadyPair], waits: list[float]
+        self,
+        connection: Connection,
+        wanted: PolicyClaimRequest,
+        pairs: list[ReadyPair],
+        waits: list[float],
     ) -> set[str]:
         """The queues where something that stands by is to be looked at; `waits` gets in how many
         seconds others are.
@@ -100,11 +100,11 @@ class PolicyClaims:
         found = [
             (pair.queue, at)
             for pair in pairs
-            if (at := self.rows.next_standby(connection, pair.queue, pair.priority)) is not None
+            for at in self._rows(connection, wanted, pair.queue).next_standby(pair.priority)
         ]
         if not found:
             return set()
-        now = self.rows.now(connection, self._clock).now
+        now = read_now(self._dialect, connection, self._clock).now
         waits += [(at - now) / MICROSECONDS for _, at in found if at > now]
         return {queue for queue, at in found if at <= now}
 
@@ -118,10 +118,10 @@ class PolicyClaims:
         pairs: list[ReadyPair],
     ) -> list[float]:
         """Look at what stands by in `queues`, which are locked; in how many seconds to go on."""
-        rows = self._by_header if wanted.header is not None else self.rows
         waits: list[float] = []
         for queue in sorted(queues):
-            heads = _heads(policy, rows, connection, queue, now, keep=wanted.keep)
+            rows = self._rows(connection, wanted, queue)
+            heads = _heads(policy, rows, now, keep=wanted.keep)
             heads.look(pair.priority for pair in pairs if pair.queue == queue)
             waits += [max(0.001, (at - now) / MICROSECONDS) for at in heads.later]
             if heads.more:
@@ -140,22 +140,13 @@ class PolicyClaims:
         """
         connection, wanted, memory = at
         self._read_rates(connection, wanted, memory, read)
-        rows_of = self._by_header if wanted.header is not None else self.rows
         suspects: dict[int, Suspect] = {}
         waits: list[float] = []
         for queue, pairs in ready:
             if len(found.rows) >= wanted.limit:
                 break
-            intake = Intake(
-                rows_of,
-                connection,
-                queue,
-                pairs,
-                read.now,
-                memory.intake,
-                wanted.keep,
-                self._clock,
-            )
+            rows = self._rows(connection, wanted, queue)
+            intake = Intake(rows, pairs, read.now, memory.intake, wanted.keep, self._clock)
             one = _QueueClaim(intake, wanted, memory, read)
             left = wanted.limit - len(found.rows)
             behind = wanted.seconds_behind(len(found.rows))
@@ -166,6 +157,11 @@ class PolicyClaims:
             suspects |= one.suspects
         found.suspects = suspects
         return waits
+
+    def _rows(self, connection: Connection, wanted: PolicyClaimRequest, queue: str) -> PolicyRows:
+        by_header = wanted.header is not None
+        of = self._dialect, connection, queue
+        return PolicyRows(*of, by_header=by_header, decided=self.decided)
 
     def _read_rates(
         self,
@@ -203,8 +199,6 @@ class _QueueClaim:
         """`read` is when the queue was locked, before anything of it was read."""
         self._intake = intake
         self._rows = intake.rows
-        self._connection = intake.connection
-        self._queue = intake.queue
         self._now = intake.now
         self._wanted = wanted
         self._memory = memory
@@ -266,7 +260,7 @@ class _QueueClaim:
 
     def _read_header_keys(self, found: list[ClaimedMessage]) -> None:
         if self._rows.by_header:
-            known = self._rows.live(self._connection, self._queue, [row.id for row in found])
+            known = self._rows.live([row.id for row in found])
             for row in found:
                 row.header_key = (known[row.id].key,)
 
@@ -287,7 +281,7 @@ class _QueueClaim:
             return self._choice.choose(limit)
         size = max(LOOKED_AT, 2 * limit)
         chosen = self._choice.choose(size)
-        live = self._rows.live(self._connection, self._queue, chosen)
+        live = self._rows.live(chosen)
         if self._suspicion is not None and self._suspicion.told:
             chosen, live = self._without_suspects(chosen, live, size, self._suspicion)
         starting = self._slots.on_time(chosen, live, limit)
@@ -309,7 +303,7 @@ class _QueueClaim:
             # None of them has kept a slot from another message of its key.
             self._slots.keys.begin_anew()
             chosen = self._choice.choose(size, pass_over=True)
-            live = self._rows.live(self._connection, self._queue, chosen)
+            live = self._rows.live(chosen)
         return [message for message in chosen if message not in self.suspects], live
 
     def _leases(self, limit: int) -> int:
@@ -327,7 +321,7 @@ class _QueueClaim:
         """How many leases count, and how many there may be."""
         if policy.scope is None:
             most = self._lowest(policy)
-            return self._rows.running(self._connection, self._queue, most), most
+            return self._rows.running(self._rows.queue, most), most
         return shared_leases(self._intake, policy)
 
     def _lease(self, chosen: list[int], suspicion: Suspicion | None) -> Claimed:
@@ -335,8 +329,9 @@ class _QueueClaim:
         if not chosen:
             return Claimed()
         w = self._wanted
-        found = self._rows.dialect.claim_ids(
-            self._connection, chosen, [self._queue], w.lease, w.token, suspicion=suspicion
+        rows = self._rows
+        found = rows.dialect.claim_ids(
+            rows.connection, chosen, [rows.queue], w.lease, w.token, suspicion=suspicion
         )
         rank = {message: n for n, message in enumerate(chosen)}
         found.sort(key=lambda row: rank[row.id])
@@ -364,8 +359,8 @@ class _QueueClaim:
                     # What is to come may belong to the burst of a message that is delivered now.
                     self._choice.behind = policy
                     self.next.more = True
-                at = self._rows, self._connection, self._queue, self._now
-                self._choice.bursts = _heads(policy, *at, keep=self._wanted.keep)
+                keep = self._wanted.keep
+                self._choice.bursts = _heads(policy, self._rows, self._now, keep=keep)
             else:
                 self._ask_limit(policy, limit)
         return True
@@ -385,16 +380,10 @@ class _QueueClaim:
 
 
 def _heads(
-    policy: Debounce | KeepLast,
-    rows: PolicyRows,
-    connection: Connection,
-    queue: str,
-    now: int,
-    *,
-    keep: bool,
+    policy: Debounce | KeepLast, rows: PolicyRows, now: int, *, keep: bool
 ) -> BurstHeads | NewestHeads:
     kind = NewestHeads if isinstance(policy, KeepLast) else BurstHeads
-    return kind(policy, rows, connection, queue, now, keep=keep)
+    return kind(policy, rows, now, keep=keep)
 
 
 def _due(pairs: list[ReadyPair], queue: str) -> list[ReadyPair]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection
-
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, Delay, Header, KeepLast, Policy
@@ -95,8 +93,6 @@ class Intake:
     """The policies' work on one queue in one claim. Times are microseconds since 1970."""
 
     rows: PolicyRows
-    connection: Connection
-    queue: str
     pairs: list[ReadyPair]
     now: int
     position: IntakePosition
@@ -114,6 +110,11 @@ class Intake:
     """Messages to claim as dead letters."""
     _before_burst: int = 0
 
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self.rows.queue
+
     def note_holds(self, policies: Sequence[Policy]) -> None:
         """`policies` may put messages of the queue off; noted now and then."""
         noted = self.position.noted
@@ -123,7 +124,7 @@ class Intake:
             return
         noted[self.queue] = asked
         scope = HOLDS + self.queue
-        known = self.rows.states(self.connection, scope, holds)
+        known = self.rows.states(scope, holds)
         # A note that is later than now says that the clock was set back: it stays until that is
         # mended.
         states = {}
@@ -132,7 +133,7 @@ class Intake:
             if before.get("seen", 0) <= self.now + CLOCK_STEP:
                 length = max(info.get("length", 0), before.get("length", 0))
                 states[name] = {"length": length, "seen": self.now}, self.now + KEPT
-        self.rows.keep(self.connection, scope, states)
+        self.rows.keep(scope, states)
 
     def read_keys(self, header: Header) -> bool:
         """Give each message its key from its headers; whether all that is due has one. Policies do
@@ -141,9 +142,9 @@ class Intake:
         arrivals, whole = self.arrivals(HEADER_KEY)
         if arrivals:
             ids = [arrival.id for arrival in arrivals]
-            stored = self.rows.headers(self.connection, self.queue, ids)
+            stored = self.rows.headers(ids)
             keys = {message: header.key(load_headers(of)) for message, of in stored.items()}
-            self.rows.give_keys(self.connection, self.queue, keys)
+            self.rows.give_keys(keys)
         self.before |= HEADER_KEY
         return whole
 
@@ -151,7 +152,7 @@ class Intake:
         """Shift what is due for the first time; whether all of it was looked at."""
         arrivals, whole = self.arrivals(DELAYED)
         due = {
-            a.id: None if a.delivered else max(a.due, self.opened) + policy.length for a in arrivals
+            a.id: None if a.delivered else max(a.due, self.opened) + policy.delay for a in arrivals
         }
         self._shift(due, DELAYED, HELD_DELAY)
         self.before |= DELAYED
@@ -176,9 +177,7 @@ class Intake:
         keys = list(dict.fromkeys(key for _, key, _ in chosen if key is not None))
         if not keys:
             return list(chosen)
-        arrivals, whole = self.rows.arrivals_of(
-            self.connection, self.queue, keys, before=self._before_burst, own=BURST
-        )
+        arrivals, whole = self.rows.arrivals_of(keys, before=self._before_burst, own=BURST)
         due, gone = self._join(policy, arrivals)
         known = [each for each in chosen if each[0] not in gone]
         if self.before == self._before_burst | BURST:
@@ -206,7 +205,7 @@ class Intake:
             else:
                 by_key[a.key].append((max(a.due, a.created, self.opened), a.id))
         scope = burst_scope(self.queue)
-        known = burst_states(self.rows, self.connection, self.queue, policy, by_key, self.now)
+        known = burst_states(self.rows, policy, by_key, self.now)
         states: dict[str, tuple[Any, int]] = {}
         standby: dict[int, int] = {}
         keys: dict[int, str | None] = {a.id: a.key for a in arrivals}
@@ -219,10 +218,10 @@ class Intake:
             superseded = _of_key(taken.superseded, key, keys)
             gone |= {message: Discard(SUPERSEDED, by) for message, by in superseded.items()}
             states[key] = info, forgotten_at(info, max(until, self.now))
-        self.rows.keep(self.connection, scope, states)
-        self.rows.discard(self.connection, self.queue, gone, keep=self.keep, keys=keys)
+        self.rows.keep(scope, states)
+        self.rows.discard(gone, keep=self.keep, keys=keys)
         self._shift(due, BURST, HELD_BURST, keys)
-        self.rows.stand_by(self.connection, self.queue, standby, keys)
+        self.rows.stand_by(standby, keys)
         self.later += standby.values()
         return due, gone.keys() | standby.keys()
 
@@ -236,7 +235,7 @@ class Intake:
             for message in {*changes.due, *changes.standby, *changes.superseded} - known.keys()
         )
         twice = [message for message, times in named.items() if times > 1]
-        live = self.rows.live(self.connection, self.queue, twice)
+        live = self.rows.live(twice)
         return {message: each.key for message, each in live.items()}
 
     def scan_back(self, own: int, at: int) -> None:
@@ -257,7 +256,7 @@ class Intake:
         keys: Mapping[int, str | None] = MappingProxyType({}),
     ) -> None:
         marks = mark | held, ~HELD | held
-        self.rows.shift(self.connection, self.queue, due, *marks, keys=keys)
+        self.rows.shift(due, *marks, keys=keys)
         self.later += [at for at in due.values() if at is not None and at > self.now]
 
     def arrivals(self, own: int) -> tuple[list[Arrival], bool]:
@@ -274,9 +273,7 @@ class Intake:
                 place, 0.0
             )
             since = 0 if whole else max(0, self.position.ended_at[place] - LATE_COMMITS)
-            rows = self.rows.arrivals(
-                self.connection, self.queue, pair.priority, before=self.before, own=own, since=since
-            )
+            rows = self.rows.arrivals(pair.priority, before=self.before, own=own, since=since)
             if len(rows) == SCAN:
                 horizon = rows[-1].due if horizon is None else min(horizon, rows[-1].due)
             self.position.ended_at[place] = rows[-1].due if len(rows) == SCAN else self.now
@@ -311,15 +308,13 @@ def burst_scope(queue: str) -> str:
 
 def burst_states(
     rows: PolicyRows,
-    connection: Connection,
-    queue: str,
     policy: Debounce | KeepLast,
     keys: Iterable[str],
     now: int,
 ) -> dict[str, Any]:
     """What is stored of the bursts of `keys`; under the queue's lock."""
-    scope = burst_scope(queue)
-    found = rows.states(connection, scope, keys)
+    scope = burst_scope(rows.queue)
+    found = rows.states(scope, keys)
     mended = {key: mend_clock(info, now) for key, info in found.items()}
     # Kept at once: a look that changes nothing else would find the same step, at a later time.
     until = now + policy.window
@@ -328,13 +323,13 @@ def burst_states(
         for key, info in mended.items()
         if info is not found[key]
     }
-    rows.keep(connection, scope, changed)
+    rows.keep(scope, changed)
     return mended
 
 
 def forgotten_at(info: dict[str, Any], needed_until: int) -> int:
     """When what is stored of a key may be forgotten: not while messages stand by."""
-    return needed_until + (KEPT if info.get("standby", True) else FORGET_BURSTS)
+    return needed_until + (KEPT if info.get("standby") else FORGET_BURSTS)
 
 
 def slot_scope(queue: str, number: int | None = None) -> str:

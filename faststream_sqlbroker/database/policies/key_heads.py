@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
-
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies import Debounce, KeepLast
 from faststream_sqlbroker.core.policies.debounce import Bursts
@@ -49,8 +47,6 @@ class KeyHeads:
         self,
         policy: Debounce | KeepLast,
         rows: PolicyRows,
-        connection: Connection,
-        queue: str,
         now: int,
         *,
         keep: bool,
@@ -58,8 +54,6 @@ class KeyHeads:
         """Under the queue's lock; `keep`: what is discarded is archived."""
         self._policy = policy
         self._rows = rows
-        self._connection = connection
-        self._queue = queue
         self._now = now
         self._keep = keep
         self._known: dict[str, Any] = {}
@@ -78,9 +72,7 @@ class KeyHeads:
         """Look at what stands by, and is to be looked at by now."""
         found: list[Standing] = []
         for priority in priorities:
-            found += self._rows.standby_due(
-                self._connection, self._queue, priority, now=self._now, size=SCAN
-            )
+            found += self._rows.standby_due(priority, now=self._now, size=SCAN)
             self.more |= len(found) >= SCAN
         looked: dict[str, list[Standing]] = defaultdict(list)
         for each in found:
@@ -94,12 +86,12 @@ class KeyHeads:
             if each.id not in done
         }
         keys = {each.id: each.key for each in found if each.key is not None}
-        self._rows.stand_by(self._connection, self._queue, later, keys)
+        self._rows.stand_by(later, keys)
         self.later += later.values()
         # Without a key nothing can stand by: the policy goes by another one now, or another program
         # has taken it away.
         free = {each.id: self._now for each in found if each.key is None}
-        self._rows.shift(self._connection, self._queue, free, 0, KEPT & ~BURST)
+        self._rows.shift(free, 0, KEPT & ~BURST)
 
     def _look_again(self, key: str, standing: Standing) -> int:
         owner = self._chosen_for(key, standing.id)
@@ -138,7 +130,7 @@ class KeyHeads:
 
     def _read_live(self) -> None:
         known = {i for state in self._known.values() for i in state.known()}
-        found = self._rows.live(self._connection, self._queue, known)
+        found = self._rows.live(known)
         self._key_of = {i: each.key for i, each in found.items() if each.key is not None}
         # A message that has got another key is not this key's any more, though both may know it.
         self._live = {
@@ -151,8 +143,7 @@ class KeyHeads:
         }
 
     def _load(self, keys: Iterable[str]) -> None:
-        at = self._rows, self._connection, self._queue, self._policy
-        stored = burst_states(*at, keys, self._now)
+        stored = burst_states(self._rows, self._policy, keys, self._now)
         self._known = {key: self._policy.load(stored.get(key)) for key in keys}
 
     def _expired(self) -> dict[int, Discard]:
@@ -192,15 +183,13 @@ class KeyHeads:
                 self._known[key].standby &= bool(left) or key not in whole
         # Their due times are theirs again.
         self._rows.shift(
-            self._connection,
-            self._queue,
             due,
             BURST | HELD_BURST,
             KEPT | HELD_BURST,
             keys=self._key_of,
         )
         self.later += due.values()
-        for message, live in self._rows.live(self._connection, self._queue, due).items():
+        for message, live in self._rows.live(due).items():
             if live.key in self._live and not _stands_by(live):
                 self._live[live.key][message] = live
         return set(due)
@@ -211,7 +200,7 @@ class KeyHeads:
         """What stands by of `keys`, as far as `SCAN` goes, and the keys of which all was read."""
         ranges = dict.fromkeys(keys, (0, NEWEST))
         last = not self._policy.leading
-        found, whole = self._rows.standby_of(self._connection, self._queue, ranges, last=last)
+        found, whole = self._rows.standby_of(ranges, last=last)
         by_key: dict[str, list[int]] = {key: [] for key in keys}
         for each, key in self._keyed(found):
             if each.expired:
@@ -262,7 +251,7 @@ class KeyHeads:
         # A message that is put off gives up its slot, which would be for another time.
         marks = HELD_BURST, KEPT | HELD_BURST
         keys = {message: key for message, key, _ in due}
-        self._rows.shift(self._connection, self._queue, waiting, *marks, keys=keys)
+        self._rows.shift(waiting, *marks, keys=keys)
         self.later += [at for at in waiting.values() if at is not None]
 
     def _stand_by(self, waiting: Mapping[int, tuple[str, int]]) -> None:
@@ -274,7 +263,7 @@ class KeyHeads:
             known = self._live[key].get(by)
             due[message] = looked_at(self._now if known is None else known.due, self._now)
         keys = {message: key for message, (key, _) in waiting.items()}
-        self._rows.stand_by(self._connection, self._queue, due, keys)
+        self._rows.stand_by(due, keys)
         self.later += due.values()
         self._save({key for key, _ in waiting.values()})
 
@@ -298,7 +287,7 @@ class KeyHeads:
         self._note_left(delivered, left)
 
     def _discard(self, gone: Mapping[int, Discard]) -> None:
-        self._rows.discard(self._connection, self._queue, gone, keep=self._keep, keys=self._key_of)
+        self._rows.discard(gone, keep=self._keep, keys=self._key_of)
 
     def refused(self, messages: Mapping[str, int]) -> None:
         """By key, a throttle has refused these messages: what has stood by for them goes, too."""
@@ -323,7 +312,7 @@ class KeyHeads:
         """
         if not left:
             return []
-        found, whole = self._rows.standby_of(self._connection, self._queue, left)
+        found, whole = self._rows.standby_of(left)
         for key in whole:
             del left[key]
         return [(each.id, key) for each, key in self._keyed(found)]
@@ -337,7 +326,7 @@ class KeyHeads:
         """Let the next claim look at these, and so at the rest of their keys."""
         due = dict.fromkeys(messages, self._now)
         self._looked_on |= due.keys()
-        self._rows.stand_by(self._connection, self._queue, due, self._key_of)
+        self._rows.stand_by(due, self._key_of)
         self.more |= bool(due)
 
     def _range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:
@@ -355,7 +344,7 @@ class KeyHeads:
             end = state.end if isinstance(state, Bursts) and state.start is not None else 0
             info = self._policy.dump(state)
             states[key] = info, forgotten_at(info, max(end, self._now) + self._policy.window)
-        self._rows.keep(self._connection, burst_scope(self._queue), states)
+        self._rows.keep(burst_scope(self._rows.queue), states)
 
 
 class BurstHeads(KeyHeads):

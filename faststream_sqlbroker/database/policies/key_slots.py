@@ -60,7 +60,7 @@ class KeySlots:
         """Read what is known of `keys`."""
         texts = {text for key in keys if (text := as_key(key)) is not None}
         missing = texts - self._logs.keys()
-        known = self._intake.rows.states(self._intake.connection, self.scope, missing)
+        known = self._intake.rows.states(self.scope, missing)
         for key in missing:
             info = known.get(key)
             self._logs[key] = self._shared.load(self._policy, (self.scope, key), info)
@@ -138,7 +138,7 @@ class KeySlots:
         intake = self._intake
         if intake.queue not in intake.position.indexed:
             # Another rate may have written it. A process has one rate, so it asks once.
-            intake.rows.look_anew(intake.connection, self.scope)
+            intake.rows.look_anew(self.scope)
             intake.position.indexed.add(intake.queue)
 
     def idle(self, keys: Iterable[Key]) -> None:
@@ -154,8 +154,6 @@ class KeySlots:
             place = intake.queue, pair.priority, SLOT
             since = intake.position.ended_at.get(place, intake.now) - OVERLAP
             rows = intake.rows.arrivals(
-                intake.connection,
-                intake.queue,
                 pair.priority,
                 before=intake.before,
                 own=0,
@@ -186,7 +184,7 @@ class KeySlots:
     def next_look(self) -> int | None:
         """When a key is to be looked at again; None: no key waits."""
         if self._indexed:
-            at = self._intake.rows.next_due(self._intake.connection, self.scope)
+            at = self._intake.rows.next_due(self.scope)
             if at is not None:
                 self._wait(at)
         return self.later
@@ -216,7 +214,7 @@ class KeySlots:
                 info["next"] = at_next
             states[key] = info, max(forget, at_next or 0)
             due[key] = at_next
-        self._intake.rows.keep(self._intake.connection, self.scope, states, due)
+        self._intake.rows.keep(self.scope, states, due)
 
     def _spend(self, started: Mapping[int, int]) -> dict[str, list[int]]:
         """Add the slots of the messages `started` to their logs; the slots by key."""

@@ -46,14 +46,14 @@ def lowest(intake: Intake, policy: Concurrency, is_old: Callable[[float, float],
     if not is_old(read_at, asked):
         return known
     scope = OF_KEYS if by_key else LIMITS
-    info = intake.rows.states(intake.connection, scope, [intake.queue]).get(intake.queue)
+    info = intake.rows.states(scope, [intake.queue]).get(intake.queue)
     members = Members.load(info)
     own = str(policy.limit)
     found = lowest_limit(members.live(own, intake.now))
     if members.register(own, intake.now):
         kept = {"members": members.dump(intake.now)}
         states = {intake.queue: (kept, intake.now + MEMBER_LIVES)}
-        intake.rows.keep(intake.connection, scope, states)
+        intake.rows.keep(scope, states)
     intake.position.limits[place] = asked, found
     return found
 
@@ -65,21 +65,18 @@ def shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
     is taken off the list only while it has no lease: so a process that dies leaves none uncounted.
     """
     rows = intake.rows
-    connection = intake.connection
     now = intake.now
     name = str(policy.scope)
-    info = rows.states(connection, SHARED_LEASES, [name]).get(name)
+    info = rows.states(SHARED_LEASES, [name]).get(name)
     members = Members.load(info)
     own = str(policy.limit)
     most = lowest_limit(members.live(own, now))
     listed = {str(each) for each in (info or {}).get("queues", ())}
-    counts = {
-        each: rows.running(connection, each, most) for each in sorted({*listed, intake.queue})
-    }
+    counts = {each: rows.running(each, most) for each in sorted({*listed, intake.queue})}
     holding = {each for each, count in counts.items() if count or each == intake.queue}
     if members.register(own, now) or holding != listed:
         kept = {"queues": sorted(holding), "members": members.dump(now)}
-        rows.keep(connection, SHARED_LEASES, {name: (kept, now + FORGOTTEN)})
+        rows.keep(SHARED_LEASES, {name: (kept, now + FORGOTTEN)})
     return sum(counts.values()), most
 
 

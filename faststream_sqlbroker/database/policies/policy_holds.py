@@ -34,7 +34,7 @@ from faststream_sqlbroker.database.parts.live_subscribers import read_subscriber
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.database.policies.intake import HOLDS, KEPT
 from faststream_sqlbroker.database.policies.key_heads import BURST_WAIT_LIMIT
-from faststream_sqlbroker.database.policies.rows import Later, PolicyRows
+from faststream_sqlbroker.database.policies.rows import Later, PolicyRows, read_now
 from faststream_sqlbroker.schema.types import clock
 
 LIVES = 60 * 1_000_000
@@ -91,7 +91,6 @@ class PolicyHolds:
         self._database = database
         self._dialect = database.dialect
         self._table = database.tables.policy_state
-        self._rows = PolicyRows(database.dialect)
 
     async def read(self, queues: Sequence[str]) -> list[Hold]:
         """What may have put messages of `queues` off, by queue and name."""
@@ -142,7 +141,7 @@ class PolicyHolds:
             live = self._live(connection).get(hold.queue, [])
             if hold.name in holds_of(live):
                 return replace(search, done=True)
-            now = self._rows.now(connection, self._database.clock).now
+            now = read_now(self._dialect, connection, self._database.clock).now
 
             def due_of(row: Later) -> int | None:
                 if not row.marks & mark:
@@ -166,7 +165,7 @@ class PolicyHolds:
         """
 
         def mend(connection: Connection, search: Freeing) -> Freeing:
-            now = self._rows.now(connection, self._database.clock).now
+            now = read_now(self._dialect, connection, self._database.clock).now
             holds = [_hold(row) for row in connection.execute(self._select([HOLDS + queue]))]
             back = max((hold.seen - now for hold in holds), default=0)
             if back <= CLOCK_STEP:
@@ -190,7 +189,7 @@ class PolicyHolds:
                     hold.name: ({**hold.info, "seen": min(hold.seen, now)}, now + KEPT)
                     for hold in holds
                 }
-                self._rows.keep(connection, HOLDS + queue, notes)
+                PolicyRows(self._dialect, connection, queue).keep(HOLDS + queue, notes)
             return found
 
         return await self._in_steps(queue, mend)
@@ -226,11 +225,12 @@ class PolicyHolds:
         None; leave of its marks those `kept`. How far that is.
         """
         found = replace(search, at=dict(search.at), done=True)
+        rows = PolicyRows(self._dialect, connection, queue)
         for pair in self._dialect.ready_pairs(connection, [queue]):
             at = found.at.setdefault(pair.priority, now)
-            later = self._rows.later(connection, queue, pair.priority, now=at, size=search.size)
+            later = rows.later(pair.priority, now=at, size=search.size)
             due = {row.id: moment for row in later if (moment := due_of(row)) is not None}
-            self._rows.shift(connection, queue, due, 0, kept)
+            rows.shift(due, 0, kept)
             found.freed += len(due)
             if len(later) == search.size:
                 found.done = False

@@ -77,117 +77,92 @@ class Later(NamedTuple):
     marks: int
 
 
+def read_now(dialect: Dialect, connection: Connection, clock: Clock) -> ReadTime:
+    """The database's clock, and when it was read by the process's."""
+    asked = clock.monotonic()
+    now = int(connection.execute(dialect.sql["policy_now"]).scalar_one())
+    return ReadTime(now, asked, clock.monotonic())
+
+
 class PolicyRows:
-    """The statements of one dialect, called with lists of any length."""
+    """The statements about one queue in one transaction, called with lists of any length."""
 
-    def __init__(self, dialect: Dialect, *, by_header: bool = False) -> None:
-        """Those of `dialect`; `by_header`: keys are those that were read from a header."""
-        self.dialect = dialect
-        self.by_header = by_header
-        self.decided: Decided | None = None
-        """Told of what is decided of messages without a lease, before it is written."""
-
-    def _run(self, connection: Connection, name: str, **binds: Any) -> Any:
-        statements = self.dialect.sql
-        statement = statements.by_header(name) if self.by_header else statements[name]
-        return connection.execute(statement, binds)
-
-    def now(self, connection: Connection, clock: Clock) -> ReadTime:
-        """The database's clock, and when it was read by the process's."""
-        asked = clock.monotonic()
-        now = int(self._run(connection, "policy_now").scalar_one())
-        return ReadTime(now, asked, clock.monotonic())
-
-    def arrivals(
+    def __init__(
         self,
+        dialect: Dialect,
         connection: Connection,
         queue: str,
-        priority: int,
         *,
-        before: int,
-        own: int,
-        since: int,
-    ) -> list[Arrival]:
+        by_header: bool = False,
+        decided: Decided | None = None,
+    ) -> None:
+        """Under the lock of `queue`, where something is written. `by_header`: keys are those that
+        were read from a header; `decided` is told of what is decided of messages without a lease,
+        before it is written.
+        """
+        self.dialect = dialect
+        self.connection = connection
+        self.queue = queue
+        self.by_header = by_header
+        self._decided = decided
+
+    def _run(self, name: str, **binds: Any) -> Any:
+        statements = self.dialect.sql
+        statement = statements.by_header(name) if self.by_header else statements[name]
+        return self.connection.execute(statement, binds)
+
+    def _run_of_queue(self, name: str, **binds: Any) -> Any:
+        return self._run(name, queue=self.queue, **binds)
+
+    def arrivals(self, priority: int, *, before: int, own: int, since: int) -> list[Arrival]:
         """Up to `SCAN` due messages that have the marks `before` and not `own`, by due time and id.
 
         Args:
-            connection: Under the queue's lock.
-            queue: Its name.
             priority: Only of this one.
             before: Marks of the policies before.
             own: The mark that is missing.
             since: Messages that were due before are left out.
         """
-        rows = self._run(
-            connection,
-            "policy_arrivals",
-            queue=queue,
-            priority=priority,
-            before=before,
-            own=own,
-            since=since,
-            size=SCAN,
+        rows = self._run_of_queue(
+            "policy_arrivals", priority=priority, before=before, own=own, since=since, size=SCAN
         )
         return [_arrival(row) for row in rows]
 
     def arrivals_of(
-        self, connection: Connection, queue: str, keys: Sequence[str], *, before: int, own: int
+        self, keys: Sequence[str], *, before: int, own: int
     ) -> tuple[list[Arrival], set[str]]:
         """The due messages of `keys`, of all priorities, that have the marks `before` and not
         `own`, as far as `SCAN` goes; and the keys of which all were read.
         """
         listed = [{"n": n, "k": key} for n, key in enumerate(keys)]
-        rows = self._run(
-            connection,
-            "policy_arrivals_of",
-            queue=queue,
-            rows=json.dumps(listed),
-            before=before,
-            own=own,
-            size=SCAN,
+        rows = self._run_of_queue(
+            "policy_arrivals_of", rows=json.dumps(listed), before=before, own=own, size=SCAN
         ).all()
         # The last key that was read may have more.
         whole = len(keys) if len(rows) < SCAN else int(rows[-1][7])
         return [_arrival(row) for row in rows], set(keys[:whole])
 
-    def later(
-        self, connection: Connection, queue: str, priority: int, *, now: int, size: int
-    ) -> list[Later]:
+    def later(self, priority: int, *, now: int, size: int) -> list[Later]:
         """Up to `size` messages that are due later than `now` and wait, by due time and id."""
-        rows = self._run(
-            connection, "policy_waits_later", queue=queue, priority=priority, now=now, size=size
-        )
+        rows = self._run_of_queue("policy_waits_later", priority=priority, now=now, size=size)
         # SQLite may hold other values than numbers, until the next claim corrects or rejects them.
         return [Later(r[0], r[2], r[5]) for r in rows if isinstance(r[2], int)]
 
-    def next_standby(self, connection: Connection, queue: str, priority: int) -> int | None:
-        """When what stands by is to be looked at; None: nothing does."""
-        found = self.standby_due(connection, queue, priority, now=_ANY_TIME, size=1)
-        return found[0].due if found else None
+    def next_standby(self, priority: int) -> list[int]:
+        """When the first that stands by is to be looked at; empty: nothing does."""
+        return [each.due for each in self.standby_due(priority, now=_ANY_TIME, size=1)]
 
-    def standby_due(
-        self, connection: Connection, queue: str, priority: int, *, now: int, size: int
-    ) -> list[Standing]:
+    def standby_due(self, priority: int, *, now: int, size: int) -> list[Standing]:
         """Up to `size` messages that stand by and are to be looked at by `now`, by that time and
         id.
         """
-        rows = self._run(
-            connection,
-            "policy_standby_due",
-            queue=queue,
-            priority=priority,
-            now=STANDBY + now,
-            size=size,
+        rows = self._run_of_queue(
+            "policy_standby_due", priority=priority, now=STANDBY + now, size=size
         )
         return _standing(rows)
 
     def standby_of(
-        self,
-        connection: Connection,
-        queue: str,
-        ranges: Mapping[str, tuple[int, int]],
-        *,
-        last: bool = False,
+        self, ranges: Mapping[str, tuple[int, int]], *, last: bool = False
     ) -> tuple[list[Standing], set[str]]:
         """Up to `SCAN` messages of keys that stand by, whose ids lie between the two of their key,
         key by key; of each the oldest first, or the `last`; and the keys of which all were read.
@@ -198,7 +173,7 @@ class PolicyRows:
             for n, (key, (low, high)) in enumerate(ranges.items())
         ]
         name = "policy_standby_last" if last else "policy_standby_first"
-        rows = self._run(connection, name, queue=queue, rows=json.dumps(listed), size=SCAN).all()
+        rows = self._run_of_queue(name, rows=json.dumps(listed), size=SCAN).all()
         # The last key that was read may have more.
         whole = len(keys) if len(rows) < SCAN else int(rows[-1].n)
         # To MySQL, keys that differ in spaces at their ends are equal.
@@ -206,33 +181,27 @@ class PolicyRows:
         return found, set(keys[:whole])
 
     def stand_by(
-        self,
-        connection: Connection,
-        queue: str,
-        due: Mapping[int, int],
-        keys: Mapping[int, str | None] = MappingProxyType({}),
+        self, due: Mapping[int, int], keys: Mapping[int, str | None] = MappingProxyType({})
     ) -> None:
         """Let messages stand by until they are looked at when they are `due`; `keys` as for
         `discard`.
         """
         at = {message: STANDBY + moment for message, moment in due.items()}
-        self.shift(connection, queue, at, BURST | HELD_BURST, KEPT | HELD_BURST, keys=keys)
+        self.shift(at, BURST | HELD_BURST, KEPT | HELD_BURST, keys=keys)
 
-    def headers(self, connection: Connection, queue: str, ids: Sequence[int]) -> dict[int, Any]:
+    def headers(self, ids: Sequence[int]) -> dict[int, Any]:
         """The headers of `ids` as they are stored."""
         rows = json.dumps([{"id": message} for message in sorted(ids)])
-        found = self._run(connection, "policy_headers", rows=rows, queue=queue)
+        found = self._run_of_queue("policy_headers", rows=rows)
         return {row.id: row.headers for row in found}
 
-    def give_keys(self, connection: Connection, queue: str, keys: Mapping[int, str | None]) -> None:
+    def give_keys(self, keys: Mapping[int, str | None]) -> None:
         """From now on policies go by these keys of messages, which their headers have."""
         rows = json.dumps([{"id": message, "k": key} for message, key in sorted(keys.items())])
-        self._run(connection, "policy_give_keys", rows=rows, queue=queue)
+        self._run_of_queue("policy_give_keys", rows=rows)
 
     def shift(
         self,
-        connection: Connection,
-        queue: str,
         due: Mapping[int, int | None],
         mark: int,
         kept: int = ~0,
@@ -243,15 +212,13 @@ class PolicyRows:
         None; `keys` as for `discard`.
         """
         if due:
-            self._tell(connection, queue, {i: _put_off(at) for i, at in due.items()})
+            self._tell({i: _put_off(at) for i, at in due.items()})
             listed = [{"id": i, "due": at, "k": keys.get(i)} for i, at in due.items()]
             rows = json.dumps(listed)
-            self._run(connection, "policy_shift", rows=rows, queue=queue, mark=mark, kept=kept)
+            self._run_of_queue("policy_shift", rows=rows, mark=mark, kept=kept)
 
     def discard(
         self,
-        connection: Connection,
-        queue: str,
         ends: Mapping[int, Discard],
         *,
         keep: bool,
@@ -262,43 +229,39 @@ class PolicyRows:
         """
         if not ends:
             return
-        self._tell(connection, queue, {i: f"ended, {end.reason}" for i, end in ends.items()})
+        self._tell({i: f"ended, {end.reason}" for i, end in ends.items()})
         rows = _ends_json(ends, keys)
         archived = keep and self.dialect.has_archive
         if archived and self.dialect.sql.has("policy_discard"):
-            self._run(connection, "policy_discard", rows=rows, queue=queue)
+            self._run_of_queue("policy_discard", rows=rows)
             return
         if self.dialect.sql.has("policy_lock"):
             # Lock first, then copy and delete exactly the locked rows: a row that another
             # transaction takes in between must not be copied.
-            held = set(self._run(connection, "policy_lock", rows=rows, queue=queue).scalars())
+            held = set(self._run_of_queue("policy_lock", rows=rows).scalars())
             rows = _ends_json({message: end for message, end in ends.items() if message in held})
         if archived:
-            self._run(connection, "policy_archive", rows=rows, queue=queue)
-        self._run(connection, "policy_drop", rows=rows, queue=queue)
+            self._run_of_queue("policy_archive", rows=rows)
+        self._run_of_queue("policy_drop", rows=rows)
 
-    def _tell(self, connection: Connection, queue: str, decisions: Mapping[int, str]) -> None:
-        if self.decided is not None:
-            stored = self.headers(connection, queue, list(decisions))
-            self.decided(queue, decisions, stored)
+    def _tell(self, decisions: Mapping[int, str]) -> None:
+        if self._decided is not None:
+            stored = self.headers(list(decisions))
+            self._decided(self.queue, decisions, stored)
 
-    def states(self, connection: Connection, scope: str, keys: Iterable[str]) -> dict[str, Any]:
+    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
         """What is stored under `scope` for each of `keys`."""
         wanted = sorted(set(keys))
         if not wanted:
             return {}
         rows = self._run(
-            connection,
-            "policy_states",
-            scope=scope,
-            rows=json.dumps([{"k": key} for key in wanted]),
+            "policy_states", scope=scope, rows=json.dumps([{"k": key} for key in wanted])
         ).all()
         found = {as_key(key): None if info is None else json.loads(info) for key, info in rows}
         return {key: info for key, info in found.items() if key is not None}
 
     def keep(
         self,
-        connection: Connection,
         scope: str,
         states: Mapping[str, tuple[Any, int]],
         due: Mapping[str, int | None] | None = None,
@@ -320,31 +283,28 @@ class PolicyRows:
                     for key, (info, expires) in sorted(states.items())
                 ]
             )
-            self._run(connection, "policy_keep", scope=scope, rows=rows)
+            self._run("policy_keep", scope=scope, rows=rows)
 
-    def next_due(self, connection: Connection, scope: str) -> int | None:
+    def next_due(self, scope: str) -> int | None:
         """When the next key of `scope` is to be looked at, later than now."""
-        at = self._run(connection, "policy_next_due", scope=scope).scalar_one()
+        at = self._run("policy_next_due", scope=scope).scalar_one()
         return None if at is None else int(at)
 
-    def look_anew(self, connection: Connection, scope: str) -> None:
+    def look_anew(self, scope: str) -> None:
         """Let every key of `scope` that is to be looked at later be looked at now."""
-        self._run(connection, "policy_look_anew", scope=scope)
+        self._run("policy_look_anew", scope=scope)
 
-    def running(self, connection: Connection, queue: str, most: int) -> int:
-        """Leases of the queue, counted up to `most`."""
-        return int(self._run(connection, "policy_running", queue=queue, size=most).scalar_one())
+    def running(self, queue: str, most: int) -> int:
+        """Leases of `queue`, counted up to `most`."""
+        return int(self._run("policy_running", queue=queue, size=most).scalar_one())
 
-    def live(self, connection: Connection, queue: str, ids: Iterable[int]) -> dict[int, Live]:
+    def live(self, ids: Iterable[int]) -> dict[int, Live]:
         """Those of `ids` that are in the queue."""
         wanted = sorted(set(ids))
         if not wanted:
             return {}
-        rows = self._run(
-            connection,
-            "policy_live",
-            queue=queue,
-            rows=json.dumps([{"id": message} for message in wanted]),
+        rows = self._run_of_queue(
+            "policy_live", rows=json.dumps([{"id": message} for message in wanted])
         )
         return {
             r[0]: Live(
@@ -362,8 +322,6 @@ class PolicyRows:
 
     def due(
         self,
-        connection: Connection,
-        queue: str,
         priority: int,
         *,
         before: int,
@@ -379,7 +337,6 @@ class PolicyRows:
         after the policies looked, and before its end.
         """
         binds: dict[str, Any] = {
-            "queue": queue,
             "priority": priority,
             "before": before,
             "now": now,
@@ -392,24 +349,8 @@ class PolicyRows:
         elif others is not None:
             which = "_others"
             binds |= others.binds
-        rows = self._run(connection, f"policy_due{which}", **binds)
+        rows = self._run_of_queue(f"policy_due{which}", **binds)
         return [(r[0], as_key(r[1]), int(r[2])) for r in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class StatesOn:
-    """The states of policies as the transaction of a claim reads and writes them."""
-
-    rows: PolicyRows
-    connection: Connection
-
-    def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
-        """As `PolicyRows.states`."""
-        return self.rows.states(self.connection, scope, keys)
-
-    def keep(self, scope: str, states: Mapping[str, tuple[Any, int]]) -> None:
-        """As `PolicyRows.keep`."""
-        self.rows.keep(self.connection, scope, states)
 
 
 def _standing(rows: Iterable[Sequence[Any]]) -> list[Standing]:

@@ -41,7 +41,7 @@ from faststream_sqlbroker.database.policies.request import (
     ScanPosition,
     has_expired,
 )
-from faststream_sqlbroker.database.policies.rows import Arrival, Live, StatesOn
+from faststream_sqlbroker.database.policies.rows import Arrival, Live
 from faststream_sqlbroker.database.policies.slot_use import ReadTime, SlotLogs, States, gate_of
 
 LONGEST_WAIT = 5 * MICROSECONDS
@@ -197,9 +197,8 @@ class Slots(QueueSlots):
         self, intake: Intake, read: ReadTime, wanted: PolicyClaimRequest, memory: ScanPosition
     ) -> None:
         """As `QueueSlots`; `intake` is that of the same claim."""
-        states = StatesOn(intake.rows, intake.connection)
         super().__init__(
-            states,
+            intake.rows,
             intake.queue,
             read,
             wanted,
@@ -316,7 +315,7 @@ class OwnSlots:
                 found.append(a.id)
                 if key is not None:
                     self._grant(trial[key])
-        intake.rows.discard(intake.connection, intake.queue, dropped, keep=intake.keep)
+        intake.rows.discard(dropped, keep=intake.keep)
         self.dropped = _newest_by_key(arrivals, dropped)
         for count, due in put_off.items():
             self._put_off(due, count)
@@ -381,11 +380,11 @@ class OwnSlots:
         states = {
             key: shared.dump(self._policy, (self._scope, key), self._logs[key]) for key in changed
         }
-        self._intake.rows.keep(self._intake.connection, self._scope, states)
+        self._intake.rows.keep(self._scope, states)
 
     def _look(self, keys: Iterable[str]) -> None:
         missing = set(keys) - self._logs.keys()
-        known = self._intake.rows.states(self._intake.connection, self._scope, missing)
+        known = self._intake.rows.states(self._scope, missing)
         for key in missing:
             place = self._scope, key
             self._logs[key] = self._shared.load(self._policy, place, known.get(key))
@@ -403,7 +402,7 @@ class OwnSlots:
         """They are arrivals again when they come back; `count`: how often each has backed off."""
         intake = self._intake
         kept = ~(SLOT | HELD | of_backoffs(MOST_BACKOFFS)) | PUT_OFF | of_backoffs(count)
-        intake.rows.shift(intake.connection, intake.queue, due, PUT_OFF | of_backoffs(count), kept)
+        intake.rows.shift(due, PUT_OFF | of_backoffs(count), kept)
         intake.later += [at for at in due.values() if at is not None]
 
 

@@ -69,7 +69,7 @@ class PolicyStore:
 
     def tell_decisions(self, decided: Decided) -> None:
         """Let `decided` be told of what claims decide."""
-        self._claims.tell_decisions(decided)
+        self._claims.decided = decided
 
     async def claim(
         self, wanted: PolicyClaimRequest, memory: ScanPosition
