@@ -319,7 +319,7 @@ def _quick_tables() -> Iterator[QuickTables]:
         patch.setattr(
             Tables,
             "for_dialect",
-            lambda tables, name: quick_tables.built(tables.config, name, tables.revision),
+            lambda tables, name: quick_tables.built(tables.config, name),
         )
         yield quick
 

@@ -25,19 +25,17 @@ TABLES = build_tables(SqlBrokerSchemaConfig())
 
 
 @cache
-def built(
-    config: SqlBrokerSchemaConfig, dialect_name: str | None = None, revision: str | None = None
-) -> Tables:
+def built(config: SqlBrokerSchemaConfig, dialect_name: str | None = None) -> Tables:
     """Stands in for `build_tables` and `Tables.for_dialect`: thousands of brokers have the same
     tables, and nothing changes them."""
-    return build_tables(config, dialect_name=dialect_name, revision=revision)
+    return build_tables(config, dialect_name=dialect_name)
 
 
 def keep_built() -> None:
     """Let `built` stand in, in this process and its forks, for good."""
     patched: tuple[tuple[object, str, Any], ...] = (
         (broker, "build_tables", built),
-        (Tables, "for_dialect", lambda own, name: built(own.config, name, own.revision)),
+        (Tables, "for_dialect", lambda own, name: built(own.config, name)),
     )
     for owner, name, replacement in patched:
         setattr(owner, name, replacement)
@@ -58,7 +56,7 @@ class QuickTables:
         database = str(connection.engine.url.database)
         if database in self.there:
             self.there.remove(database)
-            if tables.config == TABLES.config and tables.revision is None:
+            if tables.config == TABLES.config:
                 return
         # A driver has its own way to write binds.
         key = (
@@ -66,7 +64,6 @@ class QuickTables:
             connection.dialect.driver,
             is_mariadb(connection.dialect),
             tables.config,
-            tables.revision,
         )
         if _any_there(connection, tables, names):
             create_all(connection, tables)

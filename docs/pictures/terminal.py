@@ -59,7 +59,7 @@ VIEWS: dict[str, Sequence[str]] = {
     "forget-unknown": ("forget-unknown", "4411"),
     "verify": ("verify",),
     "migrate": ("migrate",),
-    "sql": ("sql", "--since", "0002"),
+    "sql": ("sql",),
     "publish": ("publish", "orders", '{"order": 17}'),
 }
 """The command of each picture, without the program's name."""

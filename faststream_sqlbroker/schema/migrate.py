@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-HEAD = "0003"
+HEAD = "0001"
 """The newest version in `versions/`."""
 MIGRATED = ("postgresql", "mysql", "sqlite")
 """Dialects with a folder under `migrations/`; MariaDB's is MySQL's."""

@@ -55,10 +55,6 @@ IN_CALENDAR = " AND ".join(f"{name} BETWEEN '1000-01-01' AND '9999-01-01'" for n
 no such moments."""
 
 
-ADDED_IN = "added_in"
-"""In the `info` of a column or index that the first migration lacks: the migration that adds it."""
-
-
 @dataclass(frozen=True)
 class Tables:
     """The tables of one broker; `archive` is None when nothing finished is kept."""
@@ -69,8 +65,6 @@ class Tables:
     archive: Table | None
     policy_state: Table
     version: Table
-    revision: str | None = None
-    """As of which migration; None is the newest."""
 
     @property
     def ours(self) -> tuple[Table, ...]:
@@ -80,7 +74,7 @@ class Tables:
 
     def for_dialect(self, name: str) -> "Tables":
         """The same tables with the columns and indexes that the database `name` needs."""
-        return build_tables(self.config, dialect_name=name, revision=self.revision)
+        return build_tables(self.config, dialect_name=name)
 
 
 def build_tables(
@@ -88,7 +82,6 @@ def build_tables(
     metadata: MetaData | None = None,
     *,
     dialect_name: str | None = None,
-    revision: str | None = None,
 ) -> Tables:
     """Define the tables named by `config`.
 
@@ -99,7 +92,6 @@ def build_tables(
             partial indexes. Without it and `metadata` the tables have what statements need, and
             nothing that only their creation does. With `metadata` they may be created on any
             database.
-        revision: Without what later migrations add; None is everything.
     """
     if metadata is not None:
         # The application may create its tables on any of them, MariaDB under either name.
@@ -113,18 +105,15 @@ def build_tables(
     return Tables(
         config,
         metadata,
-        _message(config, metadata, options, mysql, revision),
-        None
-        if archive is None
-        else _archive(config, archive, metadata, options, revision, dialect_name),
-        _policy_state(config, metadata, options, revision),
+        _message(config, metadata, options, mysql),
+        None if archive is None else _archive(config, archive, metadata, options, dialect_name),
+        _policy_state(config, metadata, options),
         Table(
             config.version_table_name,
             metadata,
             Column("version_num", String(32), primary_key=True),
             schema=config.schema,
         ),
-        revision,
     )
 
 
@@ -194,12 +183,6 @@ def storage_of(message: Table) -> ExecutableDDLElement:
     return statement.against(message)
 
 
-def added_by(revision: str, table: Table) -> tuple[list[Column[Any]], list[Index]]:
-    """The columns and indexes of `table` that the migration `revision` adds."""
-    columns = [each for each in table.columns if each.info.get(ADDED_IN) == revision]
-    return columns, [each for each in sorted_indexes(table) if each.info.get(ADDED_IN) == revision]
-
-
 def sorted_indexes(table: Table) -> list[Index]:
     """Indexes of `table` by name."""
     return sorted(table.indexes, key=lambda index: str(index.name))
@@ -238,35 +221,16 @@ def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
         Column("last_attempt_at", UtcTimestamp),
         Column("acquired_at", UtcTimestamp),
         Column("last_error", ErrorType),
+        # How often the broker itself has moved it on (`core.routing.MOST_HOPS`).
+        Column("hops", SmallInteger, nullable=False, server_default=text("0")),
+        # What policies work on where it is not the key.
+        Column("policy_key", NameType(255)),
         CheckConstraint(f"state IN ({_states(states)})", name=f"{table}_state_check"),
     ]
 
 
-def _as_of(revision: str | None, *columns: Column[Any]) -> list[Column[Any]]:
-    """Those of `columns`, which migrations have added, that are there with the migration
-    `revision`.
-    """
-    return [each for each in columns if revision is None or each.info[ADDED_IN] <= revision]
-
-
-def _hops_and_key(revision: str | None) -> list[Column[Any]]:
-    """What a message keeps of its way and of its policies, live and archived."""
-    added = {ADDED_IN: "0002"}
-    return _as_of(
-        revision,
-        # How often the broker itself has moved it on (`core.routing.MOST_HOPS`).
-        Column("hops", SmallInteger, nullable=False, server_default=text("0"), info=added),
-        # What policies work on where it is not the key.
-        Column("policy_key", NameType(255), info=added),
-    )
-
-
 def _message(
-    config: SqlBrokerSchemaConfig,
-    metadata: MetaData,
-    options: "_Options",
-    mysql: bool,
-    revision: str | None,
+    config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_Options", mysql: bool
 ) -> Table:
     name = config.message_table_name
     leased = "(state = 'PROCESSING') = (lease_token IS NOT NULL AND lease_expires_at IS NOT NULL)"
@@ -287,7 +251,6 @@ def _message(
             if mysql
             else []
         ),
-        *_hops_and_key(revision),
         CheckConstraint("priority BETWEEN -100 AND 100", name=f"{name}_priority_check"),
         CheckConstraint(
             "attempts_count >= 0 AND deliveries_count >= 0", name=f"{name}_counts_check"
@@ -312,10 +275,8 @@ def _message(
     Index(f"{name}_leased", c.queue, c.lease_expires_at, **where("state = 'PROCESSING'"))
     keyed = where(f"{'`key`' if mysql else 'key'} IS NOT NULL")
     Index(f"{name}_key", c.queue, c.key, c.id, **keyed)
-    if "policy_key" in c:
-        partial = where("policy_key IS NOT NULL")
-        by_header = Index(f"{name}_policy_key", c.queue, c.policy_key, c.id, **partial)
-        by_header.info[ADDED_IN] = "0002"
+    partial = where("policy_key IS NOT NULL")
+    Index(f"{name}_policy_key", c.queue, c.policy_key, c.id, **partial)
     # Few messages have one: an entry for each of the others would cost a quarter of every claim.
     Index(f"{name}_dedup", c.queue, c.dedup_id, unique=True, **where("dedup_id IS NOT NULL"))
     return table
@@ -326,7 +287,6 @@ def _archive(
     name: str,
     metadata: MetaData,
     options: "_Options",
-    revision: str | None,
     dialect_name: str | None,
 ) -> Table:
     parts = config.archive_partitions is not None and dialect_name in (None, "postgresql")
@@ -344,28 +304,23 @@ def _archive(
             primary_key=parts,
         ),
         Column("reason", NameType(255)),
-        *_hops_and_key(revision),
         # The message that its reason is about, such as the one that it was superseded by.
-        *_as_of(revision, Column("related_id", IdType, info={ADDED_IN: "0002"})),
+        Column("related_id", IdType),
         # What its last error has in common with others (`core.settle.error_fingerprint`).
-        *_as_of(revision, Column("error_fingerprint", NameType(16), info={ADDED_IN: "0003"})),
+        Column("error_fingerprint", NameType(16)),
         schema=config.schema,
         **options.of_table(partition_by="RANGE (archived_at)" if parts else None),
     )
     Index(f"{name}_archived", table.c.archived_at, table.c.id)
     Index(f"{name}_queue", table.c.queue, table.c.archived_at)
-    if "error_fingerprint" in table.c:
-        c = table.c
-        # Few rows where there are partial indexes: most messages are COMPLETED.
-        partial = options.where(f"state <> '{MessageState.COMPLETED.name}'")
-        ended = Index(f"{name}_uncompleted", c.state, c.archived_at, c.id, **partial)
-        ended.info[ADDED_IN] = "0003"
+    # Few rows where there are partial indexes: most messages are COMPLETED.
+    partial = options.where(f"state <> '{MessageState.COMPLETED.name}'")
+    c = table.c
+    Index(f"{name}_uncompleted", c.state, c.archived_at, c.id, **partial)
     return table
 
 
-def _policy_state(
-    config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_Options", revision: str | None
-) -> Table:
+def _policy_state(config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_Options") -> Table:
     """One row for what a policy knows of (scope, key): `scope` names the policy and its queue."""
     name = config.policy_state_table_name
     table = Table(
@@ -381,16 +336,14 @@ def _policy_state(
         # Of a lock: how often it was taken, which nothing takes back.
         Column("counter", BigInteger, nullable=False, server_default=text("0")),
         # When a policy has something to do for the key.
-        *_as_of(revision, Column("due_at", UtcTimestamp, info={ADDED_IN: "0002"})),
+        Column("due_at", UtcTimestamp),
         schema=config.schema,
         **options.of_table(),
     )
     # After expires_at any process may remove the row.
     Index(f"{name}_expiry", table.c.expires_at, **options.where("expires_at IS NOT NULL"))
-    if "due_at" in table.c:
-        partial = options.where("due_at IS NOT NULL")
-        due = Index(f"{name}_due", table.c.scope, table.c.due_at, **partial)
-        due.info[ADDED_IN] = "0002"
+    partial = options.where("due_at IS NOT NULL")
+    Index(f"{name}_due", table.c.scope, table.c.due_at, **partial)
     return table
 
 

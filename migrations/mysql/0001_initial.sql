@@ -25,6 +25,8 @@ CREATE TABLE message (
     last_attempt_at DATETIME(6),
     acquired_at DATETIME(6),
     last_error LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+    hops SMALLINT NOT NULL DEFAULT 0,
+    policy_key VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
     lease_token CHAR(32),
     lease_expires_at DATETIME(6),
     policy_marks SMALLINT NOT NULL DEFAULT 0,
@@ -42,6 +44,8 @@ CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id);
 CREATE INDEX message_key ON message (queue, `key`, id);
 
 CREATE INDEX message_leased ON message (queue, lease_expires_at);
+
+CREATE INDEX message_policy_key ON message (queue, policy_key, id);
 
 CREATE INDEX message_ready ON message (claimable, queue, priority, next_attempt_at, id);
 
@@ -65,8 +69,12 @@ CREATE TABLE message_archive (
     last_attempt_at DATETIME(6),
     acquired_at DATETIME(6),
     last_error LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+    hops SMALLINT NOT NULL DEFAULT 0,
+    policy_key VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
     archived_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
     reason VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+    related_id BIGINT,
+    error_fingerprint VARCHAR(16) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
     PRIMARY KEY (id),
     CONSTRAINT message_archive_state_check CHECK (state IN ('COMPLETED', 'FAILED', 'DISCARDED'))
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
@@ -74,6 +82,8 @@ CREATE TABLE message_archive (
 CREATE INDEX message_archive_archived ON message_archive (archived_at, id);
 
 CREATE INDEX message_archive_queue ON message_archive (queue, archived_at);
+
+CREATE INDEX message_archive_uncompleted ON message_archive (state, archived_at, id);
 
 CREATE TABLE message_policy_state (
     scope VARCHAR(300) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
@@ -84,8 +94,11 @@ CREATE TABLE message_policy_state (
     info JSON,
     expires_at DATETIME(6),
     counter BIGINT NOT NULL DEFAULT 0,
+    due_at DATETIME(6),
     PRIMARY KEY (scope, `key`)
 )ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE INDEX message_policy_state_due ON message_policy_state (scope, due_at);
 
 CREATE INDEX message_policy_state_expiry ON message_policy_state (expires_at);
 

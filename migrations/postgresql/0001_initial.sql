@@ -27,6 +27,8 @@ CREATE TABLE message (
     last_attempt_at TIMESTAMP WITH TIME ZONE,
     acquired_at TIMESTAMP WITH TIME ZONE,
     last_error TEXT,
+    hops SMALLINT DEFAULT 0 NOT NULL,
+    policy_key VARCHAR(255),
     lease_token UUID,
     lease_expires_at TIMESTAMP WITH TIME ZONE,
     policy_marks SMALLINT DEFAULT 0 NOT NULL,
@@ -44,6 +46,8 @@ CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id) WHERE dedup_id IS
 CREATE INDEX message_key ON message (queue, key, id) WHERE key IS NOT NULL;
 
 CREATE INDEX message_leased ON message (queue, lease_expires_at) WHERE state = 'PROCESSING';
+
+CREATE INDEX message_policy_key ON message (queue, policy_key, id) WHERE policy_key IS NOT NULL;
 
 CREATE INDEX message_ready ON message (queue, priority DESC, next_attempt_at, id) WHERE state IN ('PENDING', 'RETRYABLE');
 
@@ -67,8 +71,12 @@ CREATE TABLE message_archive (
     last_attempt_at TIMESTAMP WITH TIME ZONE,
     acquired_at TIMESTAMP WITH TIME ZONE,
     last_error TEXT,
+    hops SMALLINT DEFAULT 0 NOT NULL,
+    policy_key VARCHAR(255),
     archived_at TIMESTAMP WITH TIME ZONE DEFAULT statement_timestamp() NOT NULL,
     reason VARCHAR(255),
+    related_id BIGINT,
+    error_fingerprint VARCHAR(16),
     PRIMARY KEY (id),
     CONSTRAINT message_archive_state_check CHECK (state IN ('COMPLETED', 'FAILED', 'DISCARDED'))
 );
@@ -76,6 +84,8 @@ CREATE TABLE message_archive (
 CREATE INDEX message_archive_archived ON message_archive (archived_at, id);
 
 CREATE INDEX message_archive_queue ON message_archive (queue, archived_at);
+
+CREATE INDEX message_archive_uncompleted ON message_archive (state, archived_at, id) WHERE state <> 'COMPLETED';
 
 CREATE TABLE message_policy_state (
     scope VARCHAR(300) NOT NULL,
@@ -86,8 +96,11 @@ CREATE TABLE message_policy_state (
     info JSONB,
     expires_at TIMESTAMP WITH TIME ZONE,
     counter BIGINT DEFAULT 0 NOT NULL,
+    due_at TIMESTAMP WITH TIME ZONE,
     PRIMARY KEY (scope, key)
 );
+
+CREATE INDEX message_policy_state_due ON message_policy_state (scope, due_at) WHERE due_at IS NOT NULL;
 
 CREATE INDEX message_policy_state_expiry ON message_policy_state (expires_at) WHERE expires_at IS NOT NULL;
 

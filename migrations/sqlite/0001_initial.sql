@@ -25,6 +25,8 @@ CREATE TABLE message (
     last_attempt_at BIGINT,
     acquired_at BIGINT,
     last_error TEXT,
+    hops SMALLINT DEFAULT 0 NOT NULL,
+    policy_key VARCHAR(255),
     lease_token CHAR(32),
     lease_expires_at BIGINT,
     policy_marks SMALLINT DEFAULT 0 NOT NULL,
@@ -40,6 +42,8 @@ CREATE UNIQUE INDEX message_dedup ON message (queue, dedup_id) WHERE dedup_id IS
 CREATE INDEX message_key ON message (queue, "key", id) WHERE key IS NOT NULL;
 
 CREATE INDEX message_leased ON message (queue, lease_expires_at) WHERE state = 'PROCESSING';
+
+CREATE INDEX message_policy_key ON message (queue, policy_key, id) WHERE policy_key IS NOT NULL;
 
 CREATE INDEX message_ready ON message (queue, priority DESC, next_attempt_at, id) WHERE state IN ('PENDING', 'RETRYABLE');
 
@@ -63,8 +67,12 @@ CREATE TABLE message_archive (
     last_attempt_at BIGINT,
     acquired_at BIGINT,
     last_error TEXT,
+    hops SMALLINT DEFAULT 0 NOT NULL,
+    policy_key VARCHAR(255),
     archived_at BIGINT DEFAULT (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) NOT NULL,
     reason VARCHAR(255),
+    related_id INTEGER,
+    error_fingerprint VARCHAR(16),
     PRIMARY KEY (id),
     CONSTRAINT message_archive_state_check CHECK (state IN ('COMPLETED', 'FAILED', 'DISCARDED'))
 );
@@ -72,6 +80,8 @@ CREATE TABLE message_archive (
 CREATE INDEX message_archive_archived ON message_archive (archived_at, id);
 
 CREATE INDEX message_archive_queue ON message_archive (queue, archived_at);
+
+CREATE INDEX message_archive_uncompleted ON message_archive (state, archived_at, id) WHERE state <> 'COMPLETED';
 
 CREATE TABLE message_policy_state (
     scope VARCHAR(300) NOT NULL,
@@ -82,8 +92,11 @@ CREATE TABLE message_policy_state (
     info JSON,
     expires_at BIGINT,
     counter BIGINT DEFAULT 0 NOT NULL,
+    due_at BIGINT,
     PRIMARY KEY (scope, "key")
 );
+
+CREATE INDEX message_policy_state_due ON message_policy_state (scope, due_at) WHERE due_at IS NOT NULL;
 
 CREATE INDEX message_policy_state_expiry ON message_policy_state (expires_at) WHERE expires_at IS NOT NULL;
 

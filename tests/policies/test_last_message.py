@@ -310,13 +310,6 @@ def test_another_key_makes_it_another_keys_message(world: World) -> None:
     assert not superseded(world)
 
 
-async def write_state(world: World, info: Any) -> None:
-    table = world.store.tables.policy_state
-    written = update(table).where(table.c.scope == burst_scope(QUEUE)).values(info=info)
-    async with world.clock.engine.begin() as connection:
-        await connection.execute(written)
-
-
 @pytest.mark.parametrize("kind", [Debounce, KeepLast])
 def test_keys_may_be_of_headers_from_now_on(world: World, kind: Any) -> None:
     """What stands by is found by no key then, and is not left behind."""

@@ -15,7 +15,7 @@ from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.migrate import create_all, upgrade
+from faststream_sqlbroker.schema.migrate import HEAD, create_all, upgrade
 from faststream_sqlbroker.schema.tables import build_tables, include_tables
 from faststream_sqlbroker.schema.validate import differences
 from tests.helpers import MYSQL
@@ -43,7 +43,7 @@ async def test_both_ways_make_the_tables_that_are_needed(engine: AsyncEngine, wa
         assert await run(engine, lambda c: differences(c, TABLES)) == []
     assert await run(
         engine, lambda c: c.execute(text("SELECT * FROM message_schema_version")).all()
-    ) == [("0003",)]
+    ) == [(HEAD,)]
 
 
 async def test_processes_that_start_together_create_the_tables_once(database_url: str) -> None:

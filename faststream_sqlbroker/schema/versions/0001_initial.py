@@ -11,16 +11,14 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Create the tables without what later migrations add."""
+    """Create the tables."""
     context = op.get_context()
-    tables = build_tables(context.opts["sqlbroker_config"], revision=revision)
+    tables = build_tables(context.opts["sqlbroker_config"])
     for statement in ddl(tables, context.dialect.name):
         op.execute(statement)
 
 
 def downgrade() -> None:
     """Drop the tables with every message in them."""
-    for table in reversed(
-        build_tables(op.get_context().opts["sqlbroker_config"], revision=revision).ours
-    ):
+    for table in reversed(build_tables(op.get_context().opts["sqlbroker_config"]).ours):
         op.drop_table(table.name, schema=table.schema)
