@@ -46,7 +46,6 @@ def options_of_dict(declared: type) -> list[Option]:
 def options_of_call(
     function: Callable[..., Any],
     *,
-    only: Collection[str] | None = None,
     without: Collection[str] = (),
     doc: str | None = None,
 ) -> list[Option]:
@@ -54,7 +53,6 @@ def options_of_call(
 
     Args:
         function: It.
-        only: These names; None: all that can be given by name.
         without: Not these names.
         doc: The text that has a section "Args"; default the docstring.
     """
@@ -63,9 +61,8 @@ def options_of_call(
         parameter.name: parameter
         for parameter in inspect.signature(target).parameters.values()
         if parameter.kind in {parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD}
-        and parameter.name != "self"
-        and parameter.name not in without
-        and (only is None or parameter.name in only)
+        and parameter.name not in {"self", *without}
+        and not parameter.name.startswith("_")
     }
     # Only of the chosen ones: others may name types that are there for type checkers only.
     annotated: Any = SimpleNamespace(
@@ -84,11 +81,7 @@ def options_of_class(declared: type) -> list[Option]:
     init: Any = vars(declared).get("__init__")
     own = inspect.getdoc(init) or ""
     doc = own if "Args:" in own else inspect.getdoc(declared)
-    return options_of_call(init, doc=doc, without=_private(init))
-
-
-def _private(function: Any) -> list[str]:
-    return [name for name in inspect.signature(function).parameters if name.startswith("_")]
+    return options_of_call(init, doc=doc)
 
 
 def _attribute_docs(declared: type) -> dict[str, str]:

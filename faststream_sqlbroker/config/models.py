@@ -80,23 +80,6 @@ OBJECTS: dict[Any, Any] = {
 """Types of fields, by the types of what options take."""
 
 
-BROKER_OPTIONS = (
-    "schema",
-    "validate_schema_on_start",
-    "statement_timeout",
-    "max_connections",
-    "pgbouncer",
-    "listen_url",
-    "graceful_timeout",
-    "presence_interval",
-    "max_payload",
-    "max_depth",
-    "retention",
-    "health_port",
-    "debug_header",
-    "ack_policy",
-)
-"""Options of `SqlBroker` that a file has."""
 CODE_OPTIONS = (
     "engine",
     "metrics",
@@ -226,7 +209,7 @@ if TYPE_CHECKING:
 else:
     BrokerSection = derived(
         "BrokerSection",
-        options_of_call(SqlBroker.__init__, only=BROKER_OPTIONS),
+        options_of_call(SqlBroker.__init__, without=CODE_OPTIONS),
         base=_BrokerBase,
         known=OBJECTS,
         hidden=("listen_url",),

@@ -27,13 +27,12 @@ from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.constants import CONSTANTS
 from faststream_sqlbroker.database.parts.claimed_rows import (
     CLAIMED_COLUMNS,
-    COPIED_COLUMNS,
     ClaimedRows,
 )
 from faststream_sqlbroker.database.parts.policy_state import SCOPE, lock_order
 from faststream_sqlbroker.database.parts.sizes import SizeLimit
 from faststream_sqlbroker.database.statements import Statements
-from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.tables import COPIED_COLUMNS, Tables
 from faststream_sqlbroker.schema.types import MYSQL
 
 UNRESTORED = "sqlbroker_unrestored"

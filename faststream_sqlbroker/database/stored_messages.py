@@ -5,12 +5,12 @@ letters by what they have in common; how far long handlers have come.
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, Table, bindparam, func, select
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.overview import DeadLetterGroup, DeadLetters
@@ -44,27 +44,7 @@ from faststream_sqlbroker.schema.types import clock, later
 T = TypeVar("T")
 
 HIDDEN_COLUMNS = ("payload", "headers")
-_SHOWN = (
-    "id",
-    "queue",
-    "state",
-    "priority",
-    "key",
-    "dedup_id",
-    "attempts_count",
-    "deliveries_count",
-    "publish_count",
-    "origin_id",
-    "created_at",
-    "next_attempt_at",
-    "expires_at",
-    "first_attempt_at",
-    "last_attempt_at",
-    "acquired_at",
-    "last_error",
-)
-LIVE_COLUMNS = (*_SHOWN, "lease_expires_at", "lease_token")
-ARCHIVED_COLUMNS = (*_SHOWN, "archived_at", "reason", "related_id", "error_fingerprint")
+_SHOWN = {each.name for each in fields(StoredMessage)} - set(HIDDEN_COLUMNS) | {"lease_token"}
 COUNTED_COLUMNS = ("id", "queue", "reason", "error_fingerprint", "archived_at")
 """Of dead letters."""
 Likeness = tuple[str | None, str | None]
@@ -120,8 +100,8 @@ class StoredMessages:
         Raises:
             NotACursorError: `after` is not of such a list.
         """
-        names = ARCHIVED_COLUMNS if filters.archived else LIVE_COLUMNS
-        columns = (*names, *HIDDEN_COLUMNS) if hidden else names
+        tables = self._dialect.tables
+        columns = _names(tables.archive if filters.archived else tables.message, hidden=hidden)
 
         def read_page(connection: Connection) -> MessagePage:
             rows, cursor, scanned = self._list(connection, columns, filters, limit, after)
@@ -168,14 +148,10 @@ class StoredMessages:
         def read_message(connection: Connection) -> StoredMessage | None:
             # First where it lives: while it is looked for, it may move to the archive.
             tables = self._dialect.tables
-            for table, names in (
-                (tables.message, LIVE_COLUMNS),
-                (tables.archive, ARCHIVED_COLUMNS),
-            ):
+            for table in (tables.message, tables.archive):
                 if table is None:
                     continue
-                shown = (*names, *HIDDEN_COLUMNS) if hidden else names
-                columns = shown_columns(table, shown, self._dialect.name)
+                columns = shown_columns(table, _names(table, hidden=hidden), self._dialect.name)
                 rows = connection.execute(select(*columns).where(table.c.id == message_id)).all()
                 for message in self._messages(connection, rows):
                     return message
@@ -292,6 +268,12 @@ class StoredMessages:
     async def _read(self, work: Callable[[Connection], T], *, hidden: bool) -> T:
         inspect = (Activity.INSPECT,) if hidden else ()
         return await self._database.run(work, Activity.OPERATE, *inspect, write=False)
+
+
+def _names(table: Table | None, *, hidden: bool) -> list[str]:
+    """The columns of `table` that are read; None: there is no archive, and nothing to read."""
+    shown = [] if table is None else [each.name for each in table.c if each.name in _SHOWN]
+    return [*shown, *HIDDEN_COLUMNS] if hidden else shown
 
 
 def _message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessage:

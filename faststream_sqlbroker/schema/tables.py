@@ -229,6 +229,13 @@ def _shared(states: frozenset[MessageState], table: str) -> list[Any]:
     ]
 
 
+COPIED_COLUMNS = (
+    "id",
+    *(each.name for each in _shared(LIVE_STATES, "") if isinstance(each, Column)),
+)
+"""The columns of a message that statements copy into the archive, by their place."""
+
+
 def _message(
     config: SqlBrokerSchemaConfig, metadata: MetaData, options: "_Options", mysql: bool
 ) -> Table:

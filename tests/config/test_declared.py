@@ -48,14 +48,12 @@ def arguments(function: Any) -> set[str]:
     ],
 )
 def test_a_section_has_the_options_of_python(section: type[Section], options: set[str]) -> None:
-    """An option that exists in one and not in the other fails here: add it to `BROKER_OPTIONS`, or
-    to `CODE_OPTIONS` if a file has no form for it."""
+    """An option for which a file has no form fails at the import: add it to `CODE_OPTIONS`."""
     assert set(section.option_names()) == options | OF_FILES[section]
 
 
 def test_what_only_code_can_give_exists() -> None:
     assert set(models.CODE_OPTIONS) <= arguments(SqlBroker.__init__)
-    assert not set(models.CODE_OPTIONS) & set(models.BROKER_OPTIONS)
 
 
 def test_users_have_the_options_of_the_http_package() -> None:

@@ -271,23 +271,7 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """
         return [
             ClaimedMessage(
-                r[0],
-                r[1],
-                load_payload(r[2]),
-                r[3],
-                r[4],
-                r[5],
-                r[6],
-                r[7],
-                r[8],
-                r[9],
-                r[10],
-                None,
-                None,
-                None,
-                r[14],
-                token,
-                r[15],
+                *r[:2], load_payload(r[2]), *r[3:11], None, None, None, r[14], token, r[15]
             )
             if r[9].__class__ is datetime
             and r[10].__class__ is datetime

@@ -15,30 +15,6 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect, Suspicion
 from faststream_sqlbroker.core.text import load_text, short
 
-COPIED_COLUMNS = (
-    "id",
-    "queue",
-    "priority",
-    "key",
-    "dedup_id",
-    "headers",
-    "payload",
-    "state",
-    "attempts_count",
-    "deliveries_count",
-    "publish_count",
-    "origin_id",
-    "created_at",
-    "next_attempt_at",
-    "expires_at",
-    "first_attempt_at",
-    "last_attempt_at",
-    "acquired_at",
-    "last_error",
-    "hops",
-    "policy_key",
-)
-"""The columns of a message that statements copy into the archive, by their place."""
 CLAIMED_COLUMNS = (
     "id",
     "queue",

@@ -28,15 +28,17 @@ PASS_SHARE = 5
 """After a pass over all keys none follows for this many times its length."""
 
 
-class KeySlots:
-    """The keys of one queue in one claim, under the queue's lock."""
+class TakenSlots:
+    """The slots that messages of one queue take in one claim, under the queue's lock: of the queue
+    or of its keys.
+    """
 
     def __init__(
-        self, intake: Intake, policy: Throttle, logs: SlotLogs, first: int, until: int
+        self, intake: Intake, policy: Throttle, logs: SlotLogs, scope: str, first: int, until: int
     ) -> None:
-        """Slots from `first` to `until` are granted now."""
+        """Slots from `first` to `until` are granted now; they are stored under `scope`."""
         self._intake = intake
-        self.scope = slot_scope(intake.queue)
+        self.scope = scope
         self._policy = policy
         self._shared = logs
         self._first = first
@@ -45,16 +47,9 @@ class KeySlots:
         """As they are stored."""
         self._trial: dict[str, SlotLog] = {}
         """With the slots that were taken."""
-        self._admitted: dict[str, SlotLog] = {}
         self._taken: dict[int, tuple[str, int]] = {}
         """Keys and slots of the messages that may start; not stored before they are leased."""
         self._stored: dict[str, int | None] = {}
-        self._indexed = False
-        self._idle: set[str] = set()
-        self.looked = False
-        """Whether messages were looked at."""
-        self.later: int | None = None
-        """The first slot of a key that has none now; None: no key is known to wait."""
 
     def look(self, keys: Iterable[Key]) -> None:
         """Read what is known of `keys`."""
@@ -65,6 +60,77 @@ class KeySlots:
             info = known.get(key)
             self._logs[key] = self._shared.load(self._policy, (self.scope, key), info)
             self._stored[key] = info.get("next") if isinstance(info, dict) else None
+
+    def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
+        """Up to `limit` of `chosen` that expire, have no key, or take a slot of their key now."""
+        keys = {message: self._key(live[message].key) for message in chosen if message in live}
+        self.look(key for key in keys.values() if key is not None)
+        starting: list[int] = []
+        for message, key in keys.items():
+            if len(starting) == limit:
+                break
+            if key is not None and not live[message].expired:
+                log = self._trial.setdefault(key, self._logs[key].copy())
+                if (slot := self._grant(log)) > self._until:
+                    self._wait(slot, message)
+                    continue
+                self._taken[message] = key, slot
+            starting.append(message)
+        return starting
+
+    def slot(self, message: int) -> tuple[int, Place] | None:
+        """The slot of a message that starts, and where it is stored; None: it needs none."""
+        if (taken := self._taken.get(message)) is None:
+            return None
+        key, at = taken
+        return at, (self.scope, key)
+
+    def _key(self, key: str | None) -> str | None:
+        return key if self._policy.key else ""
+
+    def _grant(self, log: SlotLog) -> int:
+        """The next slot of a key, which is added to `log` if it is granted now."""
+        slot = self._policy.next_slot(log, self._first)
+        if slot <= self._until:
+            log.add(slot, slot + self._shared.patience)
+        return slot
+
+    def _wait(self, slot: int, message: int | None = None) -> None:
+        """A key has its next slot later, and `message` is of this key."""
+        raise NotImplementedError
+
+    def _spend(self, started: Mapping[int, int]) -> tuple[dict[str, list[int]], set[str]]:
+        """Add the slots of the messages `started`, each at its time, its own slot or later, to
+        their logs; the slots by key, and the keys of which something is to be told.
+        """
+        shared = self._shared
+        self.look(shared.use.worth_telling(self.scope, self._policy, self._logs))
+        self._trial.clear()
+        taken = defaultdict(list)
+        for message, at in started.items():
+            # The expired, and those without a key, have taken none.
+            if message in self._taken:
+                key = self._taken[message][0]
+                self._logs[key].add(at, at + shared.patience)
+                taken[key].append(at)
+        return taken, {key for scope, key in shared.changed if scope == self.scope}
+
+
+class KeySlots(TakenSlots):
+    """The keys of one queue, if their messages wait for slots."""
+
+    def __init__(
+        self, intake: Intake, policy: Throttle, logs: SlotLogs, first: int, until: int
+    ) -> None:
+        """As `TakenSlots`."""
+        super().__init__(intake, policy, logs, slot_scope(intake.queue), first, until)
+        self._admitted: dict[str, SlotLog] = {}
+        self._indexed = False
+        self._idle: set[str] = set()
+        self.looked = False
+        """Whether messages were looked at."""
+        self.later: int | None = None
+        """The first slot of a key that has none now; None: no key is known to wait."""
 
     def next(self, key: str) -> int:
         """The first slot of a key, which has been looked at."""
@@ -86,48 +152,21 @@ class KeySlots:
         if not self.is_open(text):
             return False
         log = self._admitted.setdefault(text, self._logs[text].copy())
-        return self._grant(log) is not None
+        if (slot := self._grant(log)) > self._until:
+            self._wait(slot)
+            return False
+        return True
 
     def begin_anew(self) -> None:
         """Nothing has been admitted."""
         self._admitted.clear()
 
-    def _grant(self, log: SlotLog) -> int | None:
-        """The next slot of a key, added to `log`; None: it has none now."""
-        slot = self._policy.next_slot(log, self._first)
-        if slot > self._until:
-            self._wait(slot)
-            return None
-        log.add(slot, slot + self._shared.patience)
-        return slot
-
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
-        """Up to `limit` of `chosen` that expire, have no key, or take a slot of their key now."""
+        """As `TakenSlots`; what has no slot stays as it is."""
         self.looked = True
-        self.look(key for i in chosen if i in live and (key := live[i].key) is not None)
-        starting: list[int] = []
-        for message in chosen:
-            if len(starting) == limit:
-                break
-            if message not in live:
-                continue
-            key = live[message].key
-            if key is not None and not live[message].expired:
-                log = self._trial.setdefault(key, self._logs[key].copy())
-                if (slot := self._grant(log)) is None:
-                    continue
-                self._taken[message] = key, slot
-            starting.append(message)
-        return starting
+        return super().on_time(chosen, live, limit)
 
-    def slot(self, message: int) -> tuple[int, Place] | None:
-        """The slot of a message that starts, and where it is stored; None: it needs none."""
-        if (taken := self._taken.get(message)) is None:
-            return None
-        key, at = taken
-        return at, (self.scope, key)
-
-    def _wait(self, slot: int) -> None:
+    def _wait(self, slot: int, message: int | None = None) -> None:  # noqa: ARG002
         self.later = slot if self.later is None else min(self.later, slot)
 
     def use_index(self) -> None:
@@ -195,10 +234,7 @@ class KeySlots:
         """
         if not self.looked:
             return
-        shared = self._shared
-        self.look(shared.use.worth_telling(self.scope, self._policy, self._logs))
-        taken = self._spend(started)
-        told = {key for scope, key in shared.changed if scope == self.scope}
+        taken, told = self._spend(started)
         states = {}
         due: dict[str, int | None] = {}
         for key in {*taken, *told, *(self._logs if self._indexed else ())}:
@@ -208,24 +244,13 @@ class KeySlots:
                 at_next = self._next_look(key, taken.get(key, ()))
             if key not in taken.keys() | told and self._is_stored(key, at_next):
                 continue
-            info, forget = shared.dump(self._policy, (self.scope, key), log)
+            info, forget = self._shared.dump(self._policy, (self.scope, key), log)
             info.pop("next", None)
             if at_next is not None:
                 info["next"] = at_next
             states[key] = info, max(forget, at_next or 0)
             due[key] = at_next
         self._intake.rows.keep(self.scope, states, due)
-
-    def _spend(self, started: Mapping[int, int]) -> dict[str, list[int]]:
-        """Add the slots of the messages `started` to their logs; the slots by key."""
-        self._trial.clear()
-        taken = defaultdict(list)
-        for message, at in started.items():
-            if message in self._taken:
-                key = self._taken[message][0]
-                self._logs[key].add(at, at + self._shared.patience)
-                taken[key].append(at)
-        return taken
 
     def _next_look(self, key: str, taken: Sequence[int]) -> int:
         """When the key has its next slot, if those `taken` now start at their slots."""

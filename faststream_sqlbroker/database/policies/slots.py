@@ -25,7 +25,6 @@ from faststream_sqlbroker.core.policies.flags import (
 )
 from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
-from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.core.policies.throttle import (
     AHEAD,
     MOST_REACH,
@@ -35,7 +34,7 @@ from faststream_sqlbroker.core.policies.throttle import (
 from faststream_sqlbroker.core.reasons import THROTTLED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Slot
 from faststream_sqlbroker.database.policies.intake import Intake, slot_scope
-from faststream_sqlbroker.database.policies.key_slots import KeySlots
+from faststream_sqlbroker.database.policies.key_slots import KeySlots, TakenSlots
 from faststream_sqlbroker.database.policies.request import (
     PolicyClaimRequest,
     ScanPosition,
@@ -253,26 +252,18 @@ class Slots(QueueSlots):
         return max(at, own_at), place
 
 
-class OwnSlots:
-    """The slots of a throttle that refuses, of the queue or of its keys, in one claim, under the
-    queue's lock.
-    """
+class OwnSlots(TakenSlots):
+    """The slots of a throttle that refuses, of the queue or of its keys."""
 
     def __init__(
         self, intake: Intake, policy: Throttle, logs: SlotLogs, number: int, first: int
     ) -> None:
         """Slots at `first` are granted now; the throttle is the `number`th of its subscriber."""
-        self._intake = intake
-        self._policy = policy
-        self._shared = logs
-        self._first = first
         # As those of a throttle that lets messages wait: a deployment may change the one to the
         # other.
-        self._scope = slot_scope(intake.queue, None if policy.key else number)
-        self._logs: dict[str, SlotLog] = {}
-        """As they are stored."""
-        self._taken: dict[int, tuple[str, int]] = {}
-        """Keys and slots of the messages that may start; not stored before they are leased."""
+        scope = slot_scope(intake.queue, None if policy.key else number)
+        super().__init__(intake, policy, logs, scope, first, first)
+        self._late: dict[int, int | None] = {}
         self.later: list[int] = []
         """When messages that were put off are looked at again."""
         self.dropped: dict[str, int] = {}
@@ -287,7 +278,7 @@ class OwnSlots:
         intake = self._intake
         arrivals, whole = intake.arrivals(SLOT)
         intake.before |= SLOT
-        self._look(key for a in arrivals if (key := self._key(a.key)) is not None)
+        self.look(key for a in arrivals if (key := self._key(a.key)) is not None)
         trial = {key: log.copy() for key, log in self._logs.items()}
         found: list[int] = []
         left: list[int] = []
@@ -296,7 +287,10 @@ class OwnSlots:
         # Each message changes the log that the next one of its key sees, so all cases are one loop.
         for a in arrivals:
             key = None if a.expired else self._key(a.key)
-            if key is not None and (slot := self._next(trial[key])) > self._first:
+            if (
+                key is not None
+                and (slot := self._policy.next_slot(trial[key], self._first)) > self._first
+            ):
                 if a.delivered:
                     # Until its own slot, as far as is known: who takes that is open until then.
                     put_off[0][a.id] = min(slot, intake.now + LONGEST_WAIT)
@@ -326,77 +320,27 @@ class OwnSlots:
         return whole and (limit < 1 or len(left) == len(intake.dead))
 
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
-        """Up to `limit` of `chosen`, all of them let in, that find a slot now; those without are
-        put off.
-        """
-        keys = {
-            message: self._key(live[message].key)
-            for message in chosen
-            if message in live and not live[message].expired
-        }
-        self._look(key for key in keys.values() if key is not None)
-        trial = {key: log.copy() for key, log in self._logs.items()}
-        starting: list[int] = []
-        put_off: dict[int, int | None] = {}
-        for message in chosen:
-            if len(starting) == limit:
-                break
-            key = keys.get(message)
-            if key is None:
-                starting.append(message)
-                continue
-            slot = self._next(trial[key])
-            if slot > self._first:
-                # One that was let in before it, and could not be leased then, has taken it.
-                put_off[message] = min(slot, self._intake.now + LONGEST_WAIT)
-                continue
-            self._grant(trial[key])
-            self._taken[message] = key, slot
-            starting.append(message)
-        self._put_off(put_off)
-        self.later = [at for at in put_off.values() if at is not None]
+        """As `TakenSlots`, of messages that were let in; those without a slot are put off."""
+        starting = super().on_time(chosen, live, limit)
+        self._put_off(self._late)
+        self.later = [at for at in self._late.values() if at is not None]
         return starting
 
-    def slot(self, message: int) -> tuple[int, Place] | None:
-        """The slot of a message that starts, and where it is stored; None: it needs none."""
-        if (taken := self._taken.get(message)) is None:
-            return None
-        key, at = taken
-        return at, (self._scope, key)
+    def _wait(self, slot: int, message: int | None = None) -> None:
+        # One that was let in before it, and could not be leased then, has taken it.
+        if message is not None:
+            self._late[message] = min(slot, self._intake.now + LONGEST_WAIT)
 
     def keep(self, started: Mapping[int, int]) -> None:
         """Store the slots of the messages `started`, each at its time, its own slot or later, and
         what is to be told of others.
         """
-        shared = self._shared
-        self._look(shared.use.worth_telling(self._scope, self._policy, self._logs))
-        changed = {key for scope, key in shared.changed if scope == self._scope}
-        for message, at in started.items():
-            # The expired, and those without a key, have taken none.
-            if message in self._taken:
-                key = self._taken[message][0]
-                self._logs[key].add(at, at + shared.patience)
-                changed.add(key)
+        taken, told = self._spend(started)
         states = {
-            key: shared.dump(self._policy, (self._scope, key), self._logs[key]) for key in changed
+            key: self._shared.dump(self._policy, (self.scope, key), self._logs[key])
+            for key in taken.keys() | told
         }
-        self._intake.rows.keep(self._scope, states)
-
-    def _look(self, keys: Iterable[str]) -> None:
-        missing = set(keys) - self._logs.keys()
-        known = self._intake.rows.states(self._scope, missing)
-        for key in missing:
-            place = self._scope, key
-            self._logs[key] = self._shared.load(self._policy, place, known.get(key))
-
-    def _next(self, log: SlotLog) -> int:
-        return self._policy.next_slot(log, self._first)
-
-    def _grant(self, log: SlotLog) -> None:
-        log.add(self._first, self._first + self._shared.patience)
-
-    def _key(self, key: str | None) -> str | None:
-        return key if self._policy.key else ""
+        self._intake.rows.keep(self.scope, states)
 
     def _put_off(self, due: Mapping[int, int | None], count: int = 0) -> None:
         """They are arrivals again when they come back; `count`: how often each has backed off."""

@@ -27,28 +27,7 @@ _NEGATIVE = 0x80
 
 def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
     """`CLAIMED_COLUMNS` as messages; values are decoded on first use."""
-    return [
-        ClaimedMessage(
-            r[0],
-            r[1],
-            r[2],
-            r[3],
-            r[4],
-            r[5],
-            r[6],
-            r[7],
-            r[8],
-            r[9],
-            r[10],
-            r[11],
-            r[12],
-            r[13],
-            r[14],
-            token,
-            r[15],
-        )
-        for r in rows
-    ]
+    return [ClaimedMessage(*r[:15], token, r[15]) for r in rows]
 
 
 def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:

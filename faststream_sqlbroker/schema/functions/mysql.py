@@ -16,8 +16,8 @@ from faststream_sqlbroker.schema.functions.names import (
     LONGEST,
     MOST_LOAD,
     TEMPLATE,
+    UNCHANGED_COLUMNS,
     FunctionNames,
-    copied_columns,
 )
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -254,7 +254,7 @@ def statements(tables: Tables) -> list[str]:
         "claimable": CLAIMABLE,
         "most": MOST_LOAD,
         "reason": CANCELLED,
-        "columns": ", ".join(f"`{name}`" for name in copied_columns(tables)),
+        "columns": ", ".join(f"`{name}`" for name in UNCHANGED_COLUMNS),
         "message": of(table),
         "policy_state": of(tables.policy_state.name),
         "archive": "" if archive is None else of(archive.name),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from faststream_sqlbroker.core.checks import LONGEST_NAME
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import Tables
+from faststream_sqlbroker.schema.tables import COPIED_COLUMNS
 
 CLAIMABLE = ", ".join(f"'{s.name}'" for s in MessageState if s in CLAIMABLE_STATES)
 LONGEST = LONGEST_NAME
@@ -14,17 +14,8 @@ MOST_LOAD = 10_000
 thousand entries takes some milliseconds."""
 TEMPLATE = "(?<![{])[{][a-zA-Z0-9_]+[}](?![}])"
 """As in `core.checks`: what FastStream takes for a parameter of an address."""
-_OWN = {"state", "last_error"}
-
-
-def copied_columns(tables: Tables) -> list[str]:
-    """The columns that a cancelled message takes into the archive unchanged."""
-    if tables.archive is None:
-        return []
-    live = tables.message.columns
-    return [c.name for c in tables.archive.columns if c.name in live and c.name not in _OWN]
-
-
+UNCHANGED_COLUMNS = tuple(n for n in COPIED_COLUMNS if n not in {"state", "last_error"})
+"""The columns that a cancelled message takes into the archive as they are."""
 VERSION = 1
 """Of the functions; it stands in the comment of each."""
 COMMENT = f"faststream_sqlbroker functions, version {VERSION}"

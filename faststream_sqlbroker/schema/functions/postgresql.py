@@ -17,8 +17,8 @@ from faststream_sqlbroker.schema.functions.names import (
     LONGEST,
     MOST_LOAD,
     TEMPLATE,
+    UNCHANGED_COLUMNS,
     FunctionNames,
-    copied_columns,
 )
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -178,7 +178,6 @@ def statements(tables: Tables, schema: str) -> list[str]:
     def of(name: str) -> str:
         return f"{quote(schema)}.{quote(name)}"
 
-    columns = copied_columns(tables)
     archive = tables.archive
     tag = _tag([schema, *(table.name for table in tables.ours)])
     parts = {
@@ -191,8 +190,8 @@ def statements(tables: Tables, schema: str) -> list[str]:
         "template": TEMPLATE,
         "channel": tables.config.channel,
         "reason": CANCELLED,
-        "columns": ", ".join(columns),
-        "values": ", ".join(f"g.{name}" for name in columns),
+        "columns": ", ".join(UNCHANGED_COLUMNS),
+        "values": ", ".join(f"g.{name}" for name in UNCHANGED_COLUMNS),
         "message": of(tables.message.name),
         "policy_state": of(tables.policy_state.name),
         "archive": "" if archive is None else of(archive.name),
