@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from faststream_sqlbroker.core.routing import DESTINATION_HEADER
-from faststream_sqlbroker.core.text import short
+from faststream_sqlbroker.core.text import short, storable
 from faststream_sqlbroker.exceptions import PublishError
 
 LONGEST_INFO = 1_000
@@ -64,13 +64,9 @@ def checked_info(value: object) -> str | None:
     """
     if value is None:
         return None
-    if not isinstance(value, str) or len(value) > LONGEST_INFO or not _is_storable(value):
+    if not isinstance(value, str) or len(value) > LONGEST_INFO or not storable(value):
         raise PublishError(
             f"info is text of at most {LONGEST_INFO} characters, without NUL characters and lone "
             f"surrogates, got {short(value)}"
         )
     return value
-
-
-def _is_storable(value: str) -> bool:
-    return not any(each == "\0" or "\ud800" <= each <= "\udfff" for each in value)

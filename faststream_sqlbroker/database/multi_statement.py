@@ -105,10 +105,6 @@ class MultiStatementDialect(Dialect):
         return remove
 
     @abstractmethod
-    def bind_time(self, value: datetime) -> Any:
-        """An aware datetime as this database stores it."""
-
-    @abstractmethod
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         """Insert rows without dedup_id in one statement; ids in order."""
 
@@ -142,14 +138,18 @@ class MultiStatementDialect(Dialect):
     def ready_pairs(
         self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
     ) -> ReadyPairs:
-        """One statement: a few index searches for each queue, however many rows there are."""
+        """One statement: a few index searches for each queue, however many rows there are. SQLite
+        says of a pair, too, whether it has an invalid due time: it counts as due, and the claim
+        repairs it.
+        """
         statement = self.sql["open_pairs" if only_open else "ready_pairs"]
         rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
-        found = [
-            (queue, priority, due_in) for queue, priority, due_in in rows if due_in is not None
-        ]
         return ReadyPairs(
-            ReadyPair(queue, priority, float(due_in)) for queue, priority, due_in in found
+            ReadyPair(queue, priority, min(due_in, 0.0), unusable=True)
+            if any(unusable)
+            else ReadyPair(queue, priority, float(due_in))
+            for queue, priority, due_in, *unusable in rows
+            if due_in is not None
         )
 
     def held(self, connection: Connection, statement: str, leases: Leases) -> set[tuple[int, str]]:

@@ -194,9 +194,18 @@ class Operations(ClaimedRows, ABC):
         """Whether a statement waited for a lock longer than `lock_wait_limit` allows."""
         return False
 
-    @abstractmethod
+    def listed(self, values: Sequence[Any]) -> Any:
+        """A list as a statement takes it."""
+        return list(values)
+
+    def bind_time(self, value: datetime) -> Any:
+        """An aware datetime as this database stores it."""
+        return value
+
     def now(self, connection: Connection) -> datetime:
         """The database's clock (aware, UTC)."""
+        value: datetime = self.time(connection.execute(self.sql["now"]).scalar_one())
+        return value
 
     @abstractmethod
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
@@ -282,7 +291,6 @@ class Operations(ClaimedRows, ABC):
         """
         yield
 
-    @abstractmethod
     def release_stuck(
         self,
         connection: Connection,
@@ -293,13 +301,18 @@ class Operations(ClaimedRows, ABC):
         """Give back up to `limit` rows whose lease ended before that moment, None: by now; returns
         how many.
         """
+        moment = None if before is None else self.bind_time(before)
+        binds = {"queues": self.listed(queues), "limit": limit, "before": moment}
+        return len(connection.execute(self.sql["release_stuck"], binds).all())
 
-    @abstractmethod
     def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
         """Seconds until the first lease of any process in `queues` ends; None: there is no lease.
 
         Negative if that lease has ended.
         """
+        binds = {"queues": self.listed(queues)}
+        found: float | None = connection.execute(self.sql["lease_ends_in"], binds).scalar_one()
+        return found
 
     @abstractmethod
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:

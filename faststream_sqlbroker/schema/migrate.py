@@ -15,7 +15,7 @@ from faststream_sqlbroker.schema.tables import (
     build_tables,
     default_partition,
     sorted_indexes,
-    storage,
+    storage_of,
 )
 from faststream_sqlbroker.schema.triggers import create_notify_trigger, notify_trigger
 from faststream_sqlbroker.schema.types import MYSQL
@@ -70,7 +70,7 @@ def create_all(connection: Connection, tables: Tables) -> None:
 
 
 def _create_for_postgresql(connection: Connection, tables: Tables) -> None:
-    connection.execute(storage(tables))
+    connection.execute(storage_of(tables.message))
     if is_partitioned(connection, tables.archive):
         for statement in default_partition(tables):
             connection.execute(statement)

@@ -151,7 +151,7 @@ def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
             statements += default_partition(tables)
         statements += [CreateIndex(index) for index in sorted_indexes(table)]
     if dialect_name == "postgresql":
-        statements.append(storage(tables))
+        statements.append(storage_of(tables.message))
     return statements
 
 
@@ -172,13 +172,8 @@ def default_partition_of(archive: Table) -> ExecutableDDLElement:
     return DDL(made).against(archive)  # type: ignore[no-untyped-call]
 
 
-def storage(tables: Tables) -> ExecutableDDLElement:
-    """PostgreSQL's storage parameters of the message table."""
-    return storage_of(tables.message)
-
-
 def storage_of(message: Table) -> ExecutableDDLElement:
-    """`storage` for the message table itself."""
+    """PostgreSQL's storage parameters of the message table."""
     statement = DDL(f"ALTER TABLE %(fullname)s SET ({AUTOVACUUM})")  # type: ignore[no-untyped-call]
     return statement.against(message)
 

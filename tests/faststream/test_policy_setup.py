@@ -63,7 +63,7 @@ LENGTHS = [
 VALUES: list[tuple[Options, str]] = [
     (
         given(lambda: Debounce("1h", key=False)),
-        "Debounce needs keys: .* leave key out and give every message its key",
+        "Debounce goes by keys: leave key=False out, or name a header",
     ),
     (given(lambda: Debounce("1h", key="k")), "Debounce's key must be True, False or .*Header"),  # type: ignore[arg-type]
     (given(lambda: Debounce("1h", edge="middle")), "edge must be one of 'trailing', 'leading'"),  # type: ignore[arg-type]

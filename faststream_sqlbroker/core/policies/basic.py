@@ -81,10 +81,10 @@ class Once:
         Raises:
             SetupError: the ttl is not longer than 0, or key=False.
         """
-        object.__setattr__(self, "key", keyed("Once", key))
-        object.__setattr__(self, "ttl", microseconds("Once's ttl", ttl))
+        keyed("Once", key)
+        length = microseconds("Once's ttl", ttl)
         one_of("Once's without_key", without_key, WITHOUT_KEY)
-        object.__setattr__(self, "without_key", without_key)
+        options.assign(self, ttl=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""
@@ -130,15 +130,12 @@ class Concurrency:
             SetupError: a value out of its range, `without_key` without per_key=True, or `scope`
                 with per_key=True.
         """
-        object.__setattr__(
-            self, "limit", whole_number("Concurrency's limit", limit, most=1_000_000)
-        )
+        whole_number("Concurrency's limit", limit, most=1_000_000)
         checked_key("Concurrency's per_key", per_key)
         options.without_key("Concurrency", without_key, keyed=bool(per_key), mend="per_key=True")
-        object.__setattr__(self, "per_key", per_key)
-        object.__setattr__(self, "without_key", without_key)
-        refused = "per_key=True" if per_key else None
-        object.__setattr__(self, "scope", checked_scope("Concurrency", scope, refused=refused))
+        shared = checked_scope("Concurrency", scope, refused="per_key=True" if per_key else None)
+        own = {"without_key": without_key, "scope": shared}
+        options.assign(self, limit=limit, per_key=per_key, **own)
 
     def __str__(self) -> str:
         each = key_text("per_key", self.per_key)

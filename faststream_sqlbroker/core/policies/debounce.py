@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, Self
 
 from faststream_sqlbroker.core.checks import one_of
-from faststream_sqlbroker.core.policies.header import Header, Key, checked_key, key_text
+from faststream_sqlbroker.core.policies.header import Header, Key, key_text, keyed
 from faststream_sqlbroker.core.policies.options import (
     CLOCK_STEP,
     WITHOUT_KEY,
+    assign,
     microseconds,
     seconds,
 )
@@ -99,14 +100,7 @@ class Debounce:
             SetupError: a length that is not longer than 0, max_wait shorter than the window or with
                 edge="leading", or key=False.
         """
-        checked_key("Debounce's key", key)
-        if not key:
-            raise SetupError(
-                "Debounce needs keys: it delivers one message of each burst of a key, and "
-                "key=False would leave one message of the whole queue; leave key out and give "
-                "every message its key (publish(..., key=...)), the same one for all if that is "
-                "what you want"
-            )
+        keyed("Debounce", key)
         one_of("Debounce's edge", edge, ("trailing", "leading"))
         one_of("Debounce's without_key", without_key, WITHOUT_KEY)
         length = microseconds("Debounce's window", window)
@@ -122,14 +116,7 @@ class Debounce:
                 f"({seconds(length)}) can: raise max_wait to the window or more, or shorten the "
                 "window"
             )
-        for name, value in (
-            ("window", length),
-            ("edge", edge),
-            ("max_wait", most),
-            ("key", key),
-            ("without_key", without_key),
-        ):
-            object.__setattr__(self, name, value)
+        assign(self, window=length, edge=edge, max_wait=most, key=key, without_key=without_key)
 
     def __str__(self) -> str:
         most = "" if self.max_wait is None else f", max_wait={seconds(self.max_wait)}"

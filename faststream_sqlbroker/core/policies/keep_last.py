@@ -20,6 +20,7 @@ from faststream_sqlbroker.core.policies.debounce import (
 from faststream_sqlbroker.core.policies.header import Header, Key, key_text, keyed
 from faststream_sqlbroker.core.policies.options import (
     WITHOUT_KEY,
+    assign,
     microseconds,
     seconds,
 )
@@ -59,10 +60,10 @@ class KeepLast:
         Raises:
             SetupError: the window is not longer than 0, or key=False.
         """
-        object.__setattr__(self, "key", keyed("KeepLast", key))
-        object.__setattr__(self, "window", microseconds("KeepLast's window", window))
+        keyed("KeepLast", key)
+        length = microseconds("KeepLast's window", window)
         one_of("KeepLast's without_key", without_key, WITHOUT_KEY)
-        object.__setattr__(self, "without_key", without_key)
+        assign(self, window=length, key=key, without_key=without_key)
 
     def __str__(self) -> str:
         of = key_text("key", self.key) if isinstance(self.key, Header) else ""

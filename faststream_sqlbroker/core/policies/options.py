@@ -13,6 +13,12 @@ WITHOUT_KEY = ("deliver", "dead_letter")
 """What may happen to a message without the key that a policy needs."""
 
 
+def assign(policy: object, **values: object) -> None:
+    """Give a frozen `policy` its attributes."""
+    for name, value in values.items():
+        object.__setattr__(policy, name, value)
+
+
 def microseconds(name: str, value: Duration) -> int:
     """`value` in whole microseconds.
 

@@ -117,17 +117,8 @@ class Throttle:
                 f"Throttle({rate}, per={seconds(period)}) is more than one slot a microsecond, "
                 "which no clock tells apart: lower the rate, or leave the policy out"
             )
-        values = {
-            "rate": rate,
-            "per": period,
-            "key": key,
-            "burst": together,
-            "when_exceeded": when_exceeded,
-            "without_key": without_key,
-            "scope": shared,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        own = {"when_exceeded": when_exceeded, "without_key": without_key, "scope": shared}
+        options.assign(self, rate=rate, per=period, key=key, burst=together, **own)
 
     def __str__(self) -> str:
         each = key_text("key", self.key)
@@ -326,13 +317,7 @@ def next_slots(
     """
     found: list[int] = []
     while len(found) < most:
-        slot = at
-        # Each throttle may put the slot off, so the search repeats until all agree. The slot only
-        # moves forward, and each throttle has a next slot, so the loop ends.
-        while (
-            later := max(t.next_slot(log, slot) for t, log in zip(throttles, logs, strict=True))
-        ) > slot:
-            slot = later
+        slot = first_slot(throttles, logs, at)
         if slot > until:
             break
         # Many at once, as a fast throttle grants some to each claim.
@@ -346,6 +331,8 @@ def next_slots(
 
 def first_slot(throttles: Sequence[Throttle], logs: Sequence[SlotLog], at: int) -> int:
     """The first slot at `at` or later that all of `throttles` grant."""
+    # Each throttle may put the slot off, so the search repeats until all agree. The slot only moves
+    # forward, and each throttle has a next slot, so the loop ends.
     while (later := max(t.next_slot(log, at) for t, log in zip(throttles, logs, strict=True))) > at:
         at = later
     return at

@@ -6,7 +6,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Protocol, cast
@@ -198,6 +198,8 @@ def _takes_exception(function: Callable[..., object]) -> bool:
 # The base class for strategies of your own.
 
 _Classes = tuple[type[BaseException], ...]
+_LENGTHS = (Duration, Duration | None)
+"""Types of arguments that are lengths of time, which become seconds."""
 
 
 @dataclass(kw_only=True)
@@ -227,8 +229,9 @@ class RetryStrategyTemplate(ABC):
         """Check the limits; a subclass that checks its own arguments calls this too."""
         if self.max_attempts is not None:
             whole_number("max_attempts", self.max_attempts, other=", or None for no limit")
-        if self.max_total_delay_seconds is not None:
-            self._take_seconds("max_total_delay_seconds")
+        for each in fields(self):
+            if each.type in _LENGTHS and getattr(self, each.name) is not None:
+                setattr(self, each.name, self._seconds(each.name))
         if self.retry_on is not None:
             self.retry_on = error_classes(self.retry_on, "retry_on")
         if self.no_retry_on is not None:
@@ -273,11 +276,6 @@ class RetryStrategyTemplate(ABC):
         ):
             return None
         return last_attempt_at + delay
-
-    def _take_seconds(self, *names: str) -> None:
-        """Check these arguments and replace each by its seconds."""
-        for name in names:
-            setattr(self, name, self._seconds(name))
 
     def _seconds(self, name: str) -> float:
         return seconds_or_zero(name, getattr(self, name))

@@ -21,11 +21,6 @@ class ConstantRetryStrategy(RetryStrategyTemplate):
 
     delay_seconds: Duration
 
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        self._take_seconds("delay_seconds")
-
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return `delay_seconds`."""
         steps(attempts_count)
@@ -40,11 +35,6 @@ class ConstantWithJitterRetryStrategy(RetryStrategyTemplate):
     jitter_seconds: Duration
     _random: Random = field(default_factory=Random, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        self._take_seconds("base_delay_seconds", "jitter_seconds")
-
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return max(0, base + a number from [-jitter, +jitter])."""
         steps(attempts_count)
@@ -58,11 +48,6 @@ class LinearRetryStrategy(RetryStrategyTemplate):
 
     initial_delay_seconds: Duration
     step_seconds: Duration
-
-    def __post_init__(self) -> None:
-        """Check the arguments."""
-        super().__post_init__()
-        self._take_seconds("initial_delay_seconds", "step_seconds")
 
     def get_delay_seconds(self, attempts_count: int) -> float:
         """Return initial + step * (n - 1)."""
@@ -85,9 +70,6 @@ class ExponentialBackoffRetryStrategy(RetryStrategyTemplate):
     def __post_init__(self) -> None:
         """Check the arguments."""
         super().__post_init__()
-        self._take_seconds("initial_delay_seconds")
-        if self.max_delay_seconds is not None:
-            self._take_seconds("max_delay_seconds")
         check_factor(self.multiplier, "multiplier", least=1)
 
     def get_delay_seconds(self, attempts_count: int) -> float:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from datetime import datetime, timezone
+from datetime import datetime
 from math import ceil
 from typing import Any, ClassVar
 from uuid import UUID
@@ -155,11 +155,6 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """UTC without a zone, as DATETIME(6) holds it."""
         return utc(value).replace(tzinfo=None)
 
-    def now(self, connection: Connection) -> datetime:
-        """The server's clock."""
-        value: datetime = connection.execute(self.sql["now"]).scalar_one()
-        return value.replace(tzinfo=timezone.utc)
-
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         """One multi-row INSERT; MariaDB tells the ids, MySQL the first of them and the step.
 
@@ -269,10 +264,9 @@ class MysqlDialect(MysqlErrors, MultiStatementDialect):
         """As everywhere; times of first deliveries, which are dates as nearly always, wait for who
         looks.
         """
+        make: Any = ClaimedMessage  # of as many values as there are columns
         return [
-            ClaimedMessage(
-                *r[:2], load_payload(r[2]), *r[3:11], None, None, None, r[14], token, r[15]
-            )
+            make(r[0], r[1], load_payload(r[2]), *r[3:14], r[14], token, r[15])
             if r[9].__class__ is datetime
             and r[10].__class__ is datetime
             and r[11] is r[12] is r[13] is None

@@ -27,7 +27,8 @@ _NEGATIVE = 0x80
 
 def read_claimed(rows: Iterable[Sequence[Any]], token: UUID) -> list[ClaimedMessage]:
     """`CLAIMED_COLUMNS` as messages; values are decoded on first use."""
-    return [ClaimedMessage(*r[:15], token, r[15]) for r in rows]
+    make: Any = ClaimedMessage  # of as many values as there are columns
+    return [make(*r[:15], token, r[15]) for r in rows]
 
 
 def read_pairs(rows: Iterable[Sequence[Any]]) -> ReadyPairs:

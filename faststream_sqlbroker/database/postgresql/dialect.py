@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -111,11 +110,6 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def allow_idling(self, connection: Connection, seconds: float) -> None:
         """One statement; what the administrator had set is no longer known."""
         connection.execute(self.sql["allow_idling"], {"limit": milliseconds(seconds)})
-
-    def now(self, connection: Connection) -> datetime:
-        """The server's clock."""
-        value: datetime = connection.execute(self.sql["now"]).scalar_one()
-        return value
 
     def insert(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int | None]:
         """One statement, unless there is too much for one."""
@@ -351,24 +345,6 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         return Query(
             query.clause, query.binds, lambda rows: settled_of([settlement], query.read(rows))
         )
-
-    def release_stuck(
-        self,
-        connection: Connection,
-        queues: Sequence[str],
-        limit: int,
-        before: datetime | None = None,
-    ) -> int:
-        """One statement; rows locked elsewhere are skipped."""
-        binds = {"queues": list(queues), "limit": limit, "before": before}
-        return len(connection.execute(self.sql["release_stuck"], binds).all())
-
-    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
-        """One descent of the index for each queue."""
-        found: float | None = connection.execute(
-            self.sql["lease_ends_in"], {"queues": list(queues)}
-        ).scalar_one()
-        return found
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """One statement over what is PROCESSING in these queues."""

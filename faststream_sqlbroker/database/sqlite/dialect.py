@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import Connection, null, text, update
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyPair, ReadyPairs
+from faststream_sqlbroker.core.rows import Claimed, NewMessage, Prefetch, ReadyPair
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.core.text import load_text, short
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
@@ -144,6 +144,10 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
             "BEGIN IMMEDIATE",
         )
 
+    def listed(self, values: Sequence[Any]) -> str:
+        """As JSON."""
+        return json.dumps(list(values))
+
     def bind_time(self, value: datetime) -> int:
         """Microseconds since 1970 (UTC)."""
         return to_microseconds(value)
@@ -151,23 +155,6 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
     def time(self, value: Any) -> Any:
         """Microseconds since 1970 as an aware datetime."""
         return from_microseconds(value)
-
-    def ready_pairs(
-        self, connection: Connection, queues: Sequence[str], *, only_open: bool = False
-    ) -> ReadyPairs:
-        """As everywhere; a pair with an invalid due time counts as due: the claim repairs it."""
-        statement = self.sql["open_pairs" if only_open else "ready_pairs"]
-        rows = connection.execute(statement, {"queues": json.dumps(list(queues))})
-        return ReadyPairs(
-            ReadyPair(
-                queue,
-                priority,
-                min(due_in, 0.0) if unusable else float(due_in),
-                unusable=bool(unusable),
-            )
-            for queue, priority, due_in, unusable in rows
-            if due_in is not None
-        )
 
     def mend_due_times(self, connection: Connection, pairs: Sequence[ReadyPair]) -> None:
         """Text, as of datetime('now'), and times that are no microseconds come before or after all
@@ -197,11 +184,6 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         for message_id, names in noted:
             values = {name: clock() if name in NEEDED_TIMES else null() for name in names}
             connection.execute(update(self.tables.message).where(c.id == message_id).values(values))
-
-    def now(self, connection: Connection) -> datetime:
-        """The host's clock as SQLite reads it (milliseconds)."""
-        value: datetime = self.time(connection.execute(self.sql["now"]).scalar_one())
-        return value
 
     def insert_plain(self, connection: Connection, rows: Sequence[NewMessage]) -> list[int]:
         """One multi-row INSERT; AUTOINCREMENT ids rise in the order of its rows."""
@@ -265,24 +247,6 @@ class SqliteDialect(SqliteErrors, MultiStatementDialect):
         if self._unusable:
             self._mend_times(connection)
         return Claimed(sorted(rows, key=lambda m: (m.next_attempt_at, m.id)), suspects)
-
-    def release_stuck(
-        self,
-        connection: Connection,
-        queues: Sequence[str],
-        limit: int,
-        before: datetime | None = None,
-    ) -> int:
-        """One UPDATE."""
-        moment = None if before is None else to_microseconds(before)
-        binds = {"queues": json.dumps(list(queues)), "limit": limit, "before": moment}
-        return len(connection.execute(self.sql["release_stuck"], binds).all())
-
-    def lease_ends_in(self, connection: Connection, queues: Sequence[str]) -> float | None:
-        """One descent of the index for each queue."""
-        binds = {"queues": json.dumps(list(queues))}
-        found: float | None = connection.execute(self.sql["lease_ends_in"], binds).scalar_one()
-        return found
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """One UPDATE over what is PROCESSING in these queues."""

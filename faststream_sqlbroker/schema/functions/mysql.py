@@ -9,15 +9,11 @@ from typing import Any
 
 from sqlalchemy.dialects import mysql
 
-from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.schema.functions.names import (
-    CLAIMABLE,
-    COMMENT,
     LONGEST,
-    MOST_LOAD,
     TEMPLATE,
     UNCHANGED_COLUMNS,
-    FunctionNames,
+    parts_of,
 )
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -240,32 +236,20 @@ def statements(tables: Tables) -> list[str]:
     make: Any = mysql.dialect
     quote = make().identifier_preparer.quote_identifier
     config = tables.config
-    names = FunctionNames.of(config)
     prefix = "" if config.schema is None else quote(config.schema) + "."
 
     def of(name: str) -> str:
         return f"{prefix}{quote(name)}"
 
-    archive = tables.archive
     table = tables.message.name
     parts = {
+        **parts_of(tables, of),
         "text": _TEXT,
-        "comment": COMMENT,
-        "claimable": CLAIMABLE,
-        "most": MOST_LOAD,
-        "reason": CANCELLED,
         "columns": ", ".join(f"`{name}`" for name in UNCHANGED_COLUMNS),
-        "message": of(table),
-        "policy_state": of(tables.policy_state.name),
-        "archive": "" if archive is None else of(archive.name),
         "ready_index": quote(f"{table}_ready"),
         "leased_index": quote(f"{table}_leased"),
-        "publish": of(names.publish),
-        "publish_bytes": of(names.publish_bytes),
-        "cancel": of(names.cancel),
-        "load": of(names.load),
     }
-    parts["archived"] = "" if archive is None else _ARCHIVED.format(**parts)
+    parts["archived"] = _ARCHIVED.format(**parts) if parts["archive"] else ""
     parts["read_options"] = _read_options()
     parts["check_values"] = _check_values()
     too_far = "v_due IS NULL OR (v_expires_in IS NOT NULL AND v_expires_at IS NULL)"

@@ -1,11 +1,14 @@
 """What the functions are called, and what those of all databases have in common."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from faststream_sqlbroker.core.checks import LONGEST_NAME
+from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
-from faststream_sqlbroker.schema.tables import COPIED_COLUMNS
+from faststream_sqlbroker.schema.tables import COPIED_COLUMNS, Tables
 
 CLAIMABLE = ", ".join(f"'{s.name}'" for s in MessageState if s in CLAIMABLE_STATES)
 LONGEST = LONGEST_NAME
@@ -40,3 +43,19 @@ class FunctionNames:
 
 NAMES = FunctionNames.of(SqlBrokerSchemaConfig())
 """The default ones."""
+
+
+def parts_of(tables: Tables, of: Callable[[str], str]) -> dict[str, Any]:
+    """What the bodies of all databases name; `of` makes SQL of a name of the schema."""
+    names = asdict(FunctionNames.of(tables.config))
+    archive = tables.archive
+    return {
+        **{verb: of(name) for verb, name in names.items()},
+        "message": of(tables.message.name),
+        "policy_state": of(tables.policy_state.name),
+        "archive": "" if archive is None else of(archive.name),
+        "comment": COMMENT,
+        "claimable": CLAIMABLE,
+        "most": MOST_LOAD,
+        "reason": CANCELLED,
+    }

@@ -10,15 +10,12 @@ from typing import Any
 
 from sqlalchemy.dialects import postgresql
 
-from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.schema.functions.names import (
-    CLAIMABLE,
     COMMENT,
     LONGEST,
-    MOST_LOAD,
     TEMPLATE,
     UNCHANGED_COLUMNS,
-    FunctionNames,
+    parts_of,
 )
 from faststream_sqlbroker.schema.tables import Tables
 
@@ -173,39 +170,28 @@ def statements(tables: Tables, schema: str) -> list[str]:
     """The statements that create the functions, or replace them, in `schema`."""
     make: Any = postgresql.dialect
     quote = make().identifier_preparer.quote_identifier
-    names = FunctionNames.of(tables.config)
 
     def of(name: str) -> str:
         return f"{quote(schema)}.{quote(name)}"
 
-    archive = tables.archive
     tag = _tag([schema, *(table.name for table in tables.ours)])
     parts = {
+        **parts_of(tables, of),
         "head": _HEAD + tag,
         "tag": tag,
         "options": _OPTIONS,
-        "claimable": CLAIMABLE,
         "longest": LONGEST,
-        "most": MOST_LOAD,
         "template": TEMPLATE,
         "channel": tables.config.channel,
-        "reason": CANCELLED,
         "columns": ", ".join(UNCHANGED_COLUMNS),
         "values": ", ".join(f"g.{name}" for name in UNCHANGED_COLUMNS),
-        "message": of(tables.message.name),
-        "policy_state": of(tables.policy_state.name),
-        "archive": "" if archive is None else of(archive.name),
-        "publish": of(names.publish),
-        "publish_bytes": of(names.publish_bytes),
-        "cancel": of(names.cancel),
-        "load": of(names.load),
     }
-    parts["archived"] = "" if archive is None else _ARCHIVED.format(**parts)
+    parts["archived"] = _ARCHIVED.format(**parts) if parts["archive"] else ""
     made = [
-        (_PUBLISH_BYTES, f"{of(names.publish_bytes)}(text, bytea, text, {_OPTION_TYPES})"),
-        (_PUBLISH, f"{of(names.publish)}(text, jsonb, {_OPTION_TYPES})"),
-        (_CANCEL, f"{of(names.cancel)}(bigint, text)"),
-        (_LOAD, f"{of(names.load)}(text, integer)"),
+        (_PUBLISH_BYTES, f"{parts['publish_bytes']}(text, bytea, text, {_OPTION_TYPES})"),
+        (_PUBLISH, f"{parts['publish']}(text, jsonb, {_OPTION_TYPES})"),
+        (_CANCEL, f"{parts['cancel']}(bigint, text)"),
+        (_LOAD, f"{parts['load']}(text, integer)"),
     ]
     found = []
     for body, signature in made:
