@@ -40,9 +40,8 @@ def adapt(context: Any, _upgrade: Any, _schemas: Any) -> None:
     if context.dialect.name == "postgresql":
         found = [table for one in every for table in one.tables.values()]
         archives = [t for t in found if t.dialect_options["postgresql"]["partition_by"]]
-        given = partial(leave_partitions, archives, options.get("process_revision_directives"))
-        wrapped = partial(add_storage, tables, given)
-        options["process_revision_directives"] = wrapped
+        given = options.get("process_revision_directives")
+        options["process_revision_directives"] = partial(write_whole, tables, archives, given)
 
 
 def render_item(given: RenderItem | None, kind: str, item: Any, context: Any) -> Any:
@@ -90,37 +89,34 @@ def _repr(kind: Any, context: Any) -> str:
     return f"{context.opts['sqlalchemy_module_prefix'] or ''}{kind!r}"
 
 
-def add_storage(
-    tables: list[Table], given: Directives | None, context: Any, revision: Any, scripts: list[Any]
+def write_whole(
+    tables: list[Table],
+    archives: list[Table],
+    given: Directives | None,
+    context: Any,
+    revision: Any,
+    scripts: list[Any],
 ) -> None:
-    """Set the storage parameters of `tables` after their creation; then call the application's own
-    `given`.
+    """Set the storage parameters of `tables` after their creation, and leave partitions of
+    `archives` alone: the metadata has none of them, as they come and go. Then call the
+    application's own `given`.
     """
     ours = {(table.schema, table.name): table for table in tables}
-    for script in scripts:
-        for upgrade in script.upgrade_ops_list:
-            for position, op in reversed(list(enumerate(upgrade.ops))):
-                table = isinstance(op, ops.CreateTableOp) and ours.get((op.schema, op.table_name))
-                if isinstance(table, Table):
-                    statement = str(storage_of(table).compile(dialect=context.dialect))
-                    upgrade.ops.insert(position + 1, ops.ExecuteSQLOp(statement))
-                if isinstance(op, ops.CreateTableOp) and op.kw.get("postgresql_partition_by"):
-                    made = default_partition_of(op.to_table())
-                    statement = str(made.compile(dialect=context.dialect))
-                    upgrade.ops.insert(position + 1, ops.ExecuteSQLOp(statement))
-    if given is not None:
-        given(context, revision, scripts)
-
-
-def leave_partitions(
-    archives: list[Table], given: Directives | None, context: Any, revision: Any, scripts: list[Any]
-) -> None:
-    """Leave partitions of `archives` alone: the metadata has none of them, as they come and go;
-    then call the application's own `given`.
-    """
     known = {name for table in archives for name in partition_names(context.connection, table)}
     for script in scripts:
         for one in (*script.upgrade_ops_list, *script.downgrade_ops_list):
             one.ops[:] = [op for op in one.ops if getattr(op, "table_name", None) not in known]
+        for upgrade in script.upgrade_ops_list:
+            for position, op in reversed(list(enumerate(upgrade.ops))):
+                if not isinstance(op, ops.CreateTableOp):
+                    continue
+                added = []
+                if op.kw.get("postgresql_partition_by"):
+                    added.append(default_partition_of(op.to_table()))
+                if (table := ours.get((op.schema, op.table_name))) is not None:
+                    added.append(storage_of(table))
+                upgrade.ops[position + 1 : position + 1] = [
+                    ops.ExecuteSQLOp(str(each.compile(dialect=context.dialect))) for each in added
+                ]
     if given is not None:
         given(context, revision, scripts)

@@ -3,9 +3,8 @@
 Times are whole microseconds of the database's clock.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
@@ -46,33 +45,22 @@ def scope_text(scope: str | None) -> str:
     return "" if scope is None else f", scope={scope!r}"
 
 
-@dataclass
-class Members:
-    """Which options the subscribers of a scope have, and when one of each last claimed."""
+class Members(NamedTuple):
+    """The limits that subscribers have given to what they share, at one claim."""
 
-    seen: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, info: Any) -> "Members":
-        """Read what `dump` wrote; any other value counts as empty."""
-        found = info.get("members") if isinstance(info, Mapping) else None
-        return cls(dict(found)) if isinstance(found, Mapping) else cls()
-
-    def dump(self, now: int) -> dict[str, int]:
-        """Those that are alive, as JSON values."""
-        return {options: at for options, at in self.seen.items() if now - at < MEMBER_LIVES}
-
-    def live(self, own: str, now: int) -> list[str]:
-        """`own`, and the other options that a live subscriber of the scope has."""
-        return [own, *sorted(self.dump(now).keys() - {own})]
-
-    def register(self, own: str, now: int) -> bool:
-        """Note a claim with the options `own`; whether that must be written."""
-        old = now - self.seen.get(own, 0) >= MEMBER_RENEWED
-        self.seen[own] = now
-        return old
+    lowest: int
+    kept: dict[str, int]
+    """By limit, when a subscriber that has it last claimed: what is to be stored."""
+    must_keep: bool
+    """Whether the claim must be noted."""
 
 
-def lowest_limit(limits: Iterable[str]) -> int:
-    """Of the limits that members have."""
-    return min(int(limit) for limit in limits)
+def members_of(info: Any, own: int, now: int) -> Members:
+    """Those that `info` has as "members", and a claim with the limit `own` now. Any other value
+    counts as empty.
+    """
+    stored = info.get("members") if isinstance(info, Mapping) else None
+    seen: dict[str, int] = dict(stored) if isinstance(stored, Mapping) else {}
+    live = {limit: at for limit, at in seen.items() if now - at < MEMBER_LIVES}
+    kept = {**live, str(own): now}
+    return Members(min(map(int, kept)), kept, now - seen.get(str(own), 0) >= MEMBER_RENEWED)

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.policies import Concurrency, Throttle
 from faststream_sqlbroker.core.policies.live_rates import LiveRates, Place
-from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES, Members, lowest_limit
+from faststream_sqlbroker.core.policies.scopes import MEMBER_LIVES, members_of
 from faststream_sqlbroker.core.policies.slot_log import Limit
 from faststream_sqlbroker.core.policies.throttle import OTHERS_LIVE
 from faststream_sqlbroker.core.status import LiveSubscriber
@@ -47,15 +47,12 @@ def lowest(intake: Intake, policy: Concurrency, is_old: Callable[[float, float],
         return known
     scope = OF_KEYS if by_key else LIMITS
     info = intake.rows.states(scope, [intake.queue]).get(intake.queue)
-    members = Members.load(info)
-    own = str(policy.limit)
-    found = lowest_limit(members.live(own, intake.now))
-    if members.register(own, intake.now):
-        kept = {"members": members.dump(intake.now)}
-        states = {intake.queue: (kept, intake.now + MEMBER_LIVES)}
-        intake.rows.keep(scope, states)
-    intake.position.limits[place] = asked, found
-    return found
+    members = members_of(info, policy.limit, intake.now)
+    if members.must_keep:
+        state = {"members": members.kept}, intake.now + MEMBER_LIVES
+        intake.rows.keep(scope, {intake.queue: state})
+    intake.position.limits[place] = asked, members.lowest
+    return members.lowest
 
 
 def shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
@@ -68,14 +65,13 @@ def shared_leases(intake: Intake, policy: Concurrency) -> tuple[int, int]:
     now = intake.now
     name = str(policy.scope)
     info = rows.states(SHARED_LEASES, [name]).get(name)
-    members = Members.load(info)
-    own = str(policy.limit)
-    most = lowest_limit(members.live(own, now))
+    members = members_of(info, policy.limit, now)
+    most = members.lowest
     listed = {str(each) for each in (info or {}).get("queues", ())}
     counts = {each: rows.running(each, most) for each in sorted({*listed, intake.queue})}
     holding = {each for each, count in counts.items() if count or each == intake.queue}
-    if members.register(own, now) or holding != listed:
-        kept = {"queues": sorted(holding), "members": members.dump(now)}
+    if members.must_keep or holding != listed:
+        kept = {"queues": sorted(holding), "members": members.kept}
         rows.keep(SHARED_LEASES, {name: (kept, now + FORGOTTEN)})
     return sum(counts.values()), most
 

@@ -289,26 +289,3 @@ class SlotLogs:
             self._told[place] = self._reported[place]
         info = dump_slots(policy, log, self.now, self.use.worst_lag)
         return info, forget_after(policy, log, self.now)
-
-
-@dataclass
-class Gate:
-    """One throttle, and where its slots are stored."""
-
-    policy: Throttle
-    place: Place
-
-    def read(self, states: States, logs: SlotLogs) -> SlotLog:
-        """From what no other claim changes before this one is written."""
-        scope, key = self.place
-        return logs.load(self.policy, self.place, states.states(scope, [key]).get(key))
-
-    def keep(self, states: States, logs: SlotLogs, log: SlotLog) -> None:
-        """Store `log`."""
-        scope, key = self.place
-        states.keep(scope, {key: logs.dump(self.policy, self.place, log)})
-
-
-def gate_of(policy: Throttle, own_scope: str) -> Gate:
-    """The gate of `policy`; its state is stored under `own_scope` unless it has a scope itself."""
-    return Gate(policy, (own_scope, "") if policy.scope is None else (SHARED_SLOTS, policy.scope))

@@ -41,7 +41,7 @@ from faststream_sqlbroker.database.policies.request import (
     has_expired,
 )
 from faststream_sqlbroker.database.policies.rows import Arrival, Live
-from faststream_sqlbroker.database.policies.slot_use import ReadTime, SlotLogs, States, gate_of
+from faststream_sqlbroker.database.policies.slot_use import SHARED_SLOTS, ReadTime, SlotLogs, States
 
 LONGEST_WAIT = 5 * MICROSECONDS
 """A message that was let in and has no slot is looked at again after this (microseconds): another
@@ -87,16 +87,20 @@ class QueueSlots:
         self._reach, self.lead, rest = _reach_and_lead(supposed, whole_took or supposed)
         late = rest if took else max(rest, UNKNOWN)
         late = max(late, round(wanted.gathers * MICROSECONDS))
-        self._gates = [
-            gate_of(policy, slot_scope(queue, n))
-            for n, policy in enumerate(numbered)
-            if policy.gates
+        gates = {n: policy for n, policy in enumerate(numbered) if policy.gates}
+        self._throttles = list(gates.values())
+        self._places = [
+            (slot_scope(queue, n), "") if policy.scope is None else (SHARED_SLOTS, policy.scope)
+            for n, policy in gates.items()
         ]
-        self._throttles = [gate.policy for gate in self._gates]
+        """Where their slots are stored."""
         if self.spent:
             memory.use.read(read)
             self._logs_of = SlotLogs(memory.use, memory.intake.rates, self._now, told, late)
-        self._logs = [gate.read(states, self._logs_of) for gate in self._gates]
+        self._logs = [
+            self._logs_of.load(policy, place, states.states(place[0], [place[1]]).get(place[1]))
+            for policy, place in zip(self._throttles, self._places, strict=True)
+        ]
         self._granted: list[int] | None = None
         self._looked_from = self._now + self.lead
         """From when the last of them were looked for: before, no worker is likely to be free."""
@@ -113,7 +117,7 @@ class QueueSlots:
 
         What waits for a worker gets a slot for when it is likely to have one.
         """
-        if not self._gates:
+        if not self._throttles:
             return limit
         logs = [log.copy() for log in self._logs]
         patience = self._logs_of.patience
@@ -153,11 +157,12 @@ class QueueSlots:
         """
         granted = (self._granted or [])[:starting]
         stored = False
-        for gate, log in zip(self._gates, self._logs, strict=True):
+        for policy, place, log in zip(self._throttles, self._places, self._logs, strict=True):
             for slot in granted:
                 log.add(slot, slot + self._logs_of.patience)
-            if granted or gate.place in self._logs_of.changed:
-                gate.keep(self._states, self._logs_of, log)
+            if granted or place in self._logs_of.changed:
+                state = self._logs_of.dump(policy, place, log)
+                self._states.keep(place[0], {place[1]: state})
                 stored = True
         return stored
 
@@ -165,7 +170,7 @@ class QueueSlots:
         """Tell the rows that start when they may; the slots by id, of those that have one."""
         started: dict[int, int] = {}
         slots: dict[tuple[int, tuple[Place, ...]], Slot] = {}
-        shared = tuple(gate.place for gate in self._gates)
+        shared = tuple(self._places)
         for number, row in enumerate(starting if self.spent else ()):
             at, place = self._start(number, row)
             places = shared if place is None else (*shared, place)
@@ -218,7 +223,7 @@ class Slots(QueueSlots):
             if each.when_exceeded == "wait":
                 # A slot may be moved to that of a gate, which is later. If all are equal before,
                 # no period has more starts for that.
-                until = first if self._gates else first + self._reach
+                until = first if self._throttles else first + self._reach
                 self.keys = KeySlots(intake, each, self._logs_of, first, until)
             else:
                 self.own = OwnSlots(intake, each, self._logs_of, number, first)
