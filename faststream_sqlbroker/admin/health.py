@@ -29,7 +29,12 @@ from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, positive_seconds
 from faststream_sqlbroker.core.verification import Verification
-from faststream_sqlbroker.exceptions import AccessError, SetupError, StoreError
+from faststream_sqlbroker.exceptions import (
+    AccessError,
+    SetupError,
+    StoreError,
+    TransientStoreError,
+)
 from faststream_sqlbroker.schema.migrate import HEAD
 
 if TYPE_CHECKING:
@@ -67,7 +72,12 @@ class HealthReport(Operations):
         process = self._process()
         difference, doubt = await compare_clocks(self._store)
         used, limit = self._store.pool_use
-        access = await self._store.access.find_lacks(self._needed)
+        try:
+            access = await self._store.access.find_lacks(self._needed)
+            lacks = [str(lack) for lack in access.lacks]
+        except TransientStoreError as error:
+            # Of a server or a session that is read-only; all else can be told there.
+            lacks = [f"the rights could not be tried: {error}"]
         schema = tuple(await self._store.server.differences())
         return Health(
             database=await self._store.server.health(),
@@ -76,7 +86,7 @@ class HealthReport(Operations):
             pool_used=used,
             pool_limit=limit,
             process=process,
-            lacks=tuple(str(lack) for lack in access.lacks),
+            lacks=tuple(lacks),
             schema=schema,
             differing_windows=() if schema else await self._differing(),
             drained=() if schema else await self._drained(),

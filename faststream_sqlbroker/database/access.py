@@ -1,28 +1,30 @@
-"""Finds the rights that a process needs and its database user lacks.
+"""Finds the rights that a process needs and its database user lacks, by a rehearsal.
 
-Nothing is written. PostgreSQL has functions that tell rights. MySQL and MariaDB check rights at
-EXPLAIN as they do for the statement itself. SQLite is asked by an UPDATE that changes no row.
+For each right there is a statement with its verb, table and columns, which has no row to work on.
+The same holds on every database: it checks rights before it looks for rows, and tells a session
+that may not write. All of it is rolled back.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from sqlalchemy import Connection, Table, text
+from sqlalchemy import Connection, Table, func, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.mysql.errors import DENIED, NO_COLUMN, NO_TABLE
 from faststream_sqlbroker.database.rights import Right, rights
-from faststream_sqlbroker.database.sqlite.dialect import READ_ONLY, result_code
-from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
+from faststream_sqlbroker.schema.types import is_mariadb
 
 _UNSEEN = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
+_MAY_WRITE = (
+    "let the process write the file and its folder, where SQLite keeps -wal and -shm files, and "
+    "open it without mode=ro and query_only"
+)
 
-Denied = tuple[Right, Sequence[str]]
-"""A right and those of its columns that are denied; none: all of it."""
+Home = tuple[str, bool]
+"""The schema of a table, and whether the user may use it."""
 
 
 class AccessChecks:
@@ -34,20 +36,17 @@ class AccessChecks:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._dialect = database.dialect
 
     async def find_lacks(self, activities: Activities) -> Access:
-        """Which rights and tables the database user lacks for `activities`."""
+        """Which rights and tables the database user lacks for `activities`.
 
-        def ask(connection: Connection) -> Access:
-            needed = rights(self._dialect.tables, connection.dialect, activities)
-            if self._dialect.name == "postgresql":
-                return _ask_postgresql(self._dialect, connection, needed)
-            if self._dialect.name in MYSQL:
-                return _ask_mysql(self._dialect, connection, needed)
-            return _ask_sqlite(self._dialect, connection, needed)
-
-        return await self._database.run(ask, write=False)
+        Raises:
+            TransientStoreError: also of a server or session that is read-only.
+        """
+        return await self._database.run(
+            lambda connection: Rehearsal(self._database.dialect, connection).run(activities),
+            write=False,
+        )
 
     def on_denied(
         self,
@@ -68,272 +67,181 @@ class AccessChecks:
         Nothing is locked. A table does not count as missing if it exists and the user only has no
         right on it. A timeout of None is `statement_timeout`.
         """
-        dialect = self._dialect
+        dialect = self._database.dialect
 
         def has_tables(connection: Connection) -> bool:
             needed = rights(dialect.tables, connection.dialect, activities)
-            tables = list(dict.fromkeys(right.table for right in needed))
-            tables = tables or [dialect.tables.message]
-            names = {table.name for table in tables}
-            if dialect.name == "postgresql":
-                return names <= _ids(dialect, connection, tables).keys()
-            if dialect.name not in MYSQL:
-                return names <= _sqlite_tables(dialect, connection, tables)
-            binds = {"names": [table.name for table in tables], "schema": tables[0].schema}
-            existing = set(connection.execute(dialect.sql["known_tables"], binds).scalars())
-            if not activities:
-                # They hide a table from users without a right on it, so ask by a statement: its
-                # error tells which of the two it is. Rights are checked before any lock, so it
-                # cannot block.
-                existing |= {table.name for table in tables if not _is_gone(connection, table)}
-            return names <= existing
+            tables = {right.table for right in needed} or {dialect.tables.message}
+            rehearsal = Rehearsal(dialect, connection)
+            return all(rehearsal.find_home(table) is not None for table in tables)
 
         return await self._database.ping(timeout, has_tables)
 
 
-def _is_gone(connection: Connection, table: Table) -> bool:
-    name = connection.dialect.identifier_preparer.format_table(table)
-    try:
-        connection.exec_driver_sql(f"SELECT 1 FROM {name} WHERE 1 = 0")
-    except DBAPIError as error:
-        if error.orig is None or error.orig.args[:1] not in {(code,) for code in NO_TABLE | DENIED}:
-            raise
-        return error.orig.args[0] in NO_TABLE
-    return False
+class Rehearsal:
+    """Of what a process does, on one connection."""
 
+    def __init__(self, dialect: Dialect, connection: Connection) -> None:
+        self._dialect = dialect
+        self._connection = connection
+        self._preparer = connection.dialect.identifier_preparer
 
-# PostgreSQL: its functions for rights tell what each GRANT would add.
+    def run(self, activities: Activities) -> Access:
+        """What is missing for `activities`."""
+        needed = rights(self._dialect.tables, self._connection.dialect, activities)
+        who, grantee = self._user()
+        if self._refusal(needed) is None:
+            return Access(who)
+        denied = [part for right in needed if (part := self._denied_part(right)) is not None]
+        homes = {right.table: self.find_home(right.table) for right in denied}
+        lacks = [self._missing_table(table, needed) for table, home in homes.items() if not home]
+        denied = [right for right in denied if homes[right.table]]
+        if denied and self._dialect.name == "sqlite":
+            return Access(who, [*lacks, self._read_only(denied)])
+        grants: dict[str, list[Right]] = {}
+        for right in denied:
+            on, part = self._placed(right, homes[right.table])
+            grants.setdefault(on, []).append(part)
+        lacks += [self._grant(on, parts, needed, grantee) for on, parts in grants.items()]
+        return Access(who, lacks)
 
+    def find_home(self, table: Table) -> Home | None:
+        """None: there is no such table. Nothing is locked."""
+        connection = self._connection
+        if self._dialect.name == "postgresql":
+            binds = {"name": table.name, "schema": table.schema or ""}
+            row = connection.execute(self._dialect.sql["table_home"], binds).one_or_none()
+            return None if row is None else (row.schema, row.allowed)
+        try:
+            exists = inspect(connection).has_table(table.name, table.schema)
+        except DBAPIError as error:
+            if error.orig is None or not self._dialect.is_denied(error.orig):
+                raise
+            exists = True
+        schema = table.schema or connection.dialect.default_schema_name
+        return (str(schema), True) if exists else None
 
-def _ids(dialect: Dialect, connection: Connection, tables: Sequence[Table]) -> dict[str, Any]:
-    """The tables that exist, by name: their id, their schema, and whether the user may use it."""
-    names = list(dict.fromkeys(table.name for table in tables))
-    found = connection.execute(
-        dialect.sql["table_ids"], {"names": names, "schema": tables[0].schema or ""}
-    )
-    return {row.name: row for row in found if row.id is not None}
+    def _user(self) -> tuple[str, str]:
+        """What to call the user in a sentence, and in a GRANT."""
+        if self._dialect.name == "sqlite":
+            return "the account of this process", ""
+        user = str(self._connection.execute(select(func.current_user())).scalar_one())
+        if self._dialect.name == "postgresql":
+            return f"the role {user}", self._preparer.quote(user)
+        name, _, host = user.rpartition("@")
+        return f"the user {_literal(name)}@{_literal(host)}", f"{_literal(name)}@{_literal(host)}"
 
+    def _refusal(self, needed: Sequence[Right]) -> BaseException | None:
+        """The driver's error of the first statement that fails."""
+        if not needed:
+            return None
+        try:
+            with self._connection.begin_nested() as savepoint:
+                for right in needed:
+                    self._connection.exec_driver_sql(self._statement(right))
+                savepoint.rollback()
+        except DBAPIError as error:
+            if (
+                error.connection_invalidated
+                or error.orig is None
+                or (self._dialect.is_transient(error.orig) and not self._is_denied(error.orig))
+            ):
+                raise
+            return error.orig
+        return None
 
-def _ask_postgresql(dialect: Dialect, connection: Connection, needed: Sequence[Right]) -> Access:
-    user = connection.execute(text("SELECT current_user")).scalar_one()
-    if not needed:
-        return Access(f"the role {user}")
-    existing = _ids(dialect, connection, [right.table for right in needed])
-    lacks = list(_not_there(connection, needed, existing))
-    there = [right for right in needed if right.table.name in existing]
-    lacks += _closed_schemas(connection, there, existing, user)
-    # PostgreSQL does not answer for tables of a closed schema: look again after that GRANT.
-    open_ = [right for right in there if existing[right.table.name].allowed]
-    lacks += _grants(
-        connection, _denied_rights(dialect, connection, open_, existing), existing, user
-    )
-    return Access(f"the role {user}", lacks)
+    def _is_denied(self, error: BaseException | None) -> bool:
+        return error is not None and self._dialect.is_denied(error)
 
+    def _denied_part(self, right: Right) -> Right | None:
+        """`right` with the columns that are denied; None if nothing is.
 
-def _closed_schemas(
-    connection: Connection, there: Sequence[Right], existing: dict[str, Any], user: str
-) -> Iterator[Lack]:
-    """What is lacking for each schema that the user may not use."""
-    quote = connection.dialect.identifier_preparer.quote
-    for schema in sorted({table.schema for table in existing.values() if not table.allowed}):
-        activities = _union(right for right in there if existing[right.table.name].schema == schema)
-        cure = f"GRANT USAGE ON SCHEMA {quote(schema)} TO {quote(user)};"
-        yield Lack(f"USAGE on schema {schema}", cure, activities)
+        An error that is no refusal, such as that of a missing column, says nothing of the other
+        columns, and a refusal tells of one column at most: each is tried.
+        """
+        error = self._refusal([right])
+        if error is None:
+            return None
+        if self._is_denied(error) and (right.whole or not right.columns):
+            return right
+        columns = tuple(
+            column
+            for column in right.columns
+            if self._is_denied(self._refusal([replace(right, columns=(column,))]))
+        )
+        return replace(right, columns=columns) if columns else None
 
+    def _statement(self, right: Right) -> str:
+        table = self._preparer.format_table(right.table)
+        names = [self._preparer.quote(column) for column in right.columns]
+        listed = ", ".join(names)
+        nulls = ", ".join("NULL" for _ in names)
+        return {
+            "SELECT": f"SELECT {listed} FROM {table} WHERE 1 = 0",
+            "INSERT": f"INSERT INTO {table} ({listed}) SELECT {nulls} LIMIT 0",
+            "UPDATE": f"UPDATE {table} SET {' = NULL, '.join(names)} = NULL WHERE 1 = 0",
+            "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
+            # The one number that it takes is not used.
+            "USAGE": f"SELECT nextval(pg_get_serial_sequence({_literal(table)}, 'id'))",
+        }[right.verb]
 
-def _denied_rights(
-    dialect: Dialect, connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
-) -> list[Denied]:
-    lacked = _lacked_columns(dialect, connection, asked, existing)
-    return [
-        (right, [column for column in right.columns if column in lacked[at]])
-        for at, right in enumerate(asked)
-        if at in lacked
-    ]
+    # What is missing, in words.
 
+    def _missing_table(self, table: Table, needed: Sequence[Right]) -> Lack:
+        return Lack(
+            f"the table {self._preparer.format_table(table)}",
+            "run the migrations, or await broker.create_tables() while developing",
+            _union(right for right in needed if right.table is table),
+            is_table=True,
+        )
 
-def _grants(
-    connection: Connection, denied: Sequence[Denied], existing: dict[str, Any], user: str
-) -> Iterator[Lack]:
-    """What is denied on each table, and on the sequence of its ids."""
-    quote = connection.dialect.identifier_preparer.quote
-    for table, of_table in _by_table(denied):
-        name = f"{quote(existing[table.name].schema)}.{quote(table.name)}"
-        if rest := [each for each in of_table if each[0].verb != "USAGE"]:
-            yield _grant(connection, rest, name, quote(user))
-        if ids := [each for each in of_table if each[0].verb == "USAGE"]:
-            statement = text("SELECT pg_get_serial_sequence(:name, 'id')")
-            sequence = connection.execute(statement, {"name": name}).scalar_one()
-            yield _grant(connection, ids, f"SEQUENCE {sequence}", quote(user))
+    def _read_only(self, denied: Sequence[Right]) -> Lack:
+        """SQLite has only the rights of the file."""
+        statement = text("SELECT file FROM pragma_database_list WHERE name = 'main'")
+        file = self._connection.execute(statement).scalar_one()
+        # A connection to a file that was opened read-only stays read-only: drop it.
+        self._connection.connection.invalidate(soft=True)
+        return Lack(f"the right to write {file}, which is readonly", _MAY_WRITE, _union(denied))
 
+    def _grant(
+        self, on: str, denied: Sequence[Right], needed: Sequence[Right], grantee: str
+    ) -> Lack:
+        """What is denied on one table, sequence or schema."""
+        verbs = ", ".join(dict.fromkeys(self._verb(right) for right in denied))
+        activities = _union(denied)
+        # Each publish writes a body, so without INSERT on `payload` no message can be published.
+        every = any(right.verb == "INSERT" and "payload" in right.columns for right in denied)
+        known = len(denied) < sum(right.table is denied[0].table for right in needed)
+        unseen = "" if known or not is_mariadb(self._connection.dialect) else _UNSEEN
+        return Lack(
+            f"{verbs} on {on}",
+            f"GRANT {verbs} ON {on} TO {grantee};{unseen}",
+            activities,
+            every_publish=every and Activity.PUBLISH in activities,
+        )
 
-def _lacked_columns(
-    dialect: Dialect, connection: Connection, asked: Sequence[Right], existing: dict[str, Any]
-) -> dict[int, set[str]]:
-    """The denied columns of each right in `asked`, by its index.
+    def _placed(self, right: Right, home: Home) -> tuple[str, Right]:
+        """What a GRANT has to be on, and the right to it."""
+        quote = self._preparer.quote
+        schema, allowed = home
+        if not allowed:
+            # PostgreSQL does not answer for tables of a closed schema: look again after that GRANT.
+            return f"SCHEMA {quote(schema)}", replace(right, verb="USAGE", columns=())
+        name = f"{quote(schema)}.{quote(right.table.name)}"
+        if right.verb != "USAGE":
+            return name, right
+        statement = text("SELECT pg_get_serial_sequence(:name, 'id')")
+        sequence = self._connection.execute(statement, {"name": name}).scalar_one()
+        return f"SEQUENCE {sequence}", right
 
-    An empty name stands for the whole table.
-    """
-    each = [
-        (at, existing[right.table.name].id, right.verb, column)
-        for at, right in enumerate(asked)
-        for column in right.columns or ("",)
-    ]
-    if not each:
-        return {}
-    ats, ids, verbs, names = zip(*each, strict=True)
-    binds = {"ats": [*map(str, ats)], "ids": [*map(str, ids)], "verbs": [*verbs], "names": [*names]}
-    found: dict[int, set[str]] = {}
-    for at, column in connection.execute(dialect.sql["lacked_rights"], binds):
-        found.setdefault(at, set()).add(column)
-    return found
-
-
-# MySQL and MariaDB: EXPLAIN of a statement that touches no row checks its rights.
-
-
-def _ask_mysql(dialect: Dialect, connection: Connection, needed: Sequence[Right]) -> Access:
-    asked = connection.execute(text("SELECT CURRENT_USER(), DATABASE()")).one()
-    name, _, host = str(asked[0]).rpartition("@")
-    to = f"{_literal(name)}@{_literal(host)}"
-    quote = connection.dialect.identifier_preparer.quote
-    mariadb = is_mariadb(connection.dialect)
-    denied, gone = _explain_all(dialect, connection, needed)
-    existing = {right.table.name: right for right in needed if right.table.name not in gone}
-    lacks = list(_not_there(connection, needed, existing))
-    for table, of_table in _by_table(denied):
-        on = f"{quote(table.schema or str(asked[1]))}.{quote(table.name)}"
-        lack = _grant(connection, of_table, on, to)
-        unseen = mariadb and len(of_table) == sum(right.table is table for right in needed)
-        lacks.append(replace(lack, cure=lack.cure + _UNSEEN) if unseen else lack)
-    return Access(f"the user {to}", lacks)
-
-
-def _explain_all(
-    dialect: Dialect, connection: Connection, needed: Sequence[Right]
-) -> tuple[list[Denied], set[str]]:
-    """What is denied, and the names of the tables that do not exist."""
-    denied: list[Denied] = []
-    gone: set[str] = set()
-    for right in needed:
-        answer = _explain(dialect, connection, right, right.columns)
-        if answer in NO_TABLE:
-            gone.add(right.table.name)
-        elif answer in DENIED | NO_COLUMN:
-            # The error tells of one column at most, so each is asked for.
-            columns = [
-                c for c in right.columns if _explain(dialect, connection, right, (c,)) in DENIED
-            ]
-            if columns or not right.columns:
-                denied.append((right, columns))
-    return denied, gone
-
-
-def _explain(
-    dialect: Dialect, connection: Connection, right: Right, columns: Sequence[str]
-) -> int | None:
-    """The number of the error that such a statement gets; None if it may run."""
-    preparer = connection.dialect.identifier_preparer
-    table = preparer.format_table(right.table)
-    names = [preparer.quote(column) for column in columns]
-    listed = ", ".join(names)
-    nulls = ", ".join("NULL" for _ in names)
-    statement = {
-        "SELECT": f"SELECT {listed} FROM {table} WHERE 1 = 0",
-        "INSERT": f"INSERT INTO {table} ({listed}) SELECT {nulls} FROM DUAL WHERE 1 = 0",
-        "UPDATE": f"UPDATE {table} SET {', '.join(f'{name} = NULL' for name in names)} WHERE 1 = 0",
-        "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
-    }[right.verb]
-    try:
-        connection.exec_driver_sql(f"EXPLAIN {statement}")
-    except DBAPIError as error:
-        if error.connection_invalidated or error.orig is None or dialect.is_transient(error.orig):
-            raise
-        # Rights are checked before values, so any other error (1364, no default) says that the
-        # statement is allowed.
-        return int(error.orig.args[0])
-    return None
+    def _verb(self, right: Right) -> str:
+        if right.whole or not right.columns:
+            return right.verb
+        return f"{right.verb} ({', '.join(map(self._preparer.quote, right.columns))})"
 
 
 def _literal(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
-
-
-# SQLite: a file that can be written, or cannot.
-
-
-def _ask_sqlite(dialect: Dialect, connection: Connection, needed: Sequence[Right]) -> Access:
-    existing = _sqlite_tables(dialect, connection, [right.table for right in needed])
-    file = connection.execute(
-        text("SELECT file FROM pragma_database_list WHERE name = 'main'")
-    ).scalar_one()
-    lacks = list(_not_there(connection, needed, dict.fromkeys(existing)))
-    there = [right for right in needed if right.table.name in existing]
-    if there:
-        table = there[0].table
-        column = next(iter(there[0].table.columns.keys()))
-        preparer = connection.dialect.identifier_preparer
-        name = preparer.quote(column)
-        try:
-            # BEGIN IMMEDIATE succeeds on a file that cannot be written; only a write fails.
-            connection.exec_driver_sql(
-                f"UPDATE {preparer.format_table(table)} SET {name} = {name} WHERE 0"
-            )
-        except DBAPIError as error:
-            if result_code(error.orig) != READ_ONLY:
-                raise
-            # A connection to a file that was opened read-only stays read-only: drop it.
-            connection.connection.invalidate(soft=True)
-            cure = (
-                "let the process write the file and its folder, where SQLite keeps -wal and -shm "
-                "files, and open it without mode=ro and query_only"
-            )
-            lacks.append(Lack(f"the right to write {file} ({error.orig})", cure, _union(there)))
-    return Access("the account of this process", lacks)
-
-
-def _sqlite_tables(dialect: Dialect, connection: Connection, tables: Sequence[Table]) -> set[str]:
-    binds = {"names": [table.name for table in tables]}
-    return set(connection.execute(dialect.sql["known_tables"], binds).scalars())
-
-
-# What is missing, in words.
-
-
-def _not_there(
-    connection: Connection, needed: Sequence[Right], existing: dict[str, Any]
-) -> Iterator[Lack]:
-    preparer = connection.dialect.identifier_preparer
-    for table in dict.fromkeys(right.table for right in needed if right.table.name not in existing):
-        of = _union(right for right in needed if right.table is table)
-        cure = "run the migrations, or await broker.create_tables() while developing"
-        yield Lack(f"the table {preparer.format_table(table)}", cure, of, is_table=True)
-
-
-def _verb(right: Right, columns: Sequence[str], connection: Connection) -> str:
-    if right.whole or not right.columns:
-        return right.verb
-    quote = connection.dialect.identifier_preparer.quote
-    return f"{right.verb} ({', '.join(quote(column) for column in columns)})"
-
-
-def _by_table(denied: Sequence[Denied]) -> list[tuple[Table, list[Denied]]]:
-    tables = dict.fromkeys(right.table for right, _ in denied)
-    return [(table, [each for each in denied if each[0].table is table]) for table in tables]
-
-
-def _grant(connection: Connection, denied: Sequence[Denied], on: str, to: str) -> Lack:
-    """What is denied on one table or sequence, and the GRANT."""
-    verbs = ", ".join(_verb(right, columns, connection) for right, columns in denied)
-    activities = _union(right for right, _ in denied)
-    # Each publish writes a body, so without INSERT on `payload` no message can be published.
-    every = any(right.verb == "INSERT" and "payload" in columns for right, columns in denied)
-    return Lack(
-        f"{verbs} on {on}",
-        f"GRANT {verbs} ON {on} TO {to};",
-        activities,
-        every_publish=every and Activity.PUBLISH in activities,
-    )
 
 
 def _union(rights: Iterable[Right]) -> Activities:

@@ -65,7 +65,8 @@ class ErrorClasses:
         """Convert the database's errors; other errors pass unchanged.
 
         Args:
-            doing: The activities that the statements serve.
+            doing: The activities that the statements serve; a refusal of what serves none tells
+                nothing of this process.
             explained: Name in an `AccessError` what is missing. That takes another connection, so
                 the caller must hold none: with all of them held, it would wait for itself.
         """
@@ -85,8 +86,7 @@ class ErrorClasses:
         """
         if isinstance(error, SqlBrokerError) or (ours := self.of(error)) is None:
             return
-        if self._denied(error):
-            activities = doing() if callable(doing) else doing
+        if self._denied(error) and (activities := doing() if callable(doing) else doing):
             self._on_denied(activities)
             if explained and isinstance(ours, AccessError):
                 ours = await self.explained(ours, activities)

@@ -35,15 +35,13 @@ from faststream_sqlbroker.database.parts.ordered import OrderedClaims
 from faststream_sqlbroker.database.parts.sizes import SizeLimit, chunks, parts_that_fit
 from faststream_sqlbroker.database.parts.units import settle_units
 from faststream_sqlbroker.database.query import Work
+from faststream_sqlbroker.database.rights import PUBLISHED
 from faststream_sqlbroker.exceptions import TransactionEndedError
 from faststream_sqlbroker.schema.tables import Tables
 
 ROWS_PER_INSERT = (512, 64, 8, 1)
 """Sizes of multi-row inserts: few statements to compile and cache."""
 
-INSERT_COLUMNS = (
-    "queue, payload, headers, priority, {key}, dedup_id, created_at, next_attempt_at, expires_at"
-)
 _BIND = re.compile(r":\w+")
 
 
@@ -65,7 +63,8 @@ class MultiStatementDialect(Dialect):
         """The INSERT of `count` rows ending in `tail`, made once."""
         made = self._inserts.get((count, tail))
         if made is None:
-            columns = INSERT_COLUMNS.format(key=self.names["key_column"])
+            key = self.names["key_column"]
+            columns = ", ".join(key if name == "key" else name for name in PUBLISHED)
             rows = (_BIND.sub(rf"\g<0>_{n}", self.insert_row) for n in range(count))
             values = ",\n".join(rows)
             # The dialect has quoted the names.

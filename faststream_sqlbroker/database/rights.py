@@ -3,9 +3,9 @@
 docs/howto/security.md lists them. Tests run with roles that have these rights and no others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Table
 
@@ -13,6 +13,23 @@ from faststream_sqlbroker.core.access import Activities, Activity
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.schema.types import MYSQL
 
+
+class But(frozenset[str]):
+    """All columns of a table but these."""
+
+
+ALL = But()
+HIDDEN = ("payload", "headers")
+"""The columns of a message that an operator needs a right of its own for."""
+LEASE = ("lease_token", "lease_expires_at")
+FIXED = ("id", "origin_id", "created_at", "expires_at")
+"""The columns of a live message that nothing changes."""
+SETTLED = But([*FIXED, "priority"])
+"""What claims and outcomes change."""
+REPAIRED = But([*FIXED, *HIDDEN, *LEASE, "acquired_at", "publish_count", "policy_key"])
+"""What operators change."""
+RELEASED = ("state", "acquired_at", *LEASE, "policy_marks")
+"""What changes when a lease is taken from its worker."""
 PUBLISHED = (
     "queue",
     "payload",
@@ -24,49 +41,9 @@ PUBLISHED = (
     "next_attempt_at",
     "expires_at",
 )
-"""The columns that a publish writes."""
-SETTLED = (
-    "queue",
-    "key",
-    "dedup_id",
-    "headers",
-    "payload",
-    "state",
-    "attempts_count",
-    "deliveries_count",
-    "next_attempt_at",
-    "first_attempt_at",
-    "last_attempt_at",
-    "acquired_at",
-    "last_error",
-    "lease_token",
-    "lease_expires_at",
-    "policy_marks",
-    "policy_key",
-    "publish_count",
-    "hops",
-)
-"""The columns of a live message that claims and outcomes change."""
-RELEASED = ("state", "acquired_at", "lease_token", "lease_expires_at", "policy_marks")
-"""The columns that change when a lease is taken from its worker."""
-REPAIRED = (
-    "queue",
-    "priority",
-    "key",
-    "dedup_id",
-    "state",
-    "attempts_count",
-    "deliveries_count",
-    "next_attempt_at",
-    "first_attempt_at",
-    "last_attempt_at",
-    "last_error",
-    "policy_marks",
-    "hops",
-)
-"""The columns of a message that operators change."""
-HIDDEN = ("payload", "headers")
-"""The columns of a message that an operator needs a right of its own for."""
+"""What a publish writes; `insert_row` of the dialects has their values, in this order."""
+COUNTED = ("queue", "priority", "state", "next_attempt_at", "id", "claimable")
+MIRRORED = ("scope", "key", "info", "expires_at", "counter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,152 +60,103 @@ class Right:
     activities: Activities
 
 
+class Need(NamedTuple):
+    """What an activity needs."""
+
+    table: str
+    """The attribute of `Tables`."""
+    verb: str
+    columns: Sequence[str] | But = ALL
+    named: bool = False
+    """Whether a GRANT names the columns, although they are all `But` some."""
+
+
+POSTGRESQL_PUBLISHES = (
+    # A statement of several messages draws their ids itself.
+    Need("message", "INSERT", ("id",)),
+    Need("message", "USAGE", ()),
+    # RETURNING reads the id; ON CONFLICT the columns of its index.
+    Need("message", "SELECT", ("id", "queue", "dedup_id")),
+)
+_SCHEDULE = tuple(Need("policy_state", verb) for verb in ("SELECT", "INSERT", "UPDATE"))
+_STATE = (*_SCHEDULE, Need("policy_state", "DELETE", ()))
+_READ = Need("message", "SELECT")
+_DELETED = Need("message", "DELETE", ())
+_ARCHIVE = Need("archive", "INSERT")
+_NEEDS: Mapping[Activity, Sequence[Need]] = {
+    Activity.PUBLISH: (Need("message", "INSERT", PUBLISHED),),
+    Activity.MIRROR: (Need("policy_state", "INSERT", MIRRORED),),
+    Activity.COUNT: (Need("message", "SELECT", COUNTED),),
+    Activity.CONSUME: (_READ, Need("message", "UPDATE", SETTLED), _DELETED),
+    # A direct claim reads which queues are paused, and what correlation ids are made of. A
+    # subscriber's claims do not: its heartbeat tells it.
+    Activity.TAKE: (Need("policy_state", "SELECT"),),
+    # It notes the queue of its replies among the states.
+    Activity.REQUEST: (_READ, _DELETED, *_STATE),
+    Activity.ARCHIVE: (_ARCHIVE,),
+    Activity.STATE: _STATE,
+    Activity.SCHEDULE: _SCHEDULE,
+    Activity.LOCK: _SCHEDULE,
+    Activity.OPERATE: (
+        Need("message", "SELECT", But(HIDDEN), named=True),
+        Need("archive", "SELECT", But(HIDDEN), named=True),
+        *_STATE,
+    ),
+    Activity.INSPECT: (Need("message", "SELECT", HIDDEN), Need("archive", "SELECT", HIDDEN)),
+    # A message that is cancelled is copied whole into the archive.
+    Activity.REPAIR: (_READ, Need("message", "UPDATE", REPAIRED, named=True), _DELETED, _ARCHIVE),
+    Activity.REDRIVE: (
+        Need("message", "INSERT", But(LEASE)),
+        Need("archive", "SELECT"),
+        Need("archive", "DELETE", ()),
+        # Rows are locked first, for which PostgreSQL wants the right to change them.
+        Need("archive", "UPDATE", ("id",)),
+    ),
+    Activity.PRUNE: (
+        Need("archive", "SELECT", ("id", "state", "archived_at")),
+        Need("archive", "DELETE", ()),
+    ),
+    Activity.RELEASE: (
+        Need("message", "SELECT", ("id", "queue", *RELEASED, "attempts_count")),
+        Need("message", "UPDATE", RELEASED),
+    ),
+}
+
+
 def rights(tables: Tables, dialect: Any, activities: Activities) -> list[Right]:
     """The rights that the statements of `activities` need, one for each table and verb.
 
     Args:
         tables: The broker's tables.
-        dialect: SQLAlchemy's dialect of a connection. A dialect that has never connected does not
-            know MariaDB from MySQL.
+        dialect: SQLAlchemy's dialect of a connection.
         activities: What the process does.
     """
     merged: dict[tuple[Table, str], Right] = {}
     for activity in sorted(activities, key=lambda activity: activity.name):
-        these = frozenset({activity})
-        for table, verb, names, whole in _NEEDS[activity](tables, dialect):
+        needs = _NEEDS[activity]
+        if activity is Activity.PUBLISH and dialect.name == "postgresql":
+            needs = (*needs, *POSTGRESQL_PUBLISHES)
+        for need in needs:
+            table: Table | None = getattr(tables, need.table)
             if table is None:
                 continue
-            known = merged.get((table, verb), Right(table, verb, (), whole, these))
-            columns = dict.fromkeys((*known.columns, *names))
-            merged[table, verb] = Right(
-                table, verb, tuple(columns), known.whole or whole, known.activities | these
+            these = frozenset({activity})
+            whole = isinstance(need.columns, But) and not need.named
+            known = merged.get((table, need.verb), Right(table, need.verb, (), whole, these))
+            merged[table, need.verb] = Right(
+                table,
+                need.verb,
+                tuple(dict.fromkeys((*known.columns, *_columns(need, table, dialect.name)))),
+                known.whole or whole,
+                known.activities | these,
             )
     return list(merged.values())
 
 
-Need = tuple[Table | None, str, Sequence[str], bool]
-
-
-def _publish(tables: Tables, dialect: Any) -> Iterator[Need]:
-    message = tables.message
-    yield message, "INSERT", PUBLISHED, False
-    if dialect.name == "postgresql":
-        # A statement of several messages draws their ids itself.
-        yield message, "INSERT", ("id",), False
-        yield message, "USAGE", (), True
-        # RETURNING reads the id; ON CONFLICT the columns of its index.
-        yield message, "SELECT", ("id", "queue", "dedup_id"), False
-
-
-def _mirror(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    yield tables.policy_state, "INSERT", ("scope", "key", "info", "expires_at", "counter"), False
-
-
-def _count(tables: Tables, dialect: Any) -> Iterator[Need]:
-    claimable = ("claimable",) if dialect.name in MYSQL else ()
-    columns = ("queue", "priority", "state", "next_attempt_at", "id", *claimable)
-    yield tables.message, "SELECT", columns, False
-
-
-def _consume(tables: Tables, dialect: Any) -> Iterator[Need]:
-    claimable = ("claimable",) if dialect.name in MYSQL else ()
-    yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
-    yield tables.message, "UPDATE", SETTLED, True
-    yield tables.message, "DELETE", (), True
-
-
-def _take(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    # A direct claim reads which queues are paused, and what correlation ids are made of. A
-    # subscriber's claims do not: its heartbeat tells it.
-    yield tables.policy_state, "SELECT", ("scope", "key", "expires_at", "info"), True
-
-
-def _request(tables: Tables, dialect: Any) -> Iterator[Need]:
-    claimable = ("claimable",) if dialect.name in MYSQL else ()
-    yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
-    yield tables.message, "DELETE", (), True
-    # Where it notes the queue of its replies.
-    yield from _state(tables, dialect)
-
-
-def _archive(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    columns = () if tables.archive is None else tables.archive.columns.keys()
-    yield tables.archive, "INSERT", columns, True
-
-
-def _schedule(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    for verb in ("SELECT", "INSERT", "UPDATE"):
-        yield tables.policy_state, verb, tables.policy_state.columns.keys(), True
-
-
-def _state(tables: Tables, dialect: Any) -> Iterator[Need]:
-    yield from _schedule(tables, dialect)
-    yield tables.policy_state, "DELETE", (), True
-
-
-def _operate(tables: Tables, dialect: Any) -> Iterator[Need]:
-    claimable = ("claimable",) if dialect.name in MYSQL else ()
-    yield tables.message, "SELECT", (*_shown(tables.message), *claimable), False
-    yield tables.archive, "SELECT", _shown(tables.archive), False
-    yield from _state(tables, dialect)
-
-
-def _shown(table: Table | None) -> Sequence[str]:
-    """What operators see of a message."""
-    return () if table is None else [c.name for c in table.columns if c.name not in HIDDEN]
-
-
-def _inspect(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    yield tables.message, "SELECT", HIDDEN, False
-    yield tables.archive, "SELECT", HIDDEN, False
-
-
-def _repair(tables: Tables, dialect: Any) -> Iterator[Need]:
-    claimable = ("claimable",) if dialect.name in MYSQL else ()
-    # A message that is cancelled is copied whole into the archive.
-    yield tables.message, "SELECT", (*tables.message.columns.keys(), *claimable), True
-    yield tables.message, "UPDATE", REPAIRED, False
-    yield tables.message, "DELETE", (), True
-    yield from _archive(tables, dialect)
-
-
-def _redrive(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    message = tables.message
-    computed = {"claimable", "lease_token", "lease_expires_at"}
-    columns = [c.name for c in message.columns if c.name not in computed]
-    yield message, "INSERT", columns, True
-    if tables.archive is not None:
-        yield tables.archive, "SELECT", tables.archive.columns.keys(), True
-        yield tables.archive, "DELETE", (), True
-        # Rows are locked first, for which PostgreSQL wants the right to change them.
-        yield tables.archive, "UPDATE", ("id",), False
-
-
-def _prune(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    yield tables.archive, "SELECT", ("id", "state", "archived_at"), False
-    yield tables.archive, "DELETE", (), True
-
-
-def _release(tables: Tables, _dialect: Any) -> Iterator[Need]:
-    yield tables.message, "SELECT", ("id", "queue", *RELEASED, "attempts_count"), False
-    yield tables.message, "UPDATE", RELEASED, False
-
-
-_NEEDS = {
-    Activity.PUBLISH: _publish,
-    Activity.MIRROR: _mirror,
-    Activity.COUNT: _count,
-    Activity.CONSUME: _consume,
-    Activity.TAKE: _take,
-    Activity.REQUEST: _request,
-    Activity.ARCHIVE: _archive,
-    Activity.STATE: _state,
-    Activity.SCHEDULE: _schedule,
-    Activity.LOCK: _schedule,
-    Activity.OPERATE: _operate,
-    Activity.INSPECT: _inspect,
-    Activity.REPAIR: _repair,
-    Activity.REDRIVE: _redrive,
-    Activity.PRUNE: _prune,
-    Activity.RELEASE: _release,
-}
+def _columns(need: Need, table: Table, database: str) -> Sequence[str]:
+    # What MySQL and MariaDB generate to find messages by.
+    claimable = ["claimable"] if need.table == "message" and database in MYSQL else []
+    if not isinstance(need.columns, But):
+        return [name for name in need.columns if name != "claimable" or claimable]
+    names = [name for name in table.columns.keys() if name not in need.columns]  # noqa: SIM118
+    return [*names, *claimable] if need.verb == "SELECT" else names

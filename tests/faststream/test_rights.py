@@ -222,6 +222,48 @@ async def test_every_right_that_is_missing_is_named(
 
 
 @servers_only
+async def test_only_the_columns_that_are_missing_are_named(
+    user: Account, its_broker: SqlBroker
+) -> None:
+    produces(its_broker)
+    [grant, *_more] = await start_with_what_it_asks_for(its_broker, user)
+    await its_broker.stop()
+    user.execute("REVOKE " + grant.removeprefix("GRANT ").replace(" TO ", " FROM "))
+    user.execute(re.sub(r"dedup_id, |, expires_at", "", grant))
+    said = await refusal(its_broker)
+    table = grant.partition(" ON ")[2]
+    assert CURE.findall(said) == [f"GRANT INSERT (dedup_id, expires_at) ON {table}"]
+    user.execute(*CURE.findall(said))
+    await its_broker.start()
+
+
+async def test_the_rehearsal_changes_nothing_and_waits_for_no_row(
+    engine: AsyncEngine, broker: SqlBroker, look: Look
+) -> None:
+    """Of everything that a process may do, while other transactions hold all rows."""
+    await broker.publish_batch("a", "b", queue="q")
+    await broker.pop("q")
+    async with broker.lock("key"):
+        pass
+    tables = ("message", "message_archive", "message_policy_state")
+
+    async def rows() -> list[Any]:
+        async with engine.connect() as connection:
+            return [list(await connection.execute(text(f"SELECT * FROM {t}"))) for t in tables]
+
+    before = await rows()
+    assert all(before)
+    async with engine.connect() as other:
+        locks = "" if engine.dialect.name == "sqlite" else " FOR UPDATE"
+        for table in tables:
+            await other.execute(text(f"SELECT * FROM {table}{locks}"))
+        async with asyncio.timeout(20):
+            access = await broker._store.access.find_lacks(frozenset(Activity))
+    assert access.lacks == ()
+    assert await rows() == before
+
+
+@servers_only
 async def test_without_an_archive_it_needs_no_right(user: Account, its_engine: AsyncEngine) -> None:
     """Nor on an archive to which this process writes nothing."""
     config = SqlBrokerSchemaConfig(message_archive_table_name=None)
@@ -329,6 +371,20 @@ async def test_ping_is_false_while_a_table_is_missing(
     assert not await broker.ping(5.0)
     await _execute(engine, "ALTER TABLE away RENAME TO message")
     assert await broker.ping(60.0)
+
+
+@servers_only
+async def test_ping_of_a_producer_is_false_while_the_table_is_missing(
+    user: Account, its_broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    """It may not read the table."""
+    produces(its_broker)
+    await start_with_what_it_asks_for(its_broker, user)
+    assert await its_broker.ping(60.0)
+    await _execute(engine, "ALTER TABLE message RENAME TO away")
+    assert not await its_broker.ping(5.0)
+    await _execute(engine, "ALTER TABLE away RENAME TO message")
+    await eventually(lambda: its_broker.ping(5.0))
 
 
 async def test_tables_may_come_after_the_start(engine: AsyncEngine) -> None:

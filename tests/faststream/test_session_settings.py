@@ -11,7 +11,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
 from tests.faststream.conftest import Look
 from tests.helpers import eventually
 
@@ -97,6 +97,30 @@ async def test_a_date_style_that_psycopg_cannot_read_is_refused(database_url: st
                 await broker.start()
         await broker.stop()
         await broker.engine.dispose()
+
+
+@pytest.mark.parametrize("database", ["postgresql", "mariadb", "mysql"], indirect=True)
+@pytest.mark.parametrize("kind", ["produces", "consumes"])
+async def test_sessions_that_may_only_read_are_told_at_the_start(
+    database: str, database_url: str, engine: AsyncEngine, kind: str
+) -> None:
+    """Each statement of the broker that writes would fail."""
+    await SqlBroker(engine).create_tables()
+    arguments: dict[str, Any] = {"init_command": "SET SESSION TRANSACTION READ ONLY"}
+    if database == "postgresql":
+        arguments = {"server_settings": {"default_transaction_read_only": "on"}}
+    reading = create_async_engine(database_url, connect_args=arguments)
+    broker = SqlBroker(reading)
+    if kind == "produces":
+        broker.publisher("q")
+    else:
+        broker.subscriber("q")(print)
+    with pytest.raises(TransientStoreError, match=r"(?i)read.only transaction"):
+        await broker.start()
+    health = await broker.admin.health()
+    assert [text for text in health.problems if "read" in text.lower() and "only" in text.lower()]
+    await broker.stop()
+    await reading.dispose()
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -8,13 +8,12 @@ gives back what has not started: a handler whose outcome cannot be written would
 import asyncio
 import contextlib
 import logging
-from enum import Enum
-from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity
 from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.database.connections import LoopSemaphore
 from faststream_sqlbroker.exceptions import RightsError, StoreError
 from faststream_sqlbroker.flow.fleet.registration import Registration
 from faststream_sqlbroker.flow.loop import Log, Outages, backoff
@@ -37,14 +36,6 @@ RIGHTS_TIMEOUT = 3.0
 """Most seconds for which the error of a refused statement waits for what is missing."""
 
 
-class Mode(Enum):
-    """What is known."""
-
-    FINE = "nothing was refused since it was asked last"
-    DOUBTED = "something was refused, and it is being asked why"
-    LACKING = "something is missing"
-
-
 class Rights:
     """Those of one broker in this process."""
 
@@ -62,12 +53,13 @@ class Rights:
         self._outages = Outages(log, self._clock) if outages is None else outages
         self._checked: Activities = frozenset()
         self._registrations: dict[Registration, Activities] = {}
-        self._mode = Mode.FINE
+        self._is_fine = True
+        """Whether nothing was refused since it was asked last, and nothing is missing."""
         self._access = Access("")
         self._doubted: dict[Activity, float] = {}
         """What was refused without being declared, and until when it counts (monotonic seconds)."""
-        self._questions = count(1)
-        self._answered = 0
+        self._turn = LoopSemaphore()
+        """One question at a time."""
         self._answered_at = -inf
         self._asked_for: Activities = frozenset()
         self._task: asyncio.Task[None] | None = None
@@ -76,9 +68,9 @@ class Rights:
     @property
     def healthy(self) -> bool:
         """Whether nothing is missing, as far as is known; what is doubted is asked for."""
-        if self._mode is not Mode.FINE:
+        if not self._is_fine:
             self._start()
-        return self._mode is Mode.FINE
+        return self._is_fine
 
     @property
     def activities(self) -> Activities:
@@ -118,8 +110,7 @@ class Rights:
         """
         for activity in activities - self._checked:
             self._doubted[activity] = self._clock.monotonic() + _COUNTS.get(activity, ONE_OFF)
-        if self._mode is Mode.FINE:
-            self._mode = Mode.DOUBTED
+        self._is_fine = False
         with contextlib.suppress(RuntimeError):  # synchronous code publishes without an event loop
             self._start()
 
@@ -136,7 +127,7 @@ class Rights:
             task.cancel()
             await asyncio.wait((task,))
         self._outages.left(self)
-        self._mode = Mode.FINE
+        self._is_fine = True
         self._access = Access("")
         self._checked = frozenset()
         self._doubted.clear()
@@ -144,28 +135,27 @@ class Rights:
     async def _ask(self) -> None:
         """Ask until nothing is missing."""
         failures = 0
-        while not await self._asked():
+        while not self._is_fine:
+            async with self._turn:
+                await self._asked()
             failures += 1
-            pause = min(LONGEST_RIGHTS_INTERVAL, backoff(failures, self._clock))
-            await self._clock.sleep(pause)
+            if not self._is_fine:
+                await self._clock.sleep(
+                    min(LONGEST_RIGHTS_INTERVAL, backoff(failures, self._clock))
+                )
 
-    async def _asked(self) -> bool:
-        """Whether nothing is missing."""
-        number = next(self._questions)
+    async def _asked(self) -> None:
         asked = self._wanted()
         try:
             access = await self._store.access.find_lacks(asked)
         except StoreError as error:
             self._outages.failed(self, "question which right or table is missing", error)
-            return False
+            return
         except Exception as error:  # noqa: BLE001 - a bug, but no reason to stay unhealthy for good
             text = f"it cannot be asked which right or table is missing: {error!r}"
             self._log(logging.CRITICAL, text, exc_info=error)
-            return False
+            return
         self._outages.worked(self)
-        if number < self._answered:
-            return self._mode is Mode.FINE  # a later question has been answered before
-        self._answered = number
         self._answered_at = self._clock.monotonic()
         self._asked_for = asked
         if access.lacks:
@@ -175,15 +165,13 @@ class Rights:
                 )
                 end = "\nsubscribers that need it claim nothing until it is there" if held else ""
                 self._log(logging.ERROR, access.describe() + end)
-            self._mode = Mode.LACKING
-        elif asked >= self._wanted():  # else more was refused in the meantime
-            if self._mode is Mode.LACKING:
-                self._log(logging.WARNING, "the database user lacks nothing any more: all goes on")
-            self._mode = Mode.FINE
+        elif self._access.lacks:
+            self._log(logging.WARNING, "the database user lacks nothing any more: all goes on")
+        if not access.lacks and asked >= self._wanted():  # else more was refused in the meantime
+            self._is_fine = True
             self._doubted.clear()
         self._access = access
         self._hold()
-        return self._mode is Mode.FINE
 
     async def find_lacks(self, activities: Activities) -> Access:
         """What is missing for `activities`, which were just doubted; what was found a moment ago is
@@ -192,20 +180,18 @@ class Rights:
         Raises:
             StoreError: the database could not be asked in time.
         """
-        known = self._access.of(activities)
-        is_fresh = (
-            activities <= self._asked_for
-            and self._clock.monotonic() - self._answered_at < REMEMBERED
-        )
-        if not known.lacks or not is_fresh:
-            try:
-                async with asyncio.timeout(RIGHTS_TIMEOUT):
+        try:
+            async with asyncio.timeout(RIGHTS_TIMEOUT), self._turn:
+                is_fresh = (
+                    activities <= self._asked_for
+                    and self._clock.monotonic() - self._answered_at < REMEMBERED
+                )
+                if not (is_fresh and self._access.of(activities).lacks):
                     await self._asked()
-            except TimeoutError as error:
-                msg = f"no answer within {RIGHTS_TIMEOUT} seconds"
-                raise StoreError(msg) from error
-            known = self._access.of(activities)
-        return known
+        except TimeoutError as error:
+            msg = f"no answer within {RIGHTS_TIMEOUT} seconds"
+            raise StoreError(msg) from error
+        return self._access.of(activities)
 
     def _wanted(self) -> Activities:
         """What is declared, and what was refused all the same."""
