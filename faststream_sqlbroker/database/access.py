@@ -12,7 +12,6 @@ from sqlalchemy import Connection, Table, func, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
-from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.rights import Right, rights
 from faststream_sqlbroker.schema.types import is_mariadb
@@ -36,6 +35,7 @@ class AccessChecks:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._dialect = database.dialect
 
     async def find_lacks(self, activities: Activities) -> Access:
         """Which rights and tables the database user lacks for `activities`.
@@ -43,10 +43,34 @@ class AccessChecks:
         Raises:
             TransientStoreError: also of a server or session that is read-only.
         """
-        return await self._database.run(
-            lambda connection: Rehearsal(self._database.dialect, connection).run(activities),
-            write=False,
-        )
+
+        def rehearse(connection: Connection) -> Access:
+            needed = rights(self._dialect.tables, connection.dialect, activities)
+            who, grantee = self._user(connection)
+            if self._refusal(connection, needed) is None:
+                return Access(who)
+            parts = (self._denied_part(connection, right) for right in needed)
+            denied = [part for part in parts if part is not None]
+            homes = {right.table: self._home(connection, right.table) for right in denied}
+            lacks = [
+                _missing_table(connection, table, needed)
+                for table, home in homes.items()
+                if home is None
+            ]
+            grants: dict[str, list[Right]] = {}
+            for right in denied:
+                if (home := homes[right.table]) is not None:
+                    on, part = _placed(connection, right, home)
+                    grants.setdefault(on, []).append(part)
+            if self._dialect.name == "sqlite":
+                lacks += [_read_only_file(connection, each) for each in grants.values()]
+            else:
+                lacks += [
+                    _grant(connection, on, each, needed, grantee) for on, each in grants.items()
+                ]
+            return Access(who, lacks)
+
+        return await self._database.run(rehearse, write=False)
 
     def on_denied(
         self,
@@ -67,47 +91,17 @@ class AccessChecks:
         Nothing is locked. A table does not count as missing if it exists and the user only has no
         right on it. A timeout of None is `statement_timeout`.
         """
-        dialect = self._database.dialect
 
         def has_tables(connection: Connection) -> bool:
-            needed = rights(dialect.tables, connection.dialect, activities)
-            tables = {right.table for right in needed} or {dialect.tables.message}
-            rehearsal = Rehearsal(dialect, connection)
-            return all(rehearsal.find_home(table) is not None for table in tables)
+            tables = self._dialect.tables
+            needed = rights(tables, connection.dialect, activities)
+            names = {right.table for right in needed} or {tables.message}
+            return all(self._home(connection, table) is not None for table in names)
 
         return await self._database.ping(timeout, has_tables)
 
-
-class Rehearsal:
-    """Of what a process does, on one connection."""
-
-    def __init__(self, dialect: Dialect, connection: Connection) -> None:
-        self._dialect = dialect
-        self._connection = connection
-        self._preparer = connection.dialect.identifier_preparer
-
-    def run(self, activities: Activities) -> Access:
-        """What is missing for `activities`."""
-        needed = rights(self._dialect.tables, self._connection.dialect, activities)
-        who, grantee = self._user()
-        if self._refusal(needed) is None:
-            return Access(who)
-        denied = [part for right in needed if (part := self._denied_part(right)) is not None]
-        homes = {right.table: self.find_home(right.table) for right in denied}
-        lacks = [self._missing_table(table, needed) for table, home in homes.items() if not home]
-        denied = [right for right in denied if homes[right.table]]
-        if denied and self._dialect.name == "sqlite":
-            return Access(who, [*lacks, self._read_only(denied)])
-        grants: dict[str, list[Right]] = {}
-        for right in denied:
-            on, part = self._placed(right, homes[right.table])
-            grants.setdefault(on, []).append(part)
-        lacks += [self._grant(on, parts, needed, grantee) for on, parts in grants.items()]
-        return Access(who, lacks)
-
-    def find_home(self, table: Table) -> Home | None:
+    def _home(self, connection: Connection, table: Table) -> Home | None:
         """None: there is no such table. Nothing is locked."""
-        connection = self._connection
         if self._dialect.name == "postgresql":
             binds = {"name": table.name, "schema": table.schema or ""}
             row = connection.execute(self._dialect.sql["table_home"], binds).one_or_none()
@@ -121,24 +115,25 @@ class Rehearsal:
         schema = table.schema or connection.dialect.default_schema_name
         return (str(schema), True) if exists else None
 
-    def _user(self) -> tuple[str, str]:
+    def _user(self, connection: Connection) -> tuple[str, str]:
         """What to call the user in a sentence, and in a GRANT."""
         if self._dialect.name == "sqlite":
             return "the account of this process", ""
-        user = str(self._connection.execute(select(func.current_user())).scalar_one())
+        user = str(connection.execute(select(func.current_user())).scalar_one())
         if self._dialect.name == "postgresql":
-            return f"the role {user}", self._preparer.quote(user)
+            return f"the role {user}", connection.dialect.identifier_preparer.quote(user)
         name, _, host = user.rpartition("@")
-        return f"the user {_literal(name)}@{_literal(host)}", f"{_literal(name)}@{_literal(host)}"
+        grantee = f"{_literal(name)}@{_literal(host)}"
+        return f"the user {grantee}", grantee
 
-    def _refusal(self, needed: Sequence[Right]) -> BaseException | None:
+    def _refusal(self, connection: Connection, needed: Sequence[Right]) -> BaseException | None:
         """The driver's error of the first statement that fails."""
         if not needed:
             return None
         try:
-            with self._connection.begin_nested() as savepoint:
+            with connection.begin_nested() as savepoint:
                 for right in needed:
-                    self._connection.exec_driver_sql(self._statement(right))
+                    connection.exec_driver_sql(_statement(connection, right))
                 savepoint.rollback()
         except DBAPIError as error:
             if (
@@ -153,13 +148,13 @@ class Rehearsal:
     def _is_denied(self, error: BaseException | None) -> bool:
         return error is not None and self._dialect.is_denied(error)
 
-    def _denied_part(self, right: Right) -> Right | None:
+    def _denied_part(self, connection: Connection, right: Right) -> Right | None:
         """`right` with the columns that are denied; None if nothing is.
 
         An error that is no refusal, such as that of a missing column, says nothing of the other
         columns, and a refusal tells of one column at most: each is tried.
         """
-        error = self._refusal([right])
+        error = self._refusal(connection, [right])
         if error is None:
             return None
         if self._is_denied(error) and (right.whole or not right.columns):
@@ -167,77 +162,89 @@ class Rehearsal:
         columns = tuple(
             column
             for column in right.columns
-            if self._is_denied(self._refusal([replace(right, columns=(column,))]))
+            if self._is_denied(self._refusal(connection, [replace(right, columns=(column,))]))
         )
         return replace(right, columns=columns) if columns else None
 
-    def _statement(self, right: Right) -> str:
-        table = self._preparer.format_table(right.table)
-        names = [self._preparer.quote(column) for column in right.columns]
-        listed = ", ".join(names)
-        nulls = ", ".join("NULL" for _ in names)
-        return {
-            "SELECT": f"SELECT {listed} FROM {table} WHERE 1 = 0",
-            "INSERT": f"INSERT INTO {table} ({listed}) SELECT {nulls} LIMIT 0",
-            "UPDATE": f"UPDATE {table} SET {' = NULL, '.join(names)} = NULL WHERE 1 = 0",
-            "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
-            # The one number that it takes is not used.
-            "USAGE": f"SELECT nextval(pg_get_serial_sequence({_literal(table)}, 'id'))",
-        }[right.verb]
 
-    # What is missing, in words.
+def _statement(connection: Connection, right: Right) -> str:
+    preparer = connection.dialect.identifier_preparer
+    table = preparer.format_table(right.table)
+    names = [preparer.quote(column) for column in right.columns]
+    listed = ", ".join(names)
+    literal = table.replace("'", "''")
+    nulls = ", ".join("NULL" for _ in names)
+    return {
+        "SELECT": f"SELECT {listed} FROM {table} WHERE 1 = 0",
+        "INSERT": f"INSERT INTO {table} ({listed}) SELECT {nulls} LIMIT 0",
+        "UPDATE": f"UPDATE {table} SET {' = NULL, '.join(names)} = NULL WHERE 1 = 0",
+        "DELETE": f"DELETE FROM {table} WHERE 1 = 0",
+        # The one number that it takes is not used.
+        "USAGE": f"SELECT nextval(pg_get_serial_sequence('{literal}', 'id'))",
+    }[right.verb]
 
-    def _missing_table(self, table: Table, needed: Sequence[Right]) -> Lack:
-        return Lack(
-            f"the table {self._preparer.format_table(table)}",
-            "run the migrations, or await broker.create_tables() while developing",
-            _union(right for right in needed if right.table is table),
-            is_table=True,
-        )
 
-    def _read_only(self, denied: Sequence[Right]) -> Lack:
-        """SQLite has only the rights of the file."""
-        statement = text("SELECT file FROM pragma_database_list WHERE name = 'main'")
-        file = self._connection.execute(statement).scalar_one()
-        # A connection to a file that was opened read-only stays read-only: drop it.
-        self._connection.connection.invalidate(soft=True)
-        return Lack(f"the right to write {file}, which is readonly", _MAY_WRITE, _union(denied))
+# What is missing, in words.
 
-    def _grant(
-        self, on: str, denied: Sequence[Right], needed: Sequence[Right], grantee: str
-    ) -> Lack:
-        """What is denied on one table, sequence or schema."""
-        verbs = ", ".join(dict.fromkeys(self._verb(right) for right in denied))
-        activities = _union(denied)
-        # Each publish writes a body, so without INSERT on `payload` no message can be published.
-        every = any(right.verb == "INSERT" and "payload" in right.columns for right in denied)
-        known = len(denied) < sum(right.table is denied[0].table for right in needed)
-        unseen = "" if known or not is_mariadb(self._connection.dialect) else _UNSEEN
-        return Lack(
-            f"{verbs} on {on}",
-            f"GRANT {verbs} ON {on} TO {grantee};{unseen}",
-            activities,
-            every_publish=every and Activity.PUBLISH in activities,
-        )
 
-    def _placed(self, right: Right, home: Home) -> tuple[str, Right]:
-        """What a GRANT has to be on, and the right to it."""
-        quote = self._preparer.quote
-        schema, allowed = home
-        if not allowed:
-            # PostgreSQL does not answer for tables of a closed schema: look again after that GRANT.
-            return f"SCHEMA {quote(schema)}", replace(right, verb="USAGE", columns=())
-        name = f"{quote(schema)}.{quote(right.table.name)}"
-        if right.verb != "USAGE":
-            return name, right
-        statement = text("SELECT pg_get_serial_sequence(:name, 'id')")
-        sequence = self._connection.execute(statement, {"name": name}).scalar_one()
-        return f"SEQUENCE {sequence}", right
+def _missing_table(connection: Connection, table: Table, needed: Sequence[Right]) -> Lack:
+    return Lack(
+        f"the table {connection.dialect.identifier_preparer.format_table(table)}",
+        "run the migrations, or await broker.create_tables() while developing",
+        _union(right for right in needed if right.table is table),
+        is_table=True,
+    )
 
-    def _verb(self, right: Right) -> str:
-        if right.whole or not right.columns:
-            return right.verb
-        return f"{right.verb} ({', '.join(map(self._preparer.quote, right.columns))})"
+
+def _read_only_file(connection: Connection, denied: Sequence[Right]) -> Lack:
+    """SQLite has only the rights of the file."""
+    statement = text("SELECT file FROM pragma_database_list WHERE name = 'main'")
+    file = connection.execute(statement).scalar_one()
+    # A connection to a file that was opened read-only stays read-only: drop it.
+    connection.connection.invalidate(soft=True)
+    return Lack(f"the right to write {file}, which is readonly", _MAY_WRITE, _union(denied))
+
+
+def _grant(
+    connection: Connection, on: str, denied: Sequence[Right], needed: Sequence[Right], grantee: str
+) -> Lack:
+    """What is denied on one table, sequence or schema."""
+    verbs = ", ".join(dict.fromkeys(_verb(connection, right) for right in denied))
+    activities = _union(denied)
+    # Each publish writes a body, so without INSERT on `payload` no message can be published.
+    every = any(right.verb == "INSERT" and "payload" in right.columns for right in denied)
+    known = len(denied) < sum(right.table is denied[0].table for right in needed)
+    unseen = "" if known or not is_mariadb(connection.dialect) else _UNSEEN
+    return Lack(
+        f"{verbs} on {on}",
+        f"GRANT {verbs} ON {on} TO {grantee};{unseen}",
+        activities,
+        every_publish=every and Activity.PUBLISH in activities,
+    )
+
+
+def _placed(connection: Connection, right: Right, home: Home) -> tuple[str, Right]:
+    """What a GRANT has to be on, and the right to it."""
+    if connection.dialect.name == "sqlite":
+        return "the file", right
+    quote = connection.dialect.identifier_preparer.quote
+    schema, allowed = home
+    if not allowed:
+        # Nothing in it can be tried before that GRANT.
+        return f"SCHEMA {quote(schema)}", replace(right, verb="USAGE", columns=())
+    name = f"{quote(schema)}.{quote(right.table.name)}"
+    if right.verb != "USAGE":
+        return name, right
+    statement = text("SELECT pg_get_serial_sequence(:name, 'id')")
+    sequence = connection.execute(statement, {"name": name}).scalar_one()
+    return f"SEQUENCE {sequence}", right
+
+
+def _verb(connection: Connection, right: Right) -> str:
+    if right.whole or not right.columns:
+        return right.verb
+    quote = connection.dialect.identifier_preparer.quote
+    return f"{right.verb} ({', '.join(map(quote, right.columns))})"
 
 
 def _literal(value: str) -> str:

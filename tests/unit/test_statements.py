@@ -26,9 +26,7 @@ ASSEMBLED = re.compile(
 ALIKE = {"sqlite/lock.sql"}
 """Files whose variants are alike: SQLite has no row locks, so none is skipped."""
 ASSEMBLERS = {
-    "access.py _explain": "asks for the columns of one right",
-    "access.py _is_gone": "asks for one table, whose rights nothing else tells",
-    "access.py _ask_sqlite": "writes no row of one table",
+    "access.py _statement": "tries the columns of one right on no row",
     "multi_statement.py insert_statement": "repeats a row",
     "operations.py use_index": "makes a hint of SQLAlchemy's",
     "overviews.py build": "repeats a statement for each range",

@@ -1,7 +1,6 @@
 """Error numbers of MySQL and MariaDB, and of their clients, by what they mean for the broker."""
 
 NO_TABLE = frozenset({1146})
-NO_COLUMN = frozenset({1054})
 NO_PROCESS = 1227
 """A right of the server is missing, such as PROCESS."""
 DENIED = frozenset({1044, 1142, 1143, NO_PROCESS, 1370})
