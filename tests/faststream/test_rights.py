@@ -259,7 +259,7 @@ async def test_the_rehearsal_changes_nothing_and_waits_for_no_row(
             await other.execute(text(f"SELECT * FROM {table}{locks}"))
         async with asyncio.timeout(20):
             access = await broker._store.access.find_lacks(frozenset(Activity))
-    assert access.lacks == ()
+    assert not access.lacks
     assert await rows() == before
 
 
