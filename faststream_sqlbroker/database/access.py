@@ -49,26 +49,7 @@ class AccessChecks:
             who, grantee = self._user(connection)
             if self._refusal(connection, needed) is None:
                 return Access(who)
-            parts = (self._denied_part(connection, right) for right in needed)
-            denied = [part for part in parts if part is not None]
-            homes = {right.table: self._home(connection, right.table) for right in denied}
-            lacks = [
-                _missing_table(connection, table, needed)
-                for table, home in homes.items()
-                if home is None
-            ]
-            grants: dict[str, list[Right]] = {}
-            for right in denied:
-                if (home := homes[right.table]) is not None:
-                    on, part = _placed(connection, right, home)
-                    grants.setdefault(on, []).append(part)
-            if self._dialect.name == "sqlite":
-                lacks += [_read_only_file(connection, each) for each in grants.values()]
-            else:
-                lacks += [
-                    _grant(connection, on, each, needed, grantee) for on, each in grants.items()
-                ]
-            return Access(who, lacks)
+            return Access(who, self._lacks(connection, needed, grantee))
 
         return await self._database.run(rehearse, write=False)
 
@@ -95,10 +76,31 @@ class AccessChecks:
         def has_tables(connection: Connection) -> bool:
             tables = self._dialect.tables
             needed = rights(tables, connection.dialect, activities)
-            names = {right.table for right in needed} or {tables.message}
-            return all(self._home(connection, table) is not None for table in names)
+            needed_tables = {right.table for right in needed} or {tables.message}
+            return all(self._home(connection, table) is not None for table in needed_tables)
 
         return await self._database.ping(timeout, has_tables)
+
+    def _lacks(self, connection: Connection, needed: Sequence[Right], grantee: str) -> list[Lack]:
+        """Try each right by itself."""
+        parts = (self._denied_part(connection, right) for right in needed)
+        denied = [part for part in parts if part is not None]
+        homes = {right.table: self._home(connection, right.table) for right in denied}
+        lacks = [
+            _missing_table(connection, table, needed)
+            for table, home in homes.items()
+            if home is None
+        ]
+        grants: dict[str, list[Right]] = {}
+        for right in denied:
+            if (home := homes[right.table]) is not None:
+                on, part = _placed(connection, right, home)
+                grants.setdefault(on, []).append(part)
+        if self._dialect.name == "sqlite":
+            lacks += [_read_only_file(connection, each) for each in grants.values()]
+        else:
+            lacks += [_grant(connection, on, each, needed, grantee) for on, each in grants.items()]
+        return lacks
 
     def _home(self, connection: Connection, table: Table) -> Home | None:
         """None: there is no such table. Nothing is locked."""
@@ -208,7 +210,7 @@ def _read_only_file(connection: Connection, denied: Sequence[Right]) -> Lack:
 def _grant(
     connection: Connection, on: str, denied: Sequence[Right], needed: Sequence[Right], grantee: str
 ) -> Lack:
-    """What is denied on one table, sequence or schema."""
+    """The rights that are denied on one table, sequence or schema."""
     verbs = ", ".join(dict.fromkeys(_verb(connection, right) for right in denied))
     activities = _union(denied)
     # Each publish writes a body, so without INSERT on `payload` no message can be published.
@@ -224,7 +226,7 @@ def _grant(
 
 
 def _placed(connection: Connection, right: Right, home: Home) -> tuple[str, Right]:
-    """What a GRANT has to be on, and the right to it."""
+    """The object of the GRANT, and the right to that object."""
     if connection.dialect.name == "sqlite":
         return "the file", right
     quote = connection.dialect.identifier_preparer.quote

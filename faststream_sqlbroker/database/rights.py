@@ -15,7 +15,7 @@ from faststream_sqlbroker.schema.types import MYSQL
 
 
 class But(frozenset[str]):
-    """All columns of a table but these."""
+    """Stands for all columns of a table except the named ones."""
 
 
 ALL = But()
@@ -61,7 +61,7 @@ class Right:
 
 
 class Need(NamedTuple):
-    """What an activity needs."""
+    """A right of an activity."""
 
     table: str
     """The attribute of `Tables`."""
