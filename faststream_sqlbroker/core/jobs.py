@@ -1,7 +1,7 @@
 """Bulk actions of operators: each is a job that visits each matching message once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -79,6 +79,9 @@ class Job:
     """The last row that was there at the dry run."""
     cursor: Position | None = None
     """The last row that was visited."""
+    streak: Mapping[str, Any] | None = field(default=None, repr=False)
+    """The kind of error with which messages are refused one behind the other, and the counts and
+    the position of the job in front of the first of them."""
 
     @property
     def left(self) -> int:
@@ -103,10 +106,27 @@ class Job:
         unmet = max(0, moved.expected - moved.visited)
         return replace(moved, cursor=self.cursor, skipped=moved.skipped + unmet, state="ended")
 
-    def failed_at(self, cursor: Position | None, failure: Failure) -> "Job":
-        """As `moved`, behind a message that the database has refused."""
+    def failed_at(
+        self, cursor: Position | None, failure: Failure, kind: str, batch_size: int
+    ) -> "Job":
+        """As `moved`, behind a message that the database has refused with an error of this kind.
+
+        If it has refused a whole batch alike, the error is the job's: it fails, and is in front of
+        the first of these messages again.
+        """
+        s = self.streak
+        if s is None or (s["kind"], s["done"]) != (kind, self.done):
+            counts = {"done": self.done, "skipped": self.skipped, "failed": self.failed}
+            s = {"kind": kind, **counts, "cursor": self.cursor}
+        # Processes take turns, so the streak and all counts are those of the job's row.
+        unvisited = self.expected - s["done"] - s["skipped"] - s["failed"]
+        needed = max(min(batch_size, unvisited), min(LEAST_ALIKE, self.expected), FEWEST_ALIKE)
+        if self.failed + 1 - s["failed"] >= needed:
+            before = replace(self, skipped=s["skipped"], failed=s["failed"], cursor=s["cursor"])
+            kept = self.failures[: before.failed]
+            return replace(before, failures=kept, streak=None, state="failed", error=failure.error)
         kept = (*self.failures, failure)[:MOST_FAILURES]
-        counted = replace(self, failed=self.failed + 1, failures=kept)
+        counted = replace(self, failed=self.failed + 1, failures=kept, streak=s)
         return counted.moved(cursor, done=0, skipped=0)
 
     def __str__(self) -> str:
@@ -121,50 +141,38 @@ class Job:
 
 def job_info(job: Job) -> dict[str, Any]:
     """What is stored of `job`, as JSON."""
-    return {
-        "action": job.action,
-        "by": job.by,
-        "filters": None if job.filters is None else _filters_info(job.filters),
-        "arguments": dict(job.arguments),
-        "rate": job.rate,
-        "state": job.state,
-        "expected": job.expected,
-        "queues": dict(job.queues),
-        "done": job.done,
-        "skipped": job.skipped,
-        "failed": job.failed,
-        "failures": [list(each) for each in job.failures],
-        "ended_at": None if job.ended_at is None else to_microseconds(job.ended_at),
-        "undone_by": job.undone_by,
-        "note": job.note,
-        "error": job.error,
-        "bound": None if job.bound is None else plain(job.bound),
-        "cursor": None if job.cursor is None else plain(job.cursor),
-    }
+    info: dict[str, Any] = plain(job)
+    del info["id"]
+    del info["created_at"]
+    return info
 
 
 def job_of(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
     """The job that `job_info` was made of."""
-    fields = dict(info)
-    filters = fields.pop("filters")
-    ended_at = fields.pop("ended_at")
-    failures = tuple(Failure(*each) for each in fields.pop("failures", ()))
-    of_archive = fields["action"] in OF_ARCHIVE
-    return Job(
-        bound=_position(fields.pop("bound"), of_archive),
-        cursor=_position(fields.pop("cursor"), of_archive),
-        **fields,
-        failures=failures,
-        id=job_id,
-        created_at=created_at,
-        filters=None if filters is None else _filters_of(filters),
-        ended_at=None if ended_at is None else from_microseconds(ended_at),
-    )
+    of_archive = info["action"] in OF_ARCHIVE
+    filters, ended_at, streak = info["filters"], info["ended_at"], info.get("streak")
+    read = {
+        "failures": tuple(Failure(*each) for each in info.get("failures", ())),
+        "filters": None if filters is None else _filters_of(filters),
+        "ended_at": None if ended_at is None else from_microseconds(ended_at),
+        "bound": _position(info["bound"], of_archive),
+        "cursor": _position(info["cursor"], of_archive),
+        "streak": streak and {**streak, "cursor": _position(streak["cursor"], of_archive)},
+    }
+    return Job(**{**info, **read}, id=job_id, created_at=created_at)
 
 
-def plain(values: Sequence[Any]) -> list[Any]:
-    """The values as JSON has them: moments in microseconds since 1970."""
-    return [to_microseconds(v) if isinstance(v, datetime) else v for v in values]
+def plain(value: Any) -> Any:
+    """The value as JSON has it: moments in microseconds since 1970, states by their names."""
+    if isinstance(value, datetime):
+        return to_microseconds(value)
+    if isinstance(value, MessageState):
+        return value.name
+    if isinstance(value, Job | Filters):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _position(values: Sequence[Any] | None, of_archive: bool) -> Position | None:
@@ -174,61 +182,13 @@ def _position(values: Sequence[Any] | None, of_archive: bool) -> Position | None
     return [from_microseconds(at), *rest]
 
 
-def _filters_info(filters: Filters) -> dict[str, Any]:
-    return {
-        "archived": filters.archived,
-        "queue": filters.queue,
-        "state": None if filters.state is None else filters.state.name,
-        "key": filters.key,
-        "error": filters.error,
-        "reason": filters.reason,
-        "fingerprint": filters.fingerprint,
-        "headers": dict(filters.headers),
-        **dict(zip(("since", "until"), plain([filters.since, filters.until]), strict=True)),
-    }
-
-
 def _filters_of(info: Mapping[str, Any]) -> Filters:
-    fields = dict(info)
-    for name in ("since", "until"):
-        if fields[name] is not None:
-            fields[name] = from_microseconds(fields[name])
-    if fields["state"] is not None:
-        fields["state"] = MessageState[fields["state"]]
-    return Filters(**fields)
-
-
-# An error that meets every message is told from one that a few messages cause.
-
-
-@dataclass(slots=True)
-class RefusedAlike:
-    """Messages of one job, one behind the other, that the database refuses with the same error."""
-
-    before: Job
-    """The job as it was in front of the first of them."""
-    kind: str
-    """Which error, without what it says of a row."""
-    needed: int
-    """So many make it an error of the whole job."""
-
-    def is_whole(self, job: Job) -> bool:
-        """Whether it is one by now; `job` is in front of the last message that was refused."""
-        # Other processes take turns, and count what they were refused in the same row. If one of
-        # them has done some, the error does not meet all.
-        refused = job.failed + 1 - self.before.failed
-        return job.done == self.before.done and FEWEST_ALIKE <= self.needed <= refused
-
-    def failed(self, job: Job, error: str) -> Job:
-        """`job`, to be tried again from the first of these messages on, when it is resumed."""
-        b = self.before
-        counted = replace(job, done=b.done, skipped=b.skipped, failed=b.failed, failures=b.failures)
-        return replace(counted, cursor=b.cursor, state="failed", error=error)
-
-
-def refused_batch(job: Job, ids: Sequence[int], error: BaseException) -> RefusedAlike:
-    """The first batch of them."""
-    return RefusedAlike(job, kind_of(error), max(len(ids), min(LEAST_ALIKE, job.expected)))
+    state = info["state"]
+    moments = {
+        name: None if info[name] is None else from_microseconds(info[name])
+        for name in ("since", "until")
+    }
+    return Filters(**{**info, **moments, "state": None if state is None else MessageState[state]})
 
 
 def kind_of(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 only what is as the job has left it.
 """
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -534,6 +535,44 @@ async def test_processes_that_take_turns_see_that_an_error_meets_a_whole_batch(
     await other.resume(job.id)
     ended = await steps(bench, job)
     assert (ended.state, ended.done, ended.failed) == ("ended", 8, 0)
+
+
+async def test_a_killed_process_leaves_what_was_refused_to_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has counted as failed counts for the verdict on the whole batch."""
+    monkeypatch.setattr(core_jobs, "LEAST_ALIKE", 5)
+    monkeypatch.setattr(jobs, "BATCH", 6)
+    await bench.put(6, key="good")
+    await bench.put(8, key="bad")
+    await refuse(bench, "bad", "other")
+    job = await bench.store.jobs.begin(await planned(bench, MOVE, {"to": "other"}), "c")
+    await bench.store.jobs.step(job.id)
+    real = jobs.JobStore._write
+    writes = 0
+
+    async def killed(*arguments: Any) -> None:
+        nonlocal writes
+        writes += 1
+        if writes > 9:
+            raise asyncio.CancelledError
+        await real(*arguments)
+
+    monkeypatch.setattr(jobs.JobStore, "_write", killed)
+    with pytest.raises(asyncio.CancelledError):
+        await bench.store.jobs.step(job.id)
+    monkeypatch.setattr(jobs.JobStore, "_write", real)
+    halfway = await bench.store.jobs.find(job.id)
+    assert halfway is not None
+    assert (halfway.state, halfway.done) == ("running", 6)
+    assert 0 < halfway.failed < 6
+    failed = await steps(bench, job)
+    assert (failed.state, failed.done, failed.failed, failed.failures) == ("failed", 6, 0, ())
+    await allow(bench)
+    await bench.store.jobs.resume(job.id)
+    assert counts(await steps(bench, job)) == (14, 14, 0)
+    rows = await bench.rows()
+    assert [row["queue"] for row in rows] == ["other"] * 14
 
 
 async def test_small_batches_are_refused_together(bench: Bench) -> None:

@@ -25,7 +25,7 @@ from sqlalchemy import (
     update,
 )
 
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
+from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, plain
 from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST
 from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
@@ -110,7 +110,7 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
     marks = {row.id: {"policy_marks": row.policy_marks} for row in rows}
     ended = select(archive.c.id, archive.c.archived_at).where(archive.c.id.in_(marks))
     return {
-        row.id: {"before": marks[row.id], "after": _plain({"archived": row.archived_at})}
+        row.id: {"before": marks[row.id], "after": plain({"archived": row.archived_at})}
         for row in connection.execute(ended)
     }
 
@@ -185,16 +185,9 @@ def _noted(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> 
 
 def before_of(row: Any) -> dict[str, Any]:
     """The columns of a row but its id, as JSON has them."""
-    fields = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for a row's mapping
-    del fields["id"]
-    return _plain(fields)
-
-
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: to_microseconds(value) if isinstance(value, datetime) else value
-        for name, value in fields.items()
-    }
+    noted: dict[str, Any] = plain(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name
+    del noted["id"]
+    return noted
 
 
 # The undo of each.

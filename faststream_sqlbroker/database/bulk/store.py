@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from faststream_sqlbroker.core.access import Activities, Activity
+from faststream_sqlbroker.core.halving import write_in_halves
 from faststream_sqlbroker.core.jobs import (
     CANCEL,
     MOVE,
@@ -20,10 +21,8 @@ from faststream_sqlbroker.core.jobs import (
     Failure,
     Job,
     Position,
-    RefusedAlike,
     job_of,
     kind_of,
-    refused_batch,
 )
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text
@@ -76,13 +75,41 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """What a transaction has tried."""
+class _Part:
+    """What one transaction is to do of a batch."""
 
-    job: Job
-    """As it was before."""
+    size: int
+    """How many of the next messages it visits."""
+    failure: Failure | None = None
+    """The only message is left alone: the database has refused it."""
+    kind: str = ""
+    """Of the error with which it was refused."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What the last transaction of a batch has tried."""
+
+    job: Job | None = None
+    """As it was before; None: none was due."""
     ids: Sequence[int] = ()
     """The messages that it has visited."""
+    step: Step | None = None
+    """What the last transaction that was committed has done."""
+
+
+def _smaller(tried: _Tried, part: _Part, error: StoreError) -> list[_Part]:
+    """What to do in place of `part`, which the database has refused.
+
+    Raises:
+        StoreError: `error`, which no message has caused.
+    """
+    if isinstance(error, AccessError) or part.failure is not None or not tried.ids:
+        raise error
+    if half := len(tried.ids) // 2:
+        return [_Part(half), _Part(len(tried.ids) - half)]
+    failure = Failure(tried.ids[0], clean_text(str(error), limit=ERROR_BYTES))
+    return [_Part(1, failure, kind_of(error))]
 
 
 class JobStore:
@@ -96,8 +123,6 @@ class JobStore:
         self._database = database
         self._dialect = database.dialect
         self._table = database.tables.policy_state
-        self._sizes: dict[str, int] = {}
-        self._alike: dict[str, RefusedAlike] = {}
 
     async def plan(self, job: Job) -> Job:
         """Count what `job` would visit, exactly, and fix where it ends; nothing is written."""
@@ -191,7 +216,6 @@ class JobStore:
 
     async def resume(self, job_id: str, by: str = "") -> Job | None:
         """Let a job go on that was stopped or has failed; None: there is no such job."""
-        self._alike.pop(job_id, None)
         noted = ("resume_job", by)
         return await self._set_state(job_id, ("stopped", "failed"), "running", 0.0, noted)
 
@@ -209,7 +233,7 @@ class JobStore:
             job = audit.find(connection, self._table, job_id, lock=True)
             if job is None or job.state not in before:
                 return job
-            job = replace(job, state=after, error=None)
+            job = replace(job, state=after, error=None, streak=None)
             audit.save(connection, self._table, job, pause)
             note_action(connection, self._dialect, *noted, {"job": job_id})
             return job
@@ -228,37 +252,49 @@ class JobStore:
         with the same error, one by one, the job fails, in front of that batch. A job that cannot be
         run here rests, so that those behind it go on; the second time it fails.
         """
-        tried: list[_Batch] = []
+        tried = _Tried()
+        write = partial(self._write, tried, job_id)
+        try:
+            await write_in_halves(_Part(BATCH), write, partial(_smaller, tried))
+        except TransientStoreError:
+            raise
+        except Exception as error:
+            if tried.job is not None:
+                with suppress(StoreError):
+                    await self._put_off(tried.job.id, error)
+            raise
+        assert tried.step is not None  # noqa: S101 - the last transaction has set it
+        return tried.step
+
+    async def _write(self, tried: _Tried, job_id: str | None, part: _Part) -> None:
+        """Do a part of a batch in one transaction."""
+        # Of a batch that was halved, the rest belongs to the same job.
+        wanted = job_id if tried.job is None else tried.job.id
 
         def work(connection: Connection) -> Step:
             # The race of two processes at one job: the second skips the locked row, and finds the
             # position that the first one has committed when it asks again.
-            job = self._lock_due(connection, job_id)
+            tried.ids = ()
+            job = self._lock_due(connection, wanted)
             if job is None:
-                found = None if job_id is None else audit.find(connection, self._table, job_id)
+                found = None if wanted is None else audit.find(connection, self._table, wanted)
                 return Step(found, audit.due_in(connection, self._dialect, job_id))
-            tried.append(_Batch(job))
-            moved = self._batch(connection, job, tried)
+            tried.job = job
+            most = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
+            tried.ids, cursor = self._next(connection, job, min(most, part.size))
+            if part.failure is None:
+                moved = self._change(connection, job, tried.ids, cursor)
+            elif list(tried.ids) == [part.failure.message_id]:
+                moved = job.failed_at(cursor, part.failure, part.kind, most)
+            else:
+                # Another process has gone on, or the message has changed since.
+                moved = job
             return self._saved(connection, job, moved, job_id)
 
         def doing() -> Activities:
-            return activities_of(tried[-1].job.action) if tried else ALL
+            return ALL if tried.job is None else activities_of(tried.job.action)
 
-        try:
-            step = await self._database.run(work, doing=doing)
-        except TransientStoreError:
-            raise
-        except Exception as error:
-            refused = isinstance(error, StoreError) and not isinstance(error, AccessError)
-            if refused and tried and tried[-1].ids:
-                return await self._refused(tried[-1], error, job_id)
-            if tried:
-                with suppress(StoreError):
-                    await self._put_off(tried[-1].job.id, error)
-            raise
-        if tried:
-            self._grow(step.job)
-        return step
+        tried.step = await self._database.run(work, doing=doing)
 
     def _saved(self, connection: Connection, job: Job, moved: Job, job_id: str | None) -> Step:
         """Write how far the locked job has come."""
@@ -271,39 +307,6 @@ class JobStore:
             moved = replace(moved, ended_at=self._dialect.now(connection))
         audit.save(connection, self._table, moved, None if ended else pause)
         return Step(moved, None if ended and job_id is not None else pause)
-
-    async def _refused(self, batch: _Batch, error: Exception, job_id: str | None) -> Step:
-        """Let the next batch be smaller, or go on behind the only message of this one."""
-        self._sizes[batch.job.id] = max(1, len(batch.ids) // 2)
-        alike = self._alike.get(batch.job.id)
-        if alike is None or alike.kind != kind_of(error):
-            alike = self._alike[batch.job.id] = refused_batch(batch.job, batch.ids, error)
-        if len(batch.ids) > 1:
-            return Step(batch.job, 0.0)
-        failure = Failure(batch.ids[0], clean_text(str(error), limit=ERROR_BYTES))
-
-        def leave(connection: Connection) -> Step:
-            job = self._lock_due(connection, batch.job.id)
-            ids, cursor = ([], None) if job is None else self._next(connection, job, 1)
-            if job is None or list(ids) != list(batch.ids):
-                # Another process has gone on, or the message has changed since.
-                return Step(batch.job, 0.0)
-            if alike.is_whole(job):
-                return self._saved(connection, job, alike.failed(job, failure.error), job_id)
-            return self._saved(connection, job, job.failed_at(cursor, failure), job_id)
-
-        return await self._database.run(leave, Activity.OPERATE)
-
-    def _grow(self, job: Job | None) -> None:
-        """After a batch that worked, the next one may be twice as large."""
-        if job is None:
-            return
-        alike = self._alike.get(job.id)
-        if alike is not None and (job.done > alike.before.done or job.state == "ended"):
-            del self._alike[job.id]
-        size = self._sizes.pop(job.id, BATCH) * 2
-        if size < BATCH and job.state != "ended":
-            self._sizes[job.id] = size
 
     async def _put_off(self, job_id: str, error: Exception) -> None:
         """Let the job rest: another process may have the right that this one lacks. It fails if it
@@ -332,11 +335,9 @@ class JobStore:
         row = connection.execute(locking).first()
         return None if row is None else job_of(*row)
 
-    def _batch(self, connection: Connection, job: Job, tried: list[_Batch]) -> Job:
-        size = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
-        size = min(size, self._sizes.get(job.id, BATCH))
-        ids, cursor = self._next(connection, job, size)
-        tried.append(_Batch(job, ids))
+    def _change(
+        self, connection: Connection, job: Job, ids: Sequence[int], cursor: Position | None
+    ) -> Job:
         if job.action == UNDO:
             return self._undo(connection, job, ids, cursor)
         now = self._dialect.now(connection)

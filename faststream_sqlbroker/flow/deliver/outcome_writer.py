@@ -11,8 +11,10 @@ something of its own that may be the cause, is settled without it.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from faststream_sqlbroker.core.halving import write_in_halves
 from faststream_sqlbroker.core.reasons import SETTLE_ERROR
 from faststream_sqlbroker.core.rows import Settlement, SettleResult
 from faststream_sqlbroker.core.states import MessageState
@@ -51,8 +53,14 @@ async def write(store: "Store", outcomes: Outcomes, batch: Batch, *, skip_locked
     """
     result = SettleResult()
     refused = Refused()
+
+    async def settle(parts: list[Settlement]) -> None:
+        written = await store.settle(parts, skip_locked=skip_locked)
+        result.settled |= written.settled
+        result.lost |= written.lost
+
     try:
-        await _write(store, batch.parts, result, refused, skip_locked=skip_locked)
+        await write_in_halves(batch.parts, settle, partial(_smaller, refused))
     except BaseException as error:
         # A half that was written before the failure is not to be written again.
         outcomes.answered(batch, result)
@@ -70,28 +78,8 @@ def note_unanswered(outcomes: Outcomes, batch: Batch, error: BaseException) -> N
         outcomes.note_unanswered(batch)
 
 
-async def _write(
-    store: "Store",
-    parts: list[Settlement],
-    result: SettleResult,
-    refused: Refused,
-    *,
-    skip_locked: bool,
-) -> None:
-    try:
-        written = await store.settle(parts, skip_locked=skip_locked)
-    except TransientStoreError:
-        raise
-    except StoreError as error:
-        for smaller in _smaller(parts, refused, error):
-            await _write(store, smaller, result, refused, skip_locked=skip_locked)
-        return
-    result.settled |= written.settled
-    result.lost |= written.lost
-
-
 def _smaller(
-    parts: list[Settlement], refused: Refused, error: StoreError
+    refused: Refused, parts: list[Settlement], error: StoreError
 ) -> Iterator[list[Settlement]]:
     """What to send in place of `parts`, which the database has refused with `error`.
 
