@@ -4,7 +4,7 @@ Times are the database's (aware, UTC).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 from uuid import UUID
@@ -288,50 +288,36 @@ class ScheduleState:
 
     def dump(self) -> dict[str, Any]:
         """As JSON; `load_state` reads it."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
-            "expression": self.expression,
-            "tz": self.tz,
-            "next_at": _text(self.next_at),
-            "last_at": _text(self.last_at),
-            "decided_at": _text(self.decided_at),
-            "failures_count": self.failures_count,
-            "becomes": None if self.becomes is None else list(self.becomes),
-            "paused_at": _text(self.paused_at),
-            "paused_by": self.paused_by,
-            "skipped_until": _text(self.skipped_until),
-            "run_at": _text(self.run_at),
+            name: _utc(value).isoformat() if isinstance(value, datetime) else value
+            for name, value in values.items()
         }
 
 
 def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
     """A state as `dump` wrote it; None if the row has none, or one that cannot be read."""
+    readers = {"expression": str, "tz": str, "failures_count": int, "paused_by": str}
     try:
-        given = dict(info or {})
-        becomes = given.get("becomes")
-        paused_by = given.get("paused_by")
-        return ScheduleState(
-            str(given["expression"]),
-            str(given["tz"]),
-            _time(given["next_at"]),
-            _time(given.get("last_at")),
-            _time(given.get("decided_at")),
-            int(given.get("failures_count", 0)),
-            None if becomes is None else (str(becomes[0]), str(becomes[1])),
-            _time(given.get("paused_at")),
-            None if paused_by is None else str(paused_by),
-            _time(given.get("skipped_until")),
-            _time(given.get("run_at")),
-        )
-    except (KeyError, IndexError, TypeError, ValueError):
+        given = {
+            each.name: readers.get(each.name, _read)(info[each.name])
+            for each in fields(ScheduleState)
+            if info is not None and info.get(each.name) is not None
+        }
+        return ScheduleState(**{"next_at": None, **given})
+    except (AttributeError, IndexError, TypeError, ValueError):
         return None
 
 
-def _text(value: datetime | None) -> str | None:
-    return None if value is None else value.astimezone(timezone.utc).isoformat()
+def _read(value: Any) -> Any:
+    """A moment, or an expression and its zone."""
+    if isinstance(value, str):
+        return _utc(datetime.fromisoformat(value))
+    return str(value[0]), str(value[1])
 
 
-def _time(value: str | None) -> datetime | None:
-    return None if value is None else datetime.fromisoformat(value).astimezone(timezone.utc)
+def _utc(value: datetime) -> datetime:
+    return value.astimezone(timezone.utc)
 
 
 # Why a message is where it is: text for people, codes for programs.

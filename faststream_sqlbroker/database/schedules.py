@@ -15,7 +15,6 @@ from uuid import UUID
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Update,
     and_,
     delete,
     null,
@@ -71,12 +70,8 @@ class Schedules:
             # one after the other, and the second sees what the first wrote.
             binds = [{"scope": SCHEDULE, "key": name}]
             upsert(connection, self._table, binds, replaced=("scope",), created_at=clock())
-            was = load_state(self._lock(connection, name).info)
-            state = decide(was, self._dialect.now(connection))
-            if state is None:
-                return was
-            self._change_state(connection, name, state)
-            return state
+            was, state = self._change_state(connection, name, decide)
+            return was if state is None else state
 
         return await self._database.run(define, *FIRING)
 
@@ -121,12 +116,7 @@ class Schedules:
 
     async def extend(self, name: str, token: UUID, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; false if `token` no longer has it."""
-        statement = self._held(name, token).values(lease_expires_at=from_now(lease))
-
-        def extend(connection: Connection) -> bool:
-            return bool(connection.execute(statement).rowcount)
-
-        return await self._database.run(extend, *FIRING)
+        return await self._update_held(name, token, lease_expires_at=from_now(lease))
 
     async def publish(
         self,
@@ -156,24 +146,15 @@ class Schedules:
 
         return await self._database.run(publish, *FIRING)
 
-    async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> None:
+    async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> bool:
         """Release a schedule, if `token` has it; it cannot be leased for `pause` seconds."""
+        return await self._update_held(
+            name, token, info=state.dump(), lease_token=None, lease_expires_at=from_now(pause)
+        )
 
-        def put_off(connection: Connection) -> None:
-            row = self._lock(connection, name)
-            if row is not None and row.lease_token == token:
-                self._write(connection, name, state, None, from_now(pause))
-
-        await self._database.run(put_off, *FIRING)
-
-    async def give_back(self, name: str, token: UUID) -> None:
+    async def give_back(self, name: str, token: UUID) -> bool:
         """Release a schedule, if `token` has it; other processes can lease it now."""
-        statement = self._held(name, token).values(lease_token=None, lease_expires_at=None)
-
-        def give_back(connection: Connection) -> None:
-            connection.execute(statement)
-
-        await self._database.run(give_back, *FIRING)
+        return await self._update_held(name, token, lease_token=None, lease_expires_at=None)
 
     async def forget(self, name: str, by: str) -> bool:
         """Remove a schedule, and note who did; whether it existed."""
@@ -190,59 +171,49 @@ class Schedules:
     async def run(self, name: str, by: str) -> ScheduleState | None:
         """Ask for a run besides the fire times, unless it is paused; its state before, or None."""
 
-        def asked(state: ScheduleState, now: datetime) -> ScheduleState:
-            if state.paused_at is not None or state.run_at is not None:
-                return state
-            return replace(state, run_at=now)
+        def ask(state: ScheduleState, now: datetime) -> ScheduleState | None:
+            if state.paused_at is not None:
+                return None
+            return state if state.run_at is not None else replace(state, run_at=now)
 
-        return await self._change("run_schedule", name, by, asked, lambda s: s.paused_at is None)
+        return await self._operate("run_schedule", name, by, ask)
 
     async def pause(self, name: str, by: str) -> ScheduleState | None:
         """Pause a schedule, and note who did; its state before, or None."""
 
-        def paused(state: ScheduleState, now: datetime) -> ScheduleState:
-            return state if state.paused_at is not None else state.paused(now, by)
+        def pause(state: ScheduleState, now: datetime) -> ScheduleState | None:
+            return None if state.paused_at is not None else state.paused(now, by)
 
-        return await self._change("pause_schedule", name, by, paused, lambda s: s.paused_at is None)
+        return await self._operate("pause_schedule", name, by, pause)
 
     async def resume(self, name: str, by: str) -> ScheduleState | None:
         """End the pause of a schedule, and note who did; its state before, or None."""
 
-        def resumed(state: ScheduleState, now: datetime) -> ScheduleState:
-            return state if state.paused_at is None else state.resumed(now)
+        def resume(state: ScheduleState, now: datetime) -> ScheduleState | None:
+            return None if state.paused_at is None else state.resumed(now)
 
-        return await self._change(
-            "resume_schedule", name, by, resumed, lambda s: s.paused_at is not None
-        )
+        return await self._operate("resume_schedule", name, by, resume)
 
-    async def _change(
+    async def _operate(
         self,
         action: str,
         name: str,
         by: str,
-        decide: Callable[[ScheduleState, datetime], ScheduleState],
-        noted: Callable[[ScheduleState], bool],
+        decide: Callable[[ScheduleState, datetime], ScheduleState | None],
     ) -> ScheduleState | None:
-        """Write the state that `decide` makes of the present one; that, or None: there is none.
-
-        A process that holds the schedule loses it, so that it cannot write over the change: a
-        message that it is making is not published. The audit names who did if `noted` says so of
-        the state before.
+        """Let an operator change a schedule, and note who did unless `decide` gives None; its state
+        before, or None: there is no such schedule.
         """
 
-        def change(connection: Connection) -> ScheduleState | None:
-            row = self._lock(connection, name)
-            was = None if row is None else load_state(row.info)
-            if was is None:
-                return None
-            state = decide(was, self._dialect.now(connection))
-            if state != was:
-                self._change_state(connection, name, state)
-            if noted(was):
+        def operate(connection: Connection) -> ScheduleState | None:
+            was, state = self._change_state(
+                connection, name, lambda was, now: None if was is None else decide(was, now)
+            )
+            if state is not None:
                 note_action(connection, self._dialect, action, by, {"name": name})
             return was
 
-        return await self._database.run(change, Activity.OPERATE)
+        return await self._database.run(operate, Activity.OPERATE)
 
     async def listed(self, limit: int) -> list[Schedule]:
         """Up to `limit` schedules, sorted by name."""
@@ -260,12 +231,23 @@ class Schedules:
         statement = select(c.info, c.lease_token, c.lease_expires_at).where(self._row(name))
         return connection.execute(statement.with_for_update()).one_or_none()
 
-    def _change_state(self, connection: Connection, name: str, state: ScheduleState) -> None:
-        """Write `state`, without a lease."""
-        self._write(connection, name, state, None, null())
-        if self._dialect.can_listen:
-            # Processes that fire it may nap for long.
-            notify_state_changed(connection, self._dialect.tables.config.channel)
+    def _change_state(
+        self, connection: Connection, name: str, decide: Decide
+    ) -> tuple[ScheduleState | None, ScheduleState | None]:
+        """Write the state that `decide` makes of the present one; both.
+
+        A process that holds the schedule loses it, so that it cannot write over the change: a
+        message that it is making is not published.
+        """
+        row = self._lock(connection, name)
+        was = None if row is None else load_state(row.info)
+        state = decide(was, self._dialect.now(connection))
+        if state is not None and state != was:
+            self._write(connection, name, state, None, null())
+            if self._dialect.can_listen:
+                # Processes that fire it may nap for long.
+                notify_state_changed(connection, self._dialect.tables.config.channel)
+        return was, state
 
     def _write(
         self,
@@ -281,5 +263,11 @@ class Schedules:
     def _row(self, name: str) -> ColumnElement[bool]:
         return and_(self._table.c.scope == SCHEDULE, self._table.c.key == name)
 
-    def _held(self, name: str, token: UUID) -> Update:
-        return update(self._table).where(self._row(name), self._table.c.lease_token == token)
+    async def _update_held(self, name: str, token: UUID, **values: Any) -> bool:
+        """Set columns of a schedule's row, if `token` has it; whether it has."""
+        held = update(self._table).where(self._row(name), self._table.c.lease_token == token)
+
+        def update_held(connection: Connection) -> bool:
+            return bool(connection.execute(held.values(values)).rowcount)
+
+        return await self._database.run(update_held, *FIRING)

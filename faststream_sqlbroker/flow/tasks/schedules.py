@@ -99,8 +99,12 @@ class Firing:
                 return
             async with self._kept(planned.name, token):
                 if state.run_at is not None:
-                    state = await self._publish_run(planned, state, state.run_at, token)
-                if state is not None and state.decided_at is not None:
+                    # It moves no fire time.
+                    after = replace(state, run_at=None, failures_count=0)
+                    if not await self._step(planned, state, state.run_at, after, token):
+                        return
+                    state = after
+                if state.decided_at is not None:
                     await self._publish(planned, state, token)
         except (asyncio.CancelledError, StoreError):
             # Other processes need not wait until the lease ends, which may be held even if the
@@ -109,20 +113,6 @@ class Firing:
                 async with asyncio.timeout(GIVE_BACK_TIMEOUT):
                     await self._store.schedules.give_back(planned.name, token)
             raise
-
-    async def _publish_run(
-        self, planned: Planned, state: ScheduleState, run_at: datetime, token: UUID
-    ) -> ScheduleState | None:
-        """Publish what an operator has asked for; the state then, None: nothing more can be done.
-
-        It moves no fire time.
-        """
-        rows = await self._made(planned, state, run_at, token)
-        if rows is None:
-            return None
-        after = replace(state, run_at=None, failures_count=0)
-        ended = state.decided_at is None
-        return after if await self._write(planned, after, token, rows, ended=ended) else None
 
     async def _publish(self, planned: Planned, state: ScheduleState, token: UUID) -> None:
         first = state.next_at
@@ -142,15 +132,27 @@ class Firing:
             self._tell_missed(planned, first, until, times)
         for n, fire_at in enumerate(times, 1):
             state = replace(state, next_at=fire_at)
-            rows = await self._made(planned, state, fire_at, token)
-            if rows is None:
-                return
             last = n == len(times)
-            state = state.ended(fire_at, following) if last else state.fired(fire_at, times[n])
-            if not await self._write(planned, state, token, rows, ended=last):
+            after = state.ended(fire_at, following) if last else state.fired(fire_at, times[n])
+            if not await self._step(planned, state, fire_at, after, token):
                 return
+            state = after
         if not times:
-            await self._write(planned, state.ended(None, following), token, (), ended=True)
+            await self._write(planned, state.ended(None, following), token, ())
+
+    async def _step(
+        self,
+        planned: Planned,
+        state: ScheduleState,
+        at: datetime,
+        after: ScheduleState,
+        token: UUID,
+    ) -> bool:
+        """Publish the message of one time, after which the state is `after`; whether that was
+        done.
+        """
+        rows = await self._made(planned, state, at, token)
+        return rows is not None and await self._write(planned, after, token, rows)
 
     async def _made(
         self, planned: Planned, state: ScheduleState, at: datetime, token: UUID
@@ -183,10 +185,9 @@ class Firing:
         state: ScheduleState,
         token: UUID,
         rows: Sequence[NewMessage],
-        *,
-        ended: bool,
     ) -> bool:
-        lease = None if ended else LEASE
+        # Once nothing more is due of what was begun, others may have it.
+        lease = None if state.decided_at is None else LEASE
         if not await self._store.schedules.publish(planned.name, token, state, rows, lease):
             text = (
                 f"the schedule {planned.name!r} was taken from this process, redefined, paused or "
