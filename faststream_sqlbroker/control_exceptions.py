@@ -14,9 +14,9 @@ from typing import Any
 from faststream.exceptions import AckMessage, HandlerException, NackMessage
 
 from faststream_sqlbroker.core import outcome as outcomes
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.text import replace_headers, short
+from faststream_sqlbroker.core.text import replace_headers
 from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -157,9 +157,8 @@ class MoveTarget:
 
     def __post_init__(self) -> None:
         stays = self.published_again and self.queue is None
-        if not stays and (problem := name_problem(self.queue)) is not None:
-            msg = f"{short(self.queue)} cannot be the name of a queue: {problem}"
-            raise SetupError(msg)
+        if not stays:
+            checked_name(self.queue)
         object.__setattr__(self, "delay", delay_seconds(self.delay))
 
 

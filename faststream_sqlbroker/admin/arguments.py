@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from faststream_sqlbroker.core.checks import name_problem, queue_problem
+from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
@@ -36,30 +36,6 @@ def check_limit(limit: int) -> None:
     if limit < 1:
         msg = f"limit must be 1 or more, got {limit!r}"
         raise ValueError(msg)
-
-
-def destination(value: str) -> str:
-    """`value`, if messages can be published to a queue of that name.
-
-    Raises:
-        SetupError: they cannot.
-    """
-    if problem := queue_problem(value):
-        msg = f"{short(value)} cannot be the name of a queue: {problem}"
-        raise SetupError(msg)
-    return value
-
-
-def queue_name(value: str) -> str:
-    """`value`, if it can be the name of a queue.
-
-    Raises:
-        SetupError: it cannot.
-    """
-    if problem := name_problem(value):
-        msg = f"{short(value)} cannot be the name of a queue: {problem}"
-        raise SetupError(msg)
-    return value
 
 
 def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | float | None:
@@ -196,7 +172,7 @@ def filters_of(
     wanted = _state(state)
     filters = Filters(
         archived=archived or wanted in ARCHIVED_STATES,
-        queue=None if queue is None else queue_name(queue),
+        queue=None if queue is None else checked_name(queue),
         state=wanted,
         key=_key(key),
         error=filter_text("error", error),

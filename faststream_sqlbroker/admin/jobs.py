@@ -7,14 +7,13 @@ from typing import Any, TypedDict, Unpack
 
 from faststream_sqlbroker.admin.arguments import (
     check_limit,
-    destination,
     filter_text,
     filters_of,
     operator_name,
     text_or_none,
 )
 from faststream_sqlbroker.admin.operations import Operations
-from faststream_sqlbroker.core.checks import flag, name_problem
+from faststream_sqlbroker.core.checks import checked_name, checked_queue, flag
 from faststream_sqlbroker.core.jobs import (
     BULK,
     CANCEL,
@@ -162,7 +161,7 @@ class Jobs(Operations):
         Raises:
             SetupError: an argument is not valid.
         """
-        return await self._bulk(MOVE, {"to": destination(to)}, options)
+        return await self._bulk(MOVE, {"to": checked_queue(to)}, options)
 
     async def redrive(
         self,
@@ -185,7 +184,7 @@ class Jobs(Operations):
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        arguments = {} if to is None else {"to": destination(to)}
+        arguments = {} if to is None else {"to": checked_queue(to)}
         if getattr(state, "name", str(state).upper()) not in REDRIVEN:
             raise SetupError(
                 f"redrive takes messages that are FAILED or DISCARDED, got state={short(state)}: "
@@ -217,9 +216,8 @@ class Jobs(Operations):
         Raises:
             SetupError: an argument is not valid, or there is no archive.
         """
-        if (problem := name_problem(name)) is not None:
-            raise SetupError(f"{short(name)} cannot be the name of a replay: {problem}")
-        arguments = {"name": name} | ({} if to is None else {"to": destination(to)})
+        checked_name(name, "the name of a replay")
+        arguments = {"name": name} | ({} if to is None else {"to": checked_queue(to)})
         return await self._bulk(REPLAY, arguments, {**options, "state": state, "archived": True})
 
     async def run_job(self, job: Job, *, wait: bool = True) -> Job:

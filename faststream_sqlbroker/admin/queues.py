@@ -7,10 +7,10 @@ from faststream_sqlbroker.admin.arguments import (
     check_limit,
     near,
     operator_name,
-    queue_name,
     text_or_none,
 )
 from faststream_sqlbroker.admin.operations import Operations
+from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.overview import QueueOverview, nearest_name
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import PausedQueue
@@ -54,7 +54,7 @@ class Queues(Operations):
             SetupError: `queue` is not a valid name.
         """
         if queue is not None:
-            queue_name(queue)
+            checked_name(queue)
         found = await self._store.overviews.read(queue)
         if all(each.problem is None for each in found):
             return found
@@ -121,7 +121,7 @@ class Queues(Operations):
         }
         async with self._turn:
             paused = await self._changing.live_subscribers.pause(
-                queue_name(queue), _until(until), info, self._channel
+                checked_name(queue), _until(until), info, self._channel
             )
             if paused is None:
                 raise SetupError(
@@ -146,7 +146,7 @@ class Queues(Operations):
         """
         async with self._turn:
             was, paused = await self._changing.live_subscribers.resume(
-                queue_name(queue), self._channel, operator_name(by)
+                checked_name(queue), self._channel, operator_name(by)
             )
             self._heard(paused)
         return was

@@ -4,14 +4,13 @@ from datetime import datetime
 from typing import Any
 
 from faststream_sqlbroker.admin.arguments import (
-    destination,
     message_number,
     moment_or_delay,
     operator_name,
     text_or_none,
 )
 from faststream_sqlbroker.admin.operations import Operations
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import checked_name, checked_queue
 from faststream_sqlbroker.core.jobs import RETRY
 from faststream_sqlbroker.core.orders import Repair
 from faststream_sqlbroker.core.text import short
@@ -110,7 +109,7 @@ class Repairs(Operations):
         Raises:
             SetupError: an argument is not valid.
         """
-        name = destination(queue)
+        name = checked_queue(queue)
         found = await self._changing.repairs.move(
             message_number(message_id), name, operator_name(by)
         )
@@ -145,7 +144,7 @@ class Repairs(Operations):
         if priority is not None:
             fields["priority"] = _priority(priority)
         if key is not UNCHANGED:
-            fields["key"] = _key(key)
+            fields["key"] = None if key is None else checked_name(key, "a key")
         at = None if due is None else moment_or_delay("due", due)
         if not fields and at is None:
             raise SetupError("edit needs priority, key or due")
@@ -165,12 +164,6 @@ def _priority(value: int) -> int:
         or not -HIGHEST_PRIORITY <= value <= HIGHEST_PRIORITY
     ):
         raise SetupError(f"priority must be a whole number from -100 to 100, got {short(value)}")
-    return value
-
-
-def _key(value: str | None) -> str | None:
-    if value is not None and (problem := name_problem(value)):
-        raise SetupError(f"{short(value)} cannot be a key: {problem}")
     return value
 
 
@@ -208,4 +201,4 @@ class Publishing(Operations):
         """
         who = operator_name(by)
         self._refuse_in_handler()
-        return await self._publish(message, destination(queue), who, options)
+        return await self._publish(message, checked_queue(queue), who, options)

@@ -2,10 +2,12 @@
 
 from faststream_sqlbroker.admin.arguments import check_limit, operator_name
 from faststream_sqlbroker.admin.operations import Operations
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.status import Schedule
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
+
+WHAT = "the name of a schedule"
 
 
 class Schedules(Operations):
@@ -42,7 +44,7 @@ class Schedules(Operations):
         Raises:
             SetupError: `name` is not a valid name, or `by` is not text.
         """
-        return await self._changing.schedules.forget(_name(name), operator_name(by))
+        return await self._changing.schedules.forget(checked_name(name, WHAT), operator_name(by))
 
     async def run_schedule(self, name: str, *, by: str | None = None) -> bool:
         """Publish the message of a schedule once more, now; its next fire time stays.
@@ -63,7 +65,7 @@ class Schedules(Operations):
         Raises:
             SetupError: the schedule is paused, `name` is not a valid name, or `by` is not text.
         """
-        was = await self._changing.schedules.run(_name(name), operator_name(by))
+        was = await self._changing.schedules.run(checked_name(name, WHAT), operator_name(by))
         if was is not None and was.paused_at is not None:
             raise SetupError(
                 f"the schedule {short(name)} is paused by {was.paused_by}: resume it first"
@@ -88,7 +90,7 @@ class Schedules(Operations):
         Raises:
             SetupError: `name` is not a valid name, or `by` is not text.
         """
-        was = await self._changing.schedules.pause(_name(name), operator_name(by))
+        was = await self._changing.schedules.pause(checked_name(name, WHAT), operator_name(by))
         return was is not None and was.paused_at is None
 
     async def resume_schedule(self, name: str, *, by: str | None = None) -> bool:
@@ -106,12 +108,6 @@ class Schedules(Operations):
         Raises:
             SetupError: `name` is not a valid name, or `by` is not text.
         """
-        was = await self._changing.schedules.resume(_name(name), operator_name(by))
+        was = await self._changing.schedules.resume(checked_name(name, WHAT), operator_name(by))
         self._rescheduled()
         return was is not None and was.paused_at is not None
-
-
-def _name(name: str) -> str:
-    if (problem := name_problem(name)) is not None:
-        raise SetupError(f"{short(name)} cannot be the name of a schedule: {problem}")
-    return name

@@ -5,11 +5,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from faststream_sqlbroker.control_exceptions import KEPT
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
-from faststream_sqlbroker.core.text import clean_text, short
+from faststream_sqlbroker.core.text import clean_text
 from faststream_sqlbroker.core.times import Duration, delay_seconds, lease_seconds
 from faststream_sqlbroker.exceptions import SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
@@ -151,8 +151,7 @@ class Reservation(ReceivedMessage):
             body: A new body, encoded as by `publish`. Without it the message keeps its body.
             delay: Time until it is due there; None or a negative value means now.
         """
-        if (problem := name_problem(queue)) is not None:
-            raise SetupError(f"{short(queue)} cannot be the name of a queue: {problem}")
+        checked_name(queue)
         seconds = 0.0 if delay is None else delay_seconds(delay)
         await self._settle(Relocate(queue, delay=seconds), body)
 

@@ -7,15 +7,13 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
-from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.loop import Log
 from faststream_sqlbroker.flow.settings import most_attempts
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
@@ -72,8 +70,7 @@ class SqlBrokerLocking(SqlBrokerPublishing):
             StoreError: the database refused the statement, or could not be reached at the first
                 try; a later outage is waited out.
         """
-        if (problem := name_problem(key)) is not None:
-            raise SetupError(f"{short(key)} cannot be the key of a lock: {problem}")
+        checked_name(key, "the key of a lock")
         return self._lock(key, lease_seconds(lease), wait_seconds(wait))
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import MISSED, Missed
 from faststream_sqlbroker.core.text import short
@@ -187,8 +187,7 @@ class SqlBrokerScheduling:
 def _check(
     name: object, queue: object, missed: object, given: dict[str, Any], known: Sequence[str]
 ) -> None:
-    if (problem := name_problem(name)) is not None:
-        raise SetupError(f"{short(name)} cannot be the name of a schedule: {problem}")
+    checked_name(name, "the name of a schedule")
     if name in known:
         raise SetupError(f"the schedule {short(name)} is declared twice: give each its own name")
     if missed not in MISSED:

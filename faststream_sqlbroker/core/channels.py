@@ -16,7 +16,7 @@ from enum import Enum
 from hashlib import sha256
 from typing import Any, Literal
 
-from faststream_sqlbroker.core.checks import one_of, queue_problem, whole_number
+from faststream_sqlbroker.core.checks import checked_queue, one_of, whole_number
 from faststream_sqlbroker.core.retry import RetryStrategyProto
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
@@ -83,8 +83,7 @@ class Queues:
         """Check the names and the wait; the broker checks the others as those of `reserve`."""
         # A name that no publish could use would have a token for nothing.
         for name in self.queues:
-            if (problem := queue_problem(name)) is not None:
-                raise SetupError(f"{short(name)} cannot be the name of a queue: {problem}")
+            checked_queue(name)
         if self.wait > LONGEST_WAIT:
             raise SetupError(
                 f"longest_wait must be {LONGEST_WAIT:g} seconds or less, got {self.longest_wait!r}"

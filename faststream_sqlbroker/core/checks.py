@@ -3,8 +3,12 @@
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
 
+from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
+
+Name = TypeVar("Name")
 
 
 def whole_number(name: str, value: object, *, most: int | None = None, other: str = "") -> int:
@@ -67,6 +71,28 @@ def queue_problem(value: object) -> str | None:
     would be one queue of that name, which is not what its author means.
     """
     return name_problem(value) or _template_problem(str(value))
+
+
+def checked_name(value: Name, what: str = "the name of a queue") -> Name:
+    """Return `value`, if `name_problem` finds nothing wrong with it.
+
+    Raises:
+        SetupError: it cannot be `what`.
+    """
+    if problem := name_problem(value):
+        raise SetupError(f"{short(value)} cannot be {what}: {problem}")
+    return value
+
+
+def checked_queue(value: Name) -> Name:
+    """Return `value`, if it can be the queue of a publish or of a subscriber.
+
+    Raises:
+        SetupError: it cannot.
+    """
+    if problem := queue_problem(value):
+        raise SetupError(f"{short(value)} cannot be the name of a queue: {problem}")
+    return value
 
 
 @lru_cache(maxsize=1024)

@@ -140,7 +140,7 @@ class Job:
 
 
 def job_info(job: Job) -> dict[str, Any]:
-    """What is stored of `job`, as JSON."""
+    """Dump `job` for its row, as JSON."""
     info: dict[str, Any] = plain(job)
     del info["id"]
     del info["created_at"]
@@ -148,9 +148,11 @@ def job_info(job: Job) -> dict[str, Any]:
 
 
 def job_of(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
-    """The job that `job_info` was made of."""
+    """Read the job that `job_info` was made of."""
     of_archive = info["action"] in OF_ARCHIVE
-    filters, ended_at, streak = info["filters"], info["ended_at"], info.get("streak")
+    filters = info["filters"]
+    ended_at = info["ended_at"]
+    streak = info.get("streak")
     read = {
         "failures": tuple(Failure(*each) for each in info.get("failures", ())),
         "filters": None if filters is None else _filters_of(filters),

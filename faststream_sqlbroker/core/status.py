@@ -310,7 +310,7 @@ def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
 
 
 def _read(value: Any) -> Any:
-    """A moment, or an expression and its zone."""
+    """Read a moment, or an expression and its zone."""
     if isinstance(value, str):
         return _utc(datetime.fromisoformat(value))
     return str(value[0]), str(value[1])

@@ -10,7 +10,12 @@ from typing import Literal
 
 from faststream import AckPolicy
 
-from faststream_sqlbroker.core.checks import name_problem, queue_problem, whole_number
+from faststream_sqlbroker.core.checks import (
+    checked_queue,
+    name_problem,
+    queue_problem,
+    whole_number,
+)
 from faststream_sqlbroker.core.policies import Header, check_ack_first, check_ordered
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
@@ -42,9 +47,7 @@ def queue_names(queues: object) -> tuple[str, ...]:
     if not names:
         raise SetupError("queues is empty: give at least one queue name")
     for name in names:
-        problem = queue_problem(name)
-        if problem is not None:
-            raise SetupError(f"{short(name)} cannot be the name of a queue: {problem}")
+        checked_queue(name)
     for position, name in enumerate(names):
         if name in names[:position]:
             raise SetupError(f"queue {short(name)} is given twice: name each queue once")

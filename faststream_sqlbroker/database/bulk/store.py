@@ -99,7 +99,7 @@ class _Tried:
 
 
 def _smaller(tried: _Tried, part: _Part, error: StoreError) -> list[_Part]:
-    """What to do in place of `part`, which the database has refused.
+    """Split `part`, which the database has refused.
 
     Raises:
         StoreError: `error`, which no message has caused.
