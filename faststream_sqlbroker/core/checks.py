@@ -74,7 +74,7 @@ def queue_problem(value: object) -> str | None:
 
 
 def checked_name(value: Name, what: str = "the name of a queue") -> Name:
-    """Return `value`, if `name_problem` finds nothing wrong with it.
+    """Return `value`, if `name_problem` finds nothing.
 
     Raises:
         SetupError: it cannot be `what`.
@@ -85,7 +85,7 @@ def checked_name(value: Name, what: str = "the name of a queue") -> Name:
 
 
 def checked_queue(value: Name) -> Name:
-    """Return `value`, if it can be the queue of a publish or of a subscriber.
+    """Return `value`, if `queue_problem` finds nothing.
 
     Raises:
         SetupError: it cannot.

@@ -15,7 +15,7 @@ async def write_in_halves(
     write: Callable[[Part], Awaitable[None]],
     split: Callable[[Part, StoreError], Iterable[Part]],
 ) -> None:
-    """Write `part`, or what `split` makes of it if the database refuses it, one after the other.
+    """Write `part`, or the smaller parts that `split` makes after the database has refused.
 
     `split` gives nothing for a culprit that it deals with itself.
 

@@ -147,13 +147,13 @@ class Schedules:
         return await self._database.run(publish, *FIRING)
 
     async def put_off(self, name: str, token: UUID, state: ScheduleState, pause: float) -> bool:
-        """Release a schedule, if `token` has it; it cannot be leased for `pause` seconds."""
+        """Release a schedule that `token` has; nothing can lease it for `pause` seconds."""
         return await self._update_held(
             name, token, info=state.dump(), lease_token=None, lease_expires_at=from_now(pause)
         )
 
     async def give_back(self, name: str, token: UUID) -> bool:
-        """Release a schedule, if `token` has it; other processes can lease it now."""
+        """Release a schedule that `token` has; other processes can lease it now."""
         return await self._update_held(name, token, lease_token=None, lease_expires_at=None)
 
     async def forget(self, name: str, by: str) -> bool:
@@ -264,7 +264,7 @@ class Schedules:
         return and_(self._table.c.scope == SCHEDULE, self._table.c.key == name)
 
     async def _update_held(self, name: str, token: UUID, **values: Any) -> bool:
-        """Set columns of a schedule's row, if `token` has it; whether it has."""
+        """Set columns of a schedule's row that `token` has; whether it has."""
         held = update(self._table).where(self._row(name), self._table.c.lease_token == token)
 
         def update_held(connection: Connection) -> bool:

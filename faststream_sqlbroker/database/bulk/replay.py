@@ -46,7 +46,7 @@ def scope_of(job: Job) -> str:
 def replay(
     connection: Connection, dialect: Operations, job: Job, ids: Sequence[int], now: datetime
 ) -> int:
-    """Publish the archived messages `ids` again, but for those that were replayed; how many."""
+    """Publish the archived messages `ids` again, unless replayed before; how many."""
     copies = _copies(matching(connection, dialect, job, ids, _READ), job)
     # A replay by Spark may insert the same marks now: who sees its own token there publishes.
     token = uuid.uuid4()

@@ -61,8 +61,8 @@ def count(connection: Connection, dialect: Operations, job: Job, after: Position
 def visit(
     connection: Connection, dialect: Operations, job: Job, size: int
 ) -> tuple[list[int], Position | None]:
-    """The ids of up to `size` messages that are next, and the position of the last one; None: there
-    are no more.
+    """Find the next `size` messages: their ids, and the position of the last; None: there are no
+    more.
     """
     part = _part(dialect, job, job.cursor)
     rows, end = part.read(connection, part.order, size, SCANNED)  # the order ends with the id
@@ -76,7 +76,7 @@ def visit(
 def lock(
     connection: Connection, dialect: Operations, job: Job, ids: Sequence[int], names: Sequence[str]
 ) -> Sequence[Any]:
-    """As `matching`, but lock the messages; without those that another transaction has locked."""
+    """As `matching`, but lock the messages; skip what another transaction has locked."""
     statement = _matching(dialect, job, ids, names).with_for_update(skip_locked=True)
     return connection.execute(statement).all()
 
@@ -84,7 +84,7 @@ def lock(
 def matching(
     connection: Connection, dialect: Operations, job: Job, ids: Sequence[int], names: Sequence[str]
 ) -> Sequence[Any]:
-    """Those of the messages that still match; their columns `names`, by id."""
+    """Read the columns `names` of the messages that still match, by id."""
     return connection.execute(_matching(dialect, job, ids, names)).all()
 
 
