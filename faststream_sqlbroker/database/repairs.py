@@ -10,31 +10,33 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, false, func, select, update
+from sqlalchemy import Connection, and_, false, func, select, update
 from sqlalchemy.sql.dml import Update
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, Job
 from faststream_sqlbroker.core.orders import CancelRequest, Repair
-from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies.flags import BURST, HEADER_KEY, HELD_BURST, KEPT
-from faststream_sqlbroker.core.policies.standby import STANDBY
-from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.states import CLAIMABLE_STATES, MessageState
-from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit, cancels
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
+from faststream_sqlbroker.database.parts.message_walks import shown_columns
 from faststream_sqlbroker.database.parts.mirror import insert_mirrored
-from faststream_sqlbroker.database.parts.repairs import MOVED, due_at, moment
-from faststream_sqlbroker.database.policies.rows import PolicyRows
+from faststream_sqlbroker.database.parts.repairs import (
+    MOVED,
+    discard,
+    due_at,
+    is_standing,
+    moment,
+    put_before,
+)
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
 Change = Callable[[Connection, Any], None]
-"""What is done with the locked row: its id, queue, state, key, marks and last_error, and whether
-it stands by."""
+"""What is done with the locked row: its id, queue, state, marks and due time."""
 OfLeased = Callable[[Connection, Any], Repair]
 """What is done of a row with a lease: its id, queue and lease_token, and whether that lease is
 over."""
@@ -91,28 +93,20 @@ class Repairs:
                 notify_state_changed(connection, tables.config.channel)
             return Repair(row.id, "requested", row.queue)
 
-        def discard(connection: Connection, row: Any) -> None:
-            # In the live row: the archived one is a copy of it.
-            self._put_before(connection, row, text)
-            ends = {row.id: Discard(CANCELLED)}
-            PolicyRows(self._dialect, connection, row.queue).discard(ends, keep=True)
+        def end(connection: Connection, row: Any) -> None:
+            discard(connection, self._dialect, [row], text)
 
-        repair = await self._run(message_id, discard, Job(action=CANCEL, by=by), of_leased)
+        repair = await self._run(message_id, end, Job(action=CANCEL, by=by), of_leased)
         for request in asked if repair.verdict == "requested" else ():
             on_asked(request)
         return repair
 
     def _end_expired(self, connection: Connection, row: Any, request: CancelRequest) -> None:
         """The lease of the locked `row` is over: no holder can write an outcome before us."""
-        self._put_before(connection, row, request.text)
+        put_before(connection, self._dialect, [row.id], request.text)
         settlement = cancels.discarded(request, archive=self._dialect.has_archive)
         settlement.error = None
         self._dialect.settle(connection, [settlement])
-
-    def _put_before(self, connection: Connection, row: Any, text: str) -> None:
-        """Put `text` before the row's last error."""
-        error = text if not row.last_error else f"{text}\n{row.last_error}"
-        connection.execute(self._update(row).values(last_error=error))
 
     async def set_due(
         self, message_id: int, at: datetime | float, by: str = "", action: str = "postpone"
@@ -120,7 +114,7 @@ class Repairs:
         """Make the message due at a moment, or in so many seconds, unless it stands by."""
 
         def set_due(connection: Connection, row: Any) -> None:
-            if not row.stands:
+            if not is_standing(row):
                 connection.execute(self._update(row).values(due_at(self._dialect, at)))
 
         return await self._run(message_id, set_due, Job(action=action, by=by))
@@ -145,7 +139,7 @@ class Repairs:
 
         def set_fields(connection: Connection, row: Any) -> None:
             values = dict(fields)
-            if at is not None and not row.stands:
+            if at is not None and not is_standing(row):
                 values |= due_at(self._dialect, at)
             if "key" in fields and not self._has_key(connection, row, fields["key"]):
                 marks = row.policy_marks & ~(BURST | HELD_BURST)
@@ -207,9 +201,9 @@ class Repairs:
         table = self._dialect.tables.message
         c = table.c
         over = (c.lease_expires_at < clock()).label("over")
-        columns = c.id, c.queue, c.state, c.policy_marks, c.last_error, c.lease_token, over
-        stands = _standing(table).label("stands")
-        locking = select(*columns, stands).where(c.id == message_id)
+        names = "id", "queue", "state", "policy_marks", "lease_token", "next_attempt_at"
+        columns = shown_columns(table, names, self._dialect.name)
+        locking = select(*columns, over).where(c.id == message_id)
         # Skipped, not waited for: a handler's transaction may hold its row for as long as it runs.
         row = connection.execute(locking.with_for_update(skip_locked=True)).first()
         if row is None:
@@ -240,10 +234,3 @@ class Repairs:
             if connection.execute(ended).first() is not None:
                 return Repair(message_id, "ended")
         return Repair(message_id, "not_found")
-
-
-def _standing(table: Table) -> ColumnElement[bool]:
-    """Whether a message of `table` stands by (`core.policies.standby`)."""
-    c = table.c
-    marked = c.policy_marks.op("&")(HELD_BURST) > 0
-    return and_(c.next_attempt_at >= from_microseconds(STANDBY), marked)

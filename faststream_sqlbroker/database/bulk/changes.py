@@ -20,13 +20,11 @@ from sqlalchemy import (
     delete,
     insert,
     literal,
-    or_,
     select,
     update,
 )
 
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, plain
-from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST
 from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
 from faststream_sqlbroker.core.reasons import CANCELLED
@@ -35,8 +33,7 @@ from faststream_sqlbroker.database.bulk.visits import CLAIMABLE, lock
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts import brought_back
-from faststream_sqlbroker.database.parts.repairs import MOVED, due_at
-from faststream_sqlbroker.database.policies.rows import PolicyRows
+from faststream_sqlbroker.database.parts.repairs import MOVED, discard, due_at, is_standing
 from faststream_sqlbroker.schema.types import UtcTimestamp, clock
 
 Changed = Mapping[int, Mapping[str, Any]]
@@ -88,22 +85,7 @@ def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int
     Noted is when they were archived, and what the archive does not keep of the rows.
     """
     rows = lock(connection, dialect, job, ids, ("id", "queue", "policy_marks"))
-    table = dialect.tables.message
-    c = table.c
-    if rows:
-        text = str(job.arguments["text"])
-        error = case(
-            (or_(c.last_error.is_(None), c.last_error == ""), literal(text)),
-            else_=literal(f"{text}\n").concat(c.last_error),
-        )
-        these = c.id.in_([row.id for row in rows])
-        connection.execute(update(table).where(these).values(last_error=error))
-    by_queue: dict[str, list[int]] = {}
-    for row in rows:
-        by_queue.setdefault(row.queue, []).append(row.id)
-    for queue, of_queue in sorted(by_queue.items()):
-        ends = {i: Discard(CANCELLED) for i in of_queue}
-        PolicyRows(dialect, connection, queue).discard(ends, keep=True)
+    discard(connection, dialect, rows, str(job.arguments["text"]))
     archive = dialect.tables.archive
     if archive is None:
         return {row.id: {} for row in rows}
@@ -119,9 +101,7 @@ def retry_now(connection: Connection, dialect: Operations, job: Job, ids: Sequen
     """Make the messages due now; what stands by keeps its place."""
     names = ("id", "queue", "next_attempt_at", "policy_marks")
     rows = lock(connection, dialect, job, ids, names)
-    these = [
-        row for row in rows if not stands_by(to_microseconds(row.next_attempt_at), row.policy_marks)
-    ]
+    these = [row for row in rows if not is_standing(row)]
     return _update(connection, dialect, these, due_at(dialect, 0.0))
 
 

@@ -1,13 +1,20 @@
-"""New columns of messages that an operator moves or makes due."""
+"""What operators do with messages that wait, one or many: discard, move, make due."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import literal_column
+from sqlalchemy import Connection, case, literal, literal_column, or_, update
 
+from faststream_sqlbroker.core.outcome import Discard
 from faststream_sqlbroker.core.policies.flags import KEPT
+from faststream_sqlbroker.core.policies.standby import stands_by
+from faststream_sqlbroker.core.reasons import CANCELLED
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.times import to_microseconds
+from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.operations import Operations
+from faststream_sqlbroker.database.policies.rows import PolicyRows
 from faststream_sqlbroker.schema.types import clock, later
 
 MOVED: dict[str, Any] = {
@@ -23,6 +30,37 @@ MOVED: dict[str, Any] = {
     "next_attempt_at": clock(),
 }
 """The columns of a message that an operator moves, but its queue."""
+
+
+def put_before(
+    connection: Connection, dialect: Operations, message_ids: Sequence[int], text: str
+) -> None:
+    """Put `text` before the last error of live messages: an archived one is a copy."""
+    table = dialect.tables.message
+    last = table.c.last_error
+    error = case(
+        (or_(last.is_(None), last == ""), literal(text)),
+        else_=literal(f"{text}\n").concat(last),
+    )
+    these = table.c.id.in_(message_ids)
+    connection.execute(update(table).where(these).values(last_error=error))
+
+
+def discard(connection: Connection, dialect: Dialect, rows: Sequence[Any], text: str) -> None:
+    """Discard the messages of locked `rows`, with `text` before the last error of each."""
+    if rows:
+        put_before(connection, dialect, [row.id for row in rows], text)
+    by_queue: dict[str, list[int]] = {}
+    for row in rows:
+        by_queue.setdefault(row.queue, []).append(row.id)
+    for queue, message_ids in sorted(by_queue.items()):
+        ends = {i: Discard(CANCELLED) for i in message_ids}
+        PolicyRows(dialect, connection, queue).discard(ends, keep=True)
+
+
+def is_standing(row: Any) -> bool:
+    """Whether a message stands by, by its due time and its marks (`core.policies.standby`)."""
+    return stands_by(to_microseconds(row.next_attempt_at), row.policy_marks)
 
 
 def due_at(dialect: Operations, at: datetime | float) -> dict[str, Any]:
