@@ -43,22 +43,7 @@ Change = Callable[[Connection, Dialect, Job, Sequence[int]], Changed]
 
 LOWERED = "lowered"
 """Under this name is noted which records of a lake's windows a redrive has lowered."""
-_BEFORE_MOVE = (
-    "id",
-    "queue",
-    "state",
-    "attempts_count",
-    "deliveries_count",
-    "first_attempt_at",
-    "last_attempt_at",
-    "next_attempt_at",
-    "dedup_id",
-    "policy_marks",
-    # Its marks say whether it is from the headers, and the other queue may go by another header.
-    "policy_key",
-    "hops",
-)
-_BEFORE_REDRIVE = (
+_SET_ANEW = (
     "id",
     "queue",
     "state",
@@ -72,11 +57,15 @@ _BEFORE_REDRIVE = (
     "expires_at",
     "dedup_id",
     "hops",
+    "policy_marks",
+    # Its marks say whether it is from the headers, and the other queue may go by another header.
+    "policy_key",
     "archived_at",
     "reason",
     "related_id",
     "error_fingerprint",
 )
+"""Columns of which a move or a redrive notes the values before, as far as the table has them."""
 
 
 def cancel(connection: Connection, dialect: Dialect, job: Job, ids: Sequence[int]) -> Changed:
@@ -107,16 +96,16 @@ def retry_now(connection: Connection, dialect: Operations, job: Job, ids: Sequen
 
 def move(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:
     """Move the messages to another queue, with new counters."""
-    rows = lock(connection, dialect, job, ids, _BEFORE_MOVE)
+    rows = lock(connection, dialect, job, ids, _columns_of(dialect.tables.message))
     return _update(connection, dialect, rows, {**MOVED, "queue": job.arguments["to"]})
 
 
 def redrive(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> Changed:
     """Bring messages of the archive back under their ids, due now, with new counters."""
     records = brought_back.lock_records(connection, dialect, ids)
-    rows = lock(connection, dialect, job, ids, _BEFORE_REDRIVE)
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the store has looked
+    rows = lock(connection, dialect, job, ids, _columns_of(archive))
     to = job.arguments.get("to")
     new = {
         **{name: literal(value) for name, value in _FRESH.items()},
@@ -133,6 +122,10 @@ def redrive(connection: Connection, dialect: Operations, job: Job, ids: Sequence
 _FRESH = {"state": "PENDING", "attempts_count": 0, "deliveries_count": 0, "hops": 0}
 # Without an expiry, which is over by now: who brings it back wants it to run.
 _EMPTIED = ("first_attempt_at", "last_attempt_at", "acquired_at", "dedup_id", "expires_at")
+
+
+def _columns_of(table: Table) -> list[str]:
+    return [name for name in _SET_ANEW if name in table.c]
 
 
 def _update(
