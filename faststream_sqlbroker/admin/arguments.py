@@ -39,7 +39,7 @@ def check_limit(limit: int) -> None:
 
 
 def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | float | None:
-    """The moment that the argument `name` gives, or how many seconds it is ago.
+    """Read the argument `name`: a moment, or how many seconds ago.
 
     Raises:
         SetupError: it is neither an aware datetime nor a length of time of 0 or more.
@@ -57,7 +57,7 @@ def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | fl
 
 
 def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
-    """The moment that the argument `name` gives, or in how many seconds it is.
+    """Read the argument `name`: a moment, or in how many seconds.
 
     Raises:
         SetupError: it is neither an aware datetime that every database can hold nor a length of
@@ -74,7 +74,7 @@ def moment_or_delay(name: str, value: Duration | datetime) -> datetime | float:
 
 
 def near(name: str, value: datetime) -> datetime:
-    """`value`, if every database can hold it.
+    """Return `value`, if every database can hold such a moment.
 
     Raises:
         SetupError: it has no time zone, or is in a year that not every database has.
@@ -96,7 +96,7 @@ def _aware(name: str, value: datetime) -> datetime:
 
 
 def filter_text(name: str, value: str | None) -> str | None:
-    """The text of a filter, as the database can compare it.
+    """Return the text of a filter, if the database can compare with such a text.
 
     Raises:
         SetupError: `value` is not text, or holds what no database stores as text.
@@ -109,7 +109,7 @@ def filter_text(name: str, value: str | None) -> str | None:
 
 
 def text_or_none(name: str, value: str | None) -> str | None:
-    """The text of the argument `name`, as a database can store it, and cut.
+    """Clean and cut the text of the argument `name` for the database.
 
     Raises:
         SetupError: `value` is not text.
@@ -142,7 +142,7 @@ def message_number(message_id: int | str) -> int:
 
 
 def operator_name(by: str | None) -> str:
-    """Who does it, for the audit: `by`, or the host and the process id.
+    """Name the operator for the audit: `by`, or the host and the process id.
 
     Raises:
         SetupError: it is not text.

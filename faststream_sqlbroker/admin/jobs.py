@@ -44,7 +44,7 @@ REDRIVEN = frozenset({MessageState.FAILED.name, MessageState.DISCARDED.name})
 
 
 class Which(TypedDict, total=False):
-    """Which messages; all that is given must match."""
+    """Filters of messages; all that are given must match."""
 
     queue: str
     """The full name, with the prefix of its router."""
@@ -61,7 +61,7 @@ class Which(TypedDict, total=False):
 
 
 class Ended(Which, total=False):
-    """Which archived messages; all that is given must match."""
+    """Filters of archived messages; all that are given must match."""
 
     reason: str
     """Why it ended; the whole reason."""
@@ -70,7 +70,7 @@ class Ended(Which, total=False):
 
 
 class BulkOptions(TypedDict, total=False):
-    """How a bulk action is run."""
+    """Options of a bulk action."""
 
     rate: float | None
     """Most messages a second; default None: as fast as it goes."""

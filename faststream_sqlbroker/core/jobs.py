@@ -85,21 +85,21 @@ class Job:
 
     @property
     def left(self) -> int:
-        """How many messages are not visited yet, as far as is known."""
+        """Count the messages that are not visited yet, as far as is known."""
         return 0 if self.state == "ended" else max(0, self.expected - self.visited)
 
     @property
     def visited(self) -> int:
-        """How many messages were met, whatever came of it."""
+        """Count the messages that were met, changed or not."""
         return self.done + self.skipped + self.failed
 
     @property
     def is_bulk(self) -> bool:
-        """Whether it works through a filter."""
+        """Tell a job that works through a filter from a single action."""
         return self.filters is not None or self.action == UNDO
 
     def moved(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
-        """After one more batch; `cursor` None: nothing is left, so it has ended."""
+        """Count one more batch; after the last one, with `cursor` None, the job has ended."""
         moved = replace(self, cursor=cursor, done=self.done + done, skipped=self.skipped + skipped)
         if cursor is not None:
             return moved
@@ -109,7 +109,7 @@ class Job:
     def failed_at(
         self, cursor: Position | None, failure: Failure, kind: str, batch_size: int
     ) -> "Job":
-        """As `moved`, behind a message that the database has refused with an error of this kind.
+        """Count a message that the database has refused with an error of this kind, as `moved`.
 
         If it has refused a whole batch alike, the error is the job's: it fails, and is in front of
         the first of these messages again.
@@ -165,7 +165,7 @@ def job_of(job_id: str, created_at: datetime, info: Mapping[str, Any]) -> Job:
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON has it: moments in microseconds since 1970, states by their names."""
+    """Turn a value into JSON: moments are microseconds since 1970, states are names."""
     if isinstance(value, datetime):
         return to_microseconds(value)
     if isinstance(value, MessageState):
@@ -194,7 +194,7 @@ def _filters_of(info: Mapping[str, Any]) -> Filters:
 
 
 def kind_of(error: BaseException) -> str:
-    """The code that the driver's error has; its type if it has none."""
+    """Return the type and the code of the driver's error."""
     found: BaseException = error.__cause__ or error
     found = getattr(found, "orig", None) or found
     code = getattr(found, "sqlstate", None) or getattr(found, "sqlite_errorcode", None)

@@ -214,7 +214,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleState:
-    """What is kept of a schedule between two fire times."""
+    """State of a schedule between two fire times."""
 
     expression: str
     tz: str
@@ -296,7 +296,7 @@ class ScheduleState:
 
 
 def load_state(info: Mapping[str, Any] | None) -> ScheduleState | None:
-    """A state as `dump` wrote it; None if the row has none, or one that cannot be read."""
+    """Read a state as `dump` wrote it; None if the row has no readable state."""
     readers = {"expression": str, "tz": str, "failures_count": int, "paused_by": str}
     try:
         given = {

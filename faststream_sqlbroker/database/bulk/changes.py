@@ -139,7 +139,7 @@ def _update(
 
 
 def _noted(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> Changed:
-    """What was, and how the messages are left: read back, as the database's clock has set it."""
+    """Note the messages before and after: read back, as the database's clock has set them."""
     if not rows:
         return {}
     c = dialect.tables.message.c

@@ -60,7 +60,7 @@ ALL = frozenset({Activity.OPERATE, Activity.REPAIR, Activity.REDRIVE})
 
 
 def activities_of(action: str) -> Activities:
-    """What a job of `action` does in the database."""
+    """Return the activities of a job of `action` in the database."""
     return ACTIVITIES.get(action, ALL)
 
 
