@@ -274,7 +274,7 @@ class Jobs(Operations):
     async def wait_for_job(
         self, job_id: str, *, progress: Callable[[Job], object] = lambda _job: None
     ) -> Job:
-        """Work on a job until it has ended or is stopped; other processes may take part.
+        """Work on a job until the job has ended or is stopped; other processes may take part.
 
         Args:
             job_id: Its id.
@@ -308,7 +308,7 @@ class Jobs(Operations):
         return found if found is not None else await self._known(job_id)
 
     async def resume_job(self, job_id: str, *, wait: bool = True, by: str | None = None) -> Job:
-        """Let a job that was stopped or has failed go on behind the last message that it has done.
+        """Let a job that was stopped or has failed go on behind the last message done.
 
         Args:
             job_id: Its id.
@@ -322,7 +322,7 @@ class Jobs(Operations):
         return await self.wait_for_job(job_id) if wait else await self._known(job_id)
 
     async def job(self, job_id: str) -> Job | None:
-        """The job as it is now; None: there is none, or it is older than a year.
+        """Read a job; None: there is none of that id, or the job is older than a year.
 
         Raises:
             SetupError: `job_id` is no text.
@@ -372,7 +372,7 @@ class Jobs(Operations):
         return planned if how["dry_run"] else await self.run_job(planned, wait=how["wait"])
 
     async def _check_rights(self, action: str) -> None:
-        """Refuse what would fail here, before it is stored: other processes would go on with it."""
+        """Refuse what would fail here before storing the job: other processes would go on."""
         access = await self._store.access.find_lacks(activities_of(action))
         if access.lacks:
             raise RightsError(access.describe())

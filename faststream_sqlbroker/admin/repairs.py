@@ -24,7 +24,7 @@ UNCHANGED: Any = type("Unchanged", (), {"__repr__": lambda _: "UNCHANGED"})()
 
 
 class Repairs(Operations):
-    """Changes of one message that waits.
+    """Changes of a single message that waits.
 
     None of them but `cancel` touches a message that a subscriber has leased: its handler may run.
     What they return says so. What is done is in the `audit`, with the name of who did it: `by`, or
@@ -34,7 +34,7 @@ class Repairs(Operations):
     async def cancel(
         self, message_id: int | str, *, reason: str | None = None, by: str | None = None
     ) -> Repair:
-        """End a message: it is DISCARDED with the reason `cancelled`.
+        """End a message as DISCARDED, with the reason `cancelled`.
 
         Without an archive it is deleted. A message that another one supersedes, or that holds its
         key, gives way as if it had been handled.
@@ -66,7 +66,7 @@ class Repairs(Operations):
         )
 
     async def retry_now(self, message_id: int | str, *, by: str | None = None) -> Repair:
-        """Make a message due now that waits for its time or for its next attempt.
+        """Make a message due now that waits for a later time or for the next attempt.
 
         Its attempts and deliveries stay counted. Policies see it as if its own time had come: with
         `Throttle` per key it needs a slot. One that stands by keeps its place, as with `postpone`.
@@ -82,7 +82,7 @@ class Repairs(Operations):
     async def postpone(
         self, message_id: int | str, until: Duration | datetime, *, by: str | None = None
     ) -> Repair:
-        """Make a message due later, or earlier, than it is.
+        """Make a message due at another time.
 
         One that stands by under `Debounce` or `KeepLast` keeps its place: it goes when the newer
         one cannot.
@@ -101,7 +101,7 @@ class Repairs(Operations):
         return self._told(await self._changing.repairs.set_due(number, at, operator_name(by)))
 
     async def move(self, message_id: int | str, queue: str, *, by: str | None = None) -> Repair:
-        """Move a message to another queue, as a handler's `Move` does: it is due there now.
+        """Move a message to another queue, as a handler's `Move` does, due there now.
 
         Its id, body, headers, key and priority stay; attempts and deliveries are counted anew, and
         its `dedup_id` is free again.
@@ -178,7 +178,7 @@ class Publishing(Operations):
         by: str | None = None,
         **options: Any,
     ) -> int | None:
-        """Publish one message as `broker.publish` does; the `audit` names who did.
+        """Publish a message as `broker.publish` does; the `audit` names who did.
 
         The message and its entry in the audit are committed together when this returns. The entry
         has the queue and the message's id, not its body.

@@ -47,7 +47,7 @@ class Schedules(Operations):
         return await self._changing.schedules.forget(checked_name(name, WHAT), operator_name(by))
 
     async def run_schedule(self, name: str, *, by: str | None = None) -> bool:
-        """Publish the message of a schedule once more, now; its next fire time stays.
+        """Publish the message of a schedule once more, now; the next fire time stays.
 
         A process that runs and declares the schedule makes the message and publishes it once: on
         PostgreSQL mostly at once, elsewhere within half a minute. Its header `fire-time` has the
@@ -94,7 +94,7 @@ class Schedules(Operations):
         return was is not None and was.paused_at is None
 
     async def resume_schedule(self, name: str, *, by: str | None = None) -> bool:
-        """End the pause of a schedule: it goes on with the first fire time after this call.
+        """End the pause of a schedule, which goes on with the first fire time after this call.
 
         Fire times during the pause are left out, whatever `missed` says.
 
