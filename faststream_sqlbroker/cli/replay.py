@@ -10,13 +10,13 @@ from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.look import headers_of
 from faststream_sqlbroker.cli.options import ArchiveTable, Queues, Since, Until, Url
 from faststream_sqlbroker.cli.output import PlainConsole, print_json, refuse_json, row_of
-from faststream_sqlbroker.cli.session import SparkRun, read_path
+from faststream_sqlbroker.cli.session import SparkRun, read_rows
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from pyspark_sqlbroker import ReplayResult
 
@@ -110,10 +110,7 @@ def replay(
         refuse_json(how.as_json)
     with database_errors():
         session = how.session_of(None if path else url)
-        if path is None:
-            frame = _rows(session, url, chosen, id_ or [])
-        else:
-            frame = read_path(session, path, chosen, id_ or [], last_only=not redriven)
+        frame = read_rows(session, url, path, chosen, id_ or [], last_only=not redriven)
         frame = _of_error(frame, failed_in, reason, error_type)
         if how.as_json:
             done = our.replay(frame, url, dry_run=False, **options)
@@ -148,24 +145,6 @@ def _of_error(
     from pyspark_sqlbroker.analytics.outcomes import failed_with  # noqa: PLC0415 - pyspark is an extra
 
     return frame.where(failed_with(failed_in, reason, error_type))
-
-
-def _rows(session: "SparkSession", url: str, chosen: Selection, ids: list[int]) -> "DataFrame":
-    from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
-
-    frame = our.read_archive(
-        session,
-        url,
-        table=chosen.table,
-        schema=chosen.schema,
-        since=chosen.since,
-        until=chosen.until,
-        queues=chosen.queues,
-        states=chosen.states,
-    )
-    return filter_rows(
-        frame, Selection(chosen.table, chosen.schema, chosen.fields, chosen.time_column), ids=ids
-    )
 
 
 def show(console: PlainConsole, result: "ReplayResult") -> None:

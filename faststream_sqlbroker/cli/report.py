@@ -17,13 +17,13 @@ from faststream_sqlbroker.cli.options import (
     UrlIfNeeded,
 )
 from faststream_sqlbroker.cli.output import tell
-from faststream_sqlbroker.cli.session import SparkRun, read_path
+from faststream_sqlbroker.cli.session import SparkRun, read_rows
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.moments import Moment, parse_moment
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 def report(
@@ -70,17 +70,11 @@ def report(
         where = _table_options(table, schema) if path is None else ["--path", path]
 
         def read(first: Moment | None, last: Moment | None) -> "DataFrame":
-            if path is not None:
-                return exported(spark, path, first, last, queue)
-            return lake.read_archive(
-                spark,
-                str(url),
-                table=table,
-                schema=schema,
-                since=first,
-                until=last,
-                queues=queue or None,
+            chosen = select_rows(
+                ARCHIVE, table, schema, since=first, until=last, queues=queue or None
             )
+            found = read_rows(spark, url, path, chosen)
+            return found.select(*lake.ARCHIVE_SCHEMA.names)
 
         earlier = _period_before(since, until) if before else None
         written = lake.write_report(
@@ -112,15 +106,3 @@ def _period_before(since: str | None, until: str | None) -> tuple[datetime, date
 
 
 _FIRST = datetime.min.replace(tzinfo=timezone.utc)
-
-
-def exported(
-    spark: "SparkSession",
-    path: str,
-    since: Moment | None,
-    until: Moment | None,
-    queues: list[str] | None,
-) -> "DataFrame":
-    """The rows of an export, within the limits."""
-    chosen = select_rows(ARCHIVE, since=since, until=until, queues=queues or None)
-    return read_path(spark, path, chosen).select(*lake.ARCHIVE_SCHEMA.names)

@@ -49,19 +49,34 @@ class SparkRun(LakeRun):
         return self.session(self.jar, url)
 
 
-def read_path(
+def read_rows(
     session: "SparkSession",
-    path: str,
+    url: str | None,
+    path: str | None,
     chosen: Selection,
     ids: Collection[int] = (),
     *,
     last_only: bool = False,
 ) -> "DataFrame":
-    """The selected rows of an export, whose files are counted, or of any other Parquet with these
-    columns; with `last_only` no row of a message that was archived again later.
+    """The selected rows of the database; or, of an export at `path`, whose files are counted, or of
+    any other Parquet with these columns, with `last_only` no row of a message that was archived
+    again later.
     """
     from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
 
+    if path is None:
+        found = spark.read_archive(
+            session,
+            str(url),
+            table=chosen.table,
+            schema=chosen.schema,
+            since=chosen.since,
+            until=chosen.until,
+            queues=chosen.queues,
+            states=chosen.states,
+        )
+        whole = Selection(chosen.table, chosen.schema, chosen.fields, chosen.time_column)
+        return filter_rows(found, whole, ids=ids)
     frame = (
         spark.read_export(session, path) if _is_ours(session, path) else session.read.parquet(path)
     )

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
-from faststream_sqlbroker.cli.report import exported
+from faststream_sqlbroker.cli.session import read_rows
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import (
     ARCHIVE_SCHEMA,
@@ -29,6 +29,7 @@ from pyspark_sqlbroker import (
     read_archive,
     write_report,
 )
+from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.report import figures as figures_
 from pyspark_sqlbroker.report.figures import gather
 from pyspark_sqlbroker.report.page import render
@@ -502,13 +503,13 @@ def test_the_command_on_an_export(spark: SparkSession, chromium: str, tmp_path: 
     data = frame(spark, [archived(**row) for row in rows])
     data.withColumn("date", F.to_date("archived_at")).write.partitionBy("date").parquet(lake)
 
-    def read(*options: Any) -> set[int]:
-        return {row.id for row in exported(spark, lake, *options).collect()}
+    def read(**limits: Any) -> set[int]:
+        chosen = select_rows(ARCHIVE, **limits)
+        return {row.id for row in read_rows(spark, None, lake, chosen).collect()}
 
-    assert read(None, None, None) == set(range(6))
-    assert read("2026-03-02", "2026-03-05T00:00:00+00:00", None) == {1, 2, 3}
-    assert read("2026-03-02", None, ["000"]) == {2, 4}
-    assert exported(spark, lake, None, None, None).columns == ARCHIVE_SCHEMA.names
+    assert read() == set(range(6))
+    assert read(since="2026-03-02", until="2026-03-05T00:00:00+00:00") == {1, 2, 3}
+    assert read(since="2026-03-02", queues=["000"]) == {2, 4}
     out = tmp_path / "empty.html"
     command = ["archive", "report", "--path", lake, "--since", "2027-01-01", "--out", str(out)]
     assert (

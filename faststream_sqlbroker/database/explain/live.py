@@ -1,7 +1,6 @@
 """Why a live message has not reached its handler."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -59,17 +58,6 @@ MOST_COUNTED = 1_000
 _CLAIMABLE = text("state IN ('PENDING', 'RETRYABLE')")
 _CLAIMABLE_MYSQL = literal_column("claimable") == 1
 _LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
-
-
-@dataclass(frozen=True, slots=True)
-class _Earlier:
-    """Another live message of the same key."""
-
-    id: int
-    state: str
-    next_attempt_at: datetime
-    lease_token: UUID | None
-    lease_expires_at: datetime | None
 
 
 class LiveMessage:
@@ -275,27 +263,21 @@ class LiveMessage:
         expired = r.expires_at is not None and r.expires_at <= r.now
         if r.key is None or expired or not any(s.ordered for s in self._alive):
             return []
-        t = self._table
-        columns = self._earlier_columns()
-        live = or_(t.c.expires_at.is_(None), t.c.expires_at > clock())
-        of_key = and_(t.c.queue == r.queue, t.c.key == r.key)
-        first = select(*columns).where(of_key, t.c.id < r.id, live).order_by(t.c.id).limit(1)
-        running = (
-            self._indexed(select(*columns), "leased")
-            .where(of_key, t.c.id != r.id, _LEASED)
-            .limit(1)
-        )
+        c = self._table.c
+        columns = c.id, c.state, c.next_attempt_at, c.lease_token, c.lease_expires_at
+        live = or_(c.expires_at.is_(None), c.expires_at > clock())
+        of_key = and_(c.queue == r.queue, c.key == r.key)
+        first = select(*columns).where(of_key, c.id < r.id, live).order_by(c.id).limit(1)
+        running = self._indexed(select(*columns), "leased")
+        running = running.where(of_key, c.id != r.id, _LEASED).limit(1)
         for statement in (self._indexed(first, "key"), running):
             found = self._connection.execute(statement).first()
             if found is not None:
-                return [self._behind_message(_Earlier(*found))]
+                return [self._behind_message(found)]
         return []
 
-    def _earlier_columns(self) -> tuple[Any, ...]:
-        c = self._table.c
-        return c.id, c.state, c.next_attempt_at, c.lease_token, c.lease_expires_at
-
-    def _behind_message(self, other: _Earlier) -> Reason:
+    def _behind_message(self, other: Any) -> Reason:
+        """It waits for `other`, a row of the message table."""
         worker = None
         until = None
         if other.state == "PROCESSING":

@@ -7,10 +7,10 @@ snapshot. One message is asked about, or many: `expect` makes the facts of many 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, case, select, text
+from sqlalchemy import ColumnElement, Row, Select, case, select, text
 
 from faststream_sqlbroker.core.policies import (
     Concurrency,
@@ -44,19 +44,8 @@ _LEASED = text("state = 'PROCESSING' AND lease_expires_at IS NOT NULL")
 """Literals: SQLite finds a partial index by them."""
 
 
-class Lease(NamedTuple):
-    """A message that a subscriber has leased."""
-
-    id: int
-    key: str | None
-    token: UUID
-
-
-class Claimed(NamedTuple):
-    """A key that `Once` has claimed."""
-
-    info: dict[str, Any]
-    created_at: datetime
+Lease = Row[tuple[int, str | None, UUID]]
+"""The id, key and token of a message that a subscriber has leased."""
 
 
 class PolicyFacts:
@@ -75,7 +64,7 @@ class PolicyFacts:
         self._slots: dict[str, KnownSlots | None] = {}
         self._live: dict[int, Live] = {}
         self._leases: dict[str, list[Lease]] = {}
-        self._claimed: dict[str, Claimed | None] = {}
+        self._claimed: dict[str, Any] = {}
         self.queue = rows.queue
         self.now = now
         self.subscribers = subscribers
@@ -174,7 +163,7 @@ class PolicyFacts:
     @cached_property
     def first_lease(self) -> Lease | None:
         """The leased message with the lowest id."""
-        return next(iter(self._read_leases(self._leased.limit(1))), None)
+        return self.connection.execute(self._leased.limit(1)).first()
 
     # -- of keys -------------------------------------------------------------------------------
 
@@ -210,13 +199,13 @@ class PolicyFacts:
             wanted = (self._expected | {key}) - self._leases.keys()
             self._leases |= {each: [] for each in wanted}
             of_keys = self._leased.where(self._key.in_(sorted(wanted))).limit(MOST_LEASES)
-            for lease in self._read_leases(of_keys):
+            for lease in self.connection.execute(of_keys):
                 if lease.key in self._leases:
                     self._leases[lease.key].append(lease)
         return self._leases[key]
 
-    def claimed(self, key: str) -> Claimed | None:
-        """The message that has claimed `key` for `Once`."""
+    def claimed(self, key: str) -> Any:
+        """The row of the message that has claimed `key` for `Once`: `info` and `created_at`."""
         if key not in self._claimed:
             wanted = (self._expected | {key}) - self._claimed.keys()
             self._claimed |= dict.fromkeys(wanted)
@@ -224,8 +213,7 @@ class PolicyFacts:
             found = select(c.key, c.info, c.created_at).where(
                 c.scope == ONCE + self.queue, c.key.in_(sorted(wanted))
             )
-            for row in self.connection.execute(found):
-                self._claimed[row.key] = Claimed(row.info, row.created_at)
+            self._claimed |= {row.key: row for row in self.connection.execute(found)}
         return self._claimed[key]
 
     @property
@@ -237,13 +225,11 @@ class PolicyFacts:
     @property
     def _leased(self) -> Select[Any]:
         table = self.dialect.tables.message
-        found = select(table.c.id, self._key, table.c.lease_token)
+        columns = table.c.id, self._key.label("key"), table.c.lease_token.label("token")
+        found = select(*columns)
         # A key may have many messages, but few are leased.
         found = self.dialect.use_index(found, table, "leased_index", on_sqlite=True)
         return found.where(table.c.queue == self.queue, _LEASED).order_by(table.c.id)
-
-    def _read_leases(self, statement: Select[Any]) -> list[Lease]:
-        return [Lease(*row) for row in self.connection.execute(statement)]
 
 
 def delay(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
