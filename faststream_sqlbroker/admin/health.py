@@ -95,7 +95,7 @@ class HealthReport(Operations):
 
     @property
     def _needed(self) -> Activities:
-        """What this process does, or an operator by it."""
+        """Return the activities of this process; without any, those of operators."""
         return self._process().activities or frozenset({Activity.OPERATE})
 
     async def _differing(self) -> tuple[str, ...]:

@@ -54,8 +54,8 @@ GROUPS = {
 
 
 def help_of(name: str, module: str) -> str:
-    """What a group or a command says of itself: the first paragraph of its docstring, which is read
-    from the source, as importing all modules takes long.
+    """Return the help of a group or a command: the first paragraph of its docstring, read from the
+    source, as importing all modules takes long.
     """
     if name in GROUPS:
         return GROUPS[name]

@@ -89,20 +89,29 @@ def do_bulk(context: typer.Context, how: BulkRun, plan: Callable[[Admin], Awaita
         raise SetupError("--json does not ask: give --yes, too, or --dry-run")
     planned = run(context, lambda broker: plan(broker.admin))
     is_all = how.dry_run or not planned.expected
-    if not how.as_json:
-        print_table("These match", ["queue", "messages"], planned.queues.items())
-        print_line(f"{planned.action}: {planned.expected} messages")
-    elif is_all:
-        print_json(job_row(planned))
+    if is_all or not how.as_json:
+        _show_plan(planned, as_json=how.as_json)
     if is_all:
         return
     how.confirm("")
     # What was shown is what is run: up to the last message that there was then.
     job = run(context, lambda broker: _run(broker, planned, wait=not how.no_wait))
-    more = f"\nit goes on in other processes: sqlbroker jobs show {job.id}"
-    how.tell(job_row(job), str(job) + (more if job.state == "running" else ""))
+    how.tell(job_row(job), str(job), *_hints(job))
     if job.state in ("stopped", "failed") or job.failed:
         raise typer.Exit(1)
+
+
+def _show_plan(planned: Job, *, as_json: bool) -> None:
+    if as_json:
+        print_json(job_row(planned))
+        return
+    print_table("These match", ["queue", "messages"], planned.queues.items())
+    print_line(f"{planned.action}: {planned.expected} messages")
+
+
+def _hints(job: Job) -> list[str]:
+    more = f"it goes on in other processes: sqlbroker jobs show {job.id}"
+    return [more] if job.state == "running" else []
 
 
 async def _run(broker: SqlBroker, planned: Job, *, wait: bool) -> Job:

@@ -104,19 +104,19 @@ class WhichEnded(Which):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Who changes something, and how that is told."""
+    """Options of a command that changes something."""
 
     by: By = None
     as_json: AsJson = False
 
     def tell(self, value: Any, *lines: str) -> None:
-        """What was done: JSON for programs, lines for people."""
+        """Print JSON for programs, or lines for people."""
         tell(value, *lines, as_json=self.as_json)
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Act):
-    """How a command is run that asks before it changes something."""
+    """Options of a command that asks before it changes something."""
 
     yes: Yes = False
 
@@ -143,7 +143,7 @@ class BulkRun(Change):
     no_wait: NoWait = False
 
     def options(self, which: Which) -> dict[str, Any]:
-        """What `broker.admin` takes for `which` messages."""
+        """Return the arguments of `broker.admin` for `which` messages."""
         return {"rate": self.rate, "by": self.by, **which.filters}
 
 

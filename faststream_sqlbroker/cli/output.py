@@ -164,7 +164,7 @@ def print_line(text: str) -> None:
 
 
 def tell(value: Any, *lines: str, as_json: bool) -> None:
-    """One JSON document for programs, or lines for people."""
+    """Print one JSON document for programs, or lines for people."""
     if as_json:
         print_json(value)
     else:

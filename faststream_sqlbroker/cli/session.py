@@ -23,13 +23,13 @@ QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class LakeRun:
-    """How a command is run that reads a lake by Spark."""
+    """Options of a command that reads a lake by Spark."""
 
     as_json: AsJson = False
     master: Master = None
 
     def session(self, jars: Sequence[Path] | None = None, url: str | None = None) -> "SparkSession":
-        """A session without Spark's INFO and WARN lines, with the JDBC driver of the URL's
+        """Start a session without Spark's INFO and WARN lines, with the JDBC driver of the URL's
         database.
         """
         kinds = [] if url is None else [parse_address(url).kind]
@@ -40,12 +40,12 @@ class LakeRun:
 
 @dataclass(frozen=True, slots=True)
 class SparkRun(LakeRun):
-    """How a command is run that reads the database by Spark."""
+    """Options of a command that reads the database by Spark."""
 
     jar: Jars = None
 
     def session_of(self, url: str | None) -> "SparkSession":
-        """A session with the JDBC driver of the URL's database."""
+        """Start a session with the JDBC driver of the URL's database."""
         return self.session(self.jar, url)
 
 
@@ -58,9 +58,9 @@ def read_rows(
     *,
     last_only: bool = False,
 ) -> "DataFrame":
-    """The selected rows of the database; or, of an export at `path`, whose files are counted, or of
-    any other Parquet with these columns, with `last_only` no row of a message that was archived
-    again later.
+    """Read the selected rows of the database; or, of an export at `path`, whose files are counted,
+    or of any other Parquet with these columns. With `last_only` no row there is of a message that
+    was archived again later.
     """
     from pyspark_sqlbroker.load.frames import filter_rows  # noqa: PLC0415 - pyspark is an extra
 

@@ -231,7 +231,7 @@ class Health:
 
 
 def clock_problems(difference: float, doubt: float) -> Iterator[str]:
-    """What is wrong with clocks that differ so much."""
+    """Say what is wrong with clocks that differ so much."""
     if abs(difference) > CLOCK_DOUBT + doubt:
         yield (
             f"the database's clock and this machine's differ by {difference:.1f} s. Messages go by "
@@ -240,7 +240,7 @@ def clock_problems(difference: float, doubt: float) -> Iterator[str]:
 
 
 def pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
-    """What is wrong with a pool of which so many connections are in use."""
+    """Say what is wrong with a pool of which so many connections are in use."""
     if limit is not None and (used or 0) >= limit:
         yield (
             f"all {limit} connections of this process's pool are in use: give create_async_engine "
@@ -249,7 +249,7 @@ def pool_problems(used: int | None, limit: int | None) -> Iterator[str]:
 
 
 def subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str]:
-    """What is wrong with subscribers of this process."""
+    """Say what is wrong with subscribers of this process."""
     for each in subscribers:
         if not each.healthy:
             claim = _ago("claim", each.last_claim_ago)
@@ -260,7 +260,7 @@ def subscriber_problems(subscribers: Iterable[SubscriberHealth]) -> Iterator[str
 def transaction_problems(
     transactions: Iterable[OpenTransaction], old: float = OLD_TRANSACTION
 ) -> Iterator[str]:
-    """What is wrong with open transactions, of which those of the age `old` are a problem."""
+    """Say what is wrong with open transactions: those of the age `old` are a problem."""
     for each in transactions:
         # A standby that is there has no age: what its readers see may be quite new.
         if each.kind == SLOT or (each.age or 0.0) >= old:
@@ -268,7 +268,7 @@ def transaction_problems(
 
 
 def dead_row_problems(found: DatabaseHealth) -> Iterator[str]:
-    """What is wrong with dead rows."""
+    """Say what is wrong with dead rows."""
     if found.autovacuum is False:
         yield "autovacuum is off in the server: dead rows slow every claim down; turn it on"
     for table in found.tables:

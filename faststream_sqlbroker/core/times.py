@@ -211,7 +211,7 @@ def find_zone(name: str, of: str) -> ZoneInfo:
 
 
 def length_text(seconds: float) -> str:
-    """A length of time for people, in its largest unit."""
+    """Return a length of time for people, in its largest unit."""
     for limit, unit, one in ((120, "s", 1), (7_200, "min", 60), (172_800, "h", 3_600)):
         if abs(seconds) < limit:
             return f"{seconds / one:.0f} {unit}"

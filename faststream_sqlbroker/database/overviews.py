@@ -78,7 +78,7 @@ class QueueCounts:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no message."""
+        """Return whether the queue has no message."""
         kinds = (self.ready, self.delayed, self.in_flight, self.standing)
         return not any(kind.value for kind in kinds)
 

@@ -277,7 +277,7 @@ class LiveMessage:
         return []
 
     def _behind_message(self, other: Any) -> Reason:
-        """It waits for `other`, a row of the message table."""
+        """Name `other`, a row of the message table, as the reason."""
         worker = None
         until = None
         if other.state == "PROCESSING":

@@ -205,7 +205,7 @@ class PolicyFacts:
         return self._leases[key]
 
     def claimed(self, key: str) -> Any:
-        """The row of the message that has claimed `key` for `Once`: `info` and `created_at`."""
+        """Return the row of `key` for `Once`, with `info` and `created_at`; None: it is free."""
         if key not in self._claimed:
             wanted = (self._expected | {key}) - self._claimed.keys()
             self._claimed |= dict.fromkeys(wanted)

@@ -95,8 +95,8 @@ async def release(asked: Asked) -> Done:
 
 
 def named(page: str, field: str, operation: str, changed: str, same: str) -> Action:
-    """An operation of `broker.admin` on what `field` of the form names; the page that follows says
-    the one or the other, by what it has returned.
+    """Make an action of an operation of `broker.admin` on a name, which `field` of the form has;
+    the page that follows says whether something has changed.
     """
 
     async def act(asked: Asked) -> Done:
@@ -153,7 +153,7 @@ class Bulk:
 
     @property
     def actions(self) -> dict[str, Action]:
-        """By path."""
+        """Return the actions by path."""
         job = "/ui/jobs/{job}"
         return {
             "/ui/plan": self.plan,

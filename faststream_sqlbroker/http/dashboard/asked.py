@@ -157,7 +157,7 @@ N = TypeVar("N", int, float)
 
 
 def number(asked: Asked, name: str, kind: type[N]) -> N | None:
-    """The field `name` of the form, a number of this kind; None: it is missing or empty.
+    """Return the field `name` of the form, a number of this kind; None: it is missing or empty.
 
     Raises:
         Problem: it is none (400).

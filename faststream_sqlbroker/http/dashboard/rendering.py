@@ -161,7 +161,7 @@ def spark_points(values: Sequence[int]) -> str:
 
 
 def state_times(message: StoredMessage) -> dict[str, datetime | None]:
-    """When the message came to each state, as far as its row tells."""
+    """Return the times at which the message came to its states, as far as its row tells."""
     times: dict[str, datetime | None] = {
         "PENDING": message.created_at,
         "PROCESSING": message.acquired_at,
