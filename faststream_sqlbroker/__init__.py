@@ -1,6 +1,7 @@
 """A message broker for FastStream that lives in the relational database you already run."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -199,32 +200,13 @@ imports what it uses."""
 
 __all__ = tuple(_HOMES)
 
-_SUBMODULES = frozenset(
-    {
-        "annotations",
-        "call_assertions",
-        "control_exceptions",
-        "exceptions",
-        "fastapi",
-        "message",
-        "opentelemetry",
-        "parser",
-        "prometheus",
-        "response",
-        "security",
-        "spark",
-        "testing",
-    }
-)
-"""Those that users name: `faststream_sqlbroker.exceptions` needs no import of its own."""
-
 
 def __getattr__(name: str) -> Any:
-    """Import the name's module."""
-    if name in _SUBMODULES:
-        return import_module(f".{name}", __name__)
+    """Import the name's module; one that users name needs no import of its own."""
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if find_spec(f".{name}", __name__) is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module(f".{name}", __name__)
     home, _, renamed = _HOMES[name].partition(":")
     value = getattr(import_module(home, __name__), renamed or name)
     globals()[name] = value
