@@ -139,7 +139,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
         An id is None in the same cases as with `publish`.
         """
-        rows = await self._rows(cmd)
+        rows = await self.make_rows(cmd)
         if (cmd.with_ack or cmd.stacked) and self._join(rows, required=cmd.with_ack):
             return [None] * len(rows)
         return await self._publisher.publish(rows, connection=cmd.connection)
@@ -153,14 +153,6 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         row = await self._row(cmd, cmd.body)
         self._publisher.check_size(row)
         return row
-
-    async def make_rows(self, cmd: SqlBrokerPublishCommand) -> list[NewMessage]:
-        """The rows of all bodies; the caller writes them.
-
-        Raises:
-            PublishError: a value cannot be stored.
-        """
-        return await self._rows(cmd)
 
     @override
     async def request(self, cmd: SqlBrokerPublishCommand) -> Any:
@@ -253,7 +245,12 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         except Exception as error:
             raise _unencodable(body, error) from error
 
-    async def _rows(self, cmd: SqlBrokerPublishCommand) -> list[NewMessage]:
+    async def make_rows(self, cmd: SqlBrokerPublishCommand) -> list[NewMessage]:
+        """The rows of all bodies; the caller writes them.
+
+        Raises:
+            PublishError: a value cannot be stored.
+        """
         codec = cmd.codec or self.codec
         bodies = cmd.batch_bodies
         if not isinstance(codec, BatchCodecProto):

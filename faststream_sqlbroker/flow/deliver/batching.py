@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, end_publishing
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.policies import seconds_to_slot
-from faststream_sqlbroker.flow.deliver.prefetch import PrefetchBytes, body_bytes
+from faststream_sqlbroker.flow.deliver.prefetch import body_bytes
 from faststream_sqlbroker.flow.publish_on_ack import ACK_FIRST
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
@@ -54,37 +54,22 @@ class BatchFiller:
         return rows
 
     def _take(self, rows: list[ClaimedMessage]) -> bool:
-        """Add to `rows` what waits; whether the batch has room for what comes."""
+        """Add to `rows` what waits, while the bodies are no larger together than may wait for a
+        worker; whether the batch has room for what comes.
+        """
         prefetch = self._inflight.prefetch
-        if prefetch.counts:
-            return self._take_by_bytes(rows, prefetch)
+        counts = prefetch.counts
+        size = body_bytes(rows) if counts else 0
         items = self._waiting.items
         while len(rows) < self._most:
             if not items:
-                return True
+                return not counts or size + prefetch.mean <= prefetch.limit
             row = items[0]
             if row is None:
                 return False
             if self._seconds_to_slot() > 0:
                 return self._longest is not None
-            rows.append(row)
-            items.popleft()
-        return False
-
-    def _take_by_bytes(self, rows: list[ClaimedMessage], prefetch: PrefetchBytes) -> bool:
-        """As `_take`, while the bodies are no larger together than may wait for a worker."""
-        items = self._waiting.items
-        size = body_bytes(rows)
-        while len(rows) < self._most:
-            if not items:
-                return size + prefetch.mean <= prefetch.limit
-            row = items[0]
-            if row is None:
-                return False
-            if self._seconds_to_slot() > 0:
-                return self._longest is not None
-            size += len(row.payload)
-            if size > prefetch.limit:
+            if counts and (size := size + len(row.payload)) > prefetch.limit:
                 return False
             rows.append(row)
             items.popleft()
