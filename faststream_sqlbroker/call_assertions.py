@@ -25,7 +25,7 @@ Describe = Callable[[], str]
 
 
 class ExpectedMessage(TypedDict, total=False):
-    """What a call's message is compared with; what is left out is not compared."""
+    """What a call's message is compared with."""
 
     headers: Any
     """Headers that the message has, perhaps among others."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -178,14 +179,16 @@ class Consumer:
         self._release_loop = Loop("release-stuck", releaser.tick, log, clock)
         self._first: FirstAcks | None = None
         self._starts_loop: Loop | None = None
-        # The parts call the loops, which call the parts: one side is known only now.
-        signals.room = signals.looked = self._fetch_loop.wake
-        signals.scans_slow = self._scan_loop.wake
-        signals.outcome_added = self._flusher.outcome_added
-        signals.flush_now = self._flusher.hurry
-        signals.flush_due = self._flush_loop.wake
-        signals.apart_added = self._repeat_loop.wake
-        signals.chained = self._wakeups.published
+        listeners = Signals(
+            room=self._fetch_loop.wake,
+            looked=self._fetch_loop.wake,
+            scans_slow=self._scan_loop.wake,
+            outcome_added=self._flusher.outcome_added,
+            flush_now=self._flusher.hurry,
+            flush_due=self._flush_loop.wake,
+            apart_added=self._repeat_loop.wake,
+            chained=self._wakeups.published,
+        )
         if self._ack_first:
             self._first = FirstAcks(
                 store,
@@ -196,10 +199,12 @@ class Consumer:
                 interval=s.flush_interval,
             )
             self._starts_loop = Loop("starts", self._first.tick, log, clock)
-            signals.starts_ended = self._starts_loop.wake
+            listeners = replace(listeners, starts_ended=self._starts_loop.wake)
         if s.ordered or any(isinstance(policy, Concurrency) for policy in s.policies):
             # What was written may have kept back the next message of its key, or of all.
-            signals.settled = self._hint
+            listeners = replace(listeners, settled=self._hint)
+        # The parts call the loops, which call the parts: one side is known only now.
+        signals.connect(listeners)
 
     @property
     def _loops(self) -> tuple[Loop, ...]:

@@ -7,7 +7,7 @@ the text of the headers, which costs what a search in a short text does.
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec
@@ -16,7 +16,6 @@ from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement, SettleResult
 from faststream_sqlbroker.core.text import load_headers, short, visible
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.deliver.delivery import Handle
 
 CORRELATION_ID = "correlation_id"
 """The header of the parser's."""
@@ -27,6 +26,7 @@ MINUTE = 60.0
 LONGEST = 100
 """Characters of a name that are told."""
 _HEADER = re.compile(r"[A-Za-z0-9._-]{1,100}")
+Handle = Callable[[Any], Coroutine[Any, Any, Any]]
 Tell = Callable[[str, int | None, str], None]
 """Called with a text, the message's id and its queue."""
 P = ParamSpec("P")

@@ -315,7 +315,7 @@ class Fetcher:
         window = self.window()
         # A claim of one row for each finished one would cost a statement a message.
         worthwhile = max(1, min(s.fetch_batch_size // 2, window - window // 2))
-        held.low_water = window - worthwhile
+        held.ask_below(window - worthwhile)
         # Where few wait, what is more urgent than they are must be seen before they are all.
         self._look_interval = SCAN_INTERVAL if window >= s.fetch_batch_size else HORIZON / 2
         limit = self.room(window)
@@ -324,7 +324,7 @@ class Fetcher:
 
     def _wait_for_room(self) -> float:
         # Workers and flush wake the loop; a lost lease makes room without either.
-        self._inflight.wants_room = True
+        self._inflight.want_room()
         return self._not_beyond_stale(min(NO_ROOM_WAIT, self._settings.max_fetch_interval))
 
     def _not_beyond_stale(self, wait: float) -> float:
@@ -347,7 +347,7 @@ class Fetcher:
             return self.pace.after_unread(took)
         if found is Found.HELD and result.again is not None:
             # Its time is an estimate: a worker may be free before.
-            self._inflight.wants_room = True
+            self._inflight.want_room()
             return self.pace.until(result.again)
         self.ready.claimed_fewer()
         if result.met:

@@ -77,7 +77,7 @@ class Inflight(Outcomes):
         self.low_water = 0
         """The fetch loop is asked for more when no more than so many rows wait."""
         self.wants_room = False
-        """Whether the fetch loop, which has found no room, waits for signal `room`."""
+        """Whether the fetch loop waits for signal `room`."""
 
     @property
     def empty(self) -> bool:
@@ -138,6 +138,14 @@ class Inflight(Outcomes):
         for one in self._gatherings:
             one.ended = True
         self.waiting.interrupt()
+
+    def want_room(self) -> None:
+        """Give signal `room` as soon as there may be room: the fetch loop has found none."""
+        self.wants_room = True
+
+    def ask_below(self, count: int) -> None:
+        """Ask the fetch loop for more when no more than `count` rows wait."""
+        self.low_water = count
 
     def made_room(self) -> None:
         """Give signal `room`, if the fetch loop waits for it."""
@@ -228,7 +236,7 @@ class Inflight(Outcomes):
         """
         self._drop_overtaken(batch)
         units = dict.fromkeys(s.unit for s in batch.parts if s.unit in denied)
-        batch.parts = [s for s in batch.parts if s.unit not in units]
+        batch.keep([s for s in batch.parts if s.unit not in units])
         # Raises unless the table of transitions has this arrow.
         after(batch.state, Event.ANSWER_DENIED)
         for unit in units:

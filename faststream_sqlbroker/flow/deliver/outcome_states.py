@@ -130,6 +130,15 @@ class Batch:
         self.origin = self.state
         self.move(Event.SENT_AGAIN)
 
+    def keep(self, parts: list[Settlement]) -> None:
+        """Only `parts` of it are left."""
+        self.parts = parts
+
+    def wait(self, until: float, settled_count: int) -> None:
+        """Wait `until` then (monotonic seconds) to be sent again; so many outcomes are written."""
+        self.due = until
+        self.settled_then = settled_count
+
 
 def unit_end(parts: Sequence[Settlement], end: int) -> int:
     """`end`, or further, so that no unit is cut."""

@@ -284,7 +284,7 @@ class Outcomes:
         if len(result.settled) == len(parts) and not self.lost_leases.unanswered:
             parts = self._written_acks(parts)
         done = result.settled | result.lost
-        batch.parts = [s for s in parts if s.id not in done]
+        batch.keep([s for s in parts if s.id not in done])
         filled = self._written([s for s in parts if s.id in result.settled])
         if result.lost:
             self._answered_lost(batch, [s for s in parts if s.id in result.lost], phase, rest)
@@ -358,7 +358,7 @@ class Outcomes:
         self._drop_overtaken(batch)
         ids = {s.id for s in refused}
         ours = [s for s in batch.parts if s.id in ids]
-        batch.parts = [s for s in batch.parts if s.id not in ids]
+        batch.keep([s for s in batch.parts if s.id not in ids])
         state = after(batch.state, Event.REFUSED)
         while ours:
             end = unit_end(ours, 1)
@@ -391,8 +391,7 @@ class Outcomes:
             return
         batch.tries += failed
         until = self.clock.monotonic() + backoff(max(1, batch.tries), self.clock)
-        batch.due = until
-        batch.settled_then = self.settled_count
+        batch.wait(until, self.settled_count)
         self.batches.append(batch)
         self.signals.apart_added()
 
@@ -462,7 +461,7 @@ class Outcomes:
         for settlement in batch.parts:
             if (settlement.id, settlement.lease_token) in overtaken:
                 self._note_lost(settlement, "settle", CAME_BACK, units)
-        batch.parts = [s for s in batch.parts if (s.id, s.lease_token) not in overtaken]
+        batch.keep([s for s in batch.parts if (s.id, s.lease_token) not in overtaken])
         self._break(batch, units)
 
     def _break(self, batch: Batch, units: Units) -> None:
@@ -472,7 +471,7 @@ class Outcomes:
         broken = [s for s in batch.parts if s.unit in units]
         if broken and batch.origin is not State.RUNNING:
             after(batch.state, Event.BROKEN)
-            batch.parts = [s for s in batch.parts if s.unit not in units]
+            batch.keep([s for s in batch.parts if s.unit not in units])
             self.lost_leases.tell_broken(broken, units)
             self.finish_all([sent_back(s) for s in broken])
 

@@ -1,7 +1,7 @@
 """What the parts of one subscriber tell each other without knowing each other."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 def _nothing() -> None:
@@ -39,3 +39,8 @@ class Signals:
     """Messages were inserted into these queues with the outcomes of others."""
     starts_ended: Callable[[], None] = _nothing
     """Handlers of messages that were removed first have ended: write that."""
+
+    def connect(self, listeners: "Signals") -> None:
+        """Take over all listeners of `listeners`: for parts that exist before their listeners."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(listeners, each.name))
