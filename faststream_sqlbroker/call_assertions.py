@@ -60,7 +60,7 @@ class SqlCallAssertions(CallAssertions):
     async def assert_called_once_with(
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
-        """Assert that it was called once, with this message; what is left out is not compared.
+        """Assert that there was a single call, with this message; what is left out is not compared.
 
         Args:
             body: A dict, a model or a matcher; it goes through the codec.
@@ -78,7 +78,7 @@ class SqlCallAssertions(CallAssertions):
     async def assert_called_with(
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
-        """Assert that its last call was with this message; see `assert_called_once_with`."""
+        """Assert that the last call was with this message; see `assert_called_once_with`."""
         with self._telling_what_waits():
             await self._assert_called_with(_call(body, expected))
 
@@ -86,7 +86,7 @@ class SqlCallAssertions(CallAssertions):
     async def assert_any_call(
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
-        """Assert that one of its calls was with this message; see `assert_called_once_with`."""
+        """Assert that any call was with this message; see `assert_called_once_with`."""
         with self._telling_what_waits():
             await self._assert_any_call(_call(body, expected))
 
@@ -98,7 +98,7 @@ class SqlCallAssertions(CallAssertions):
             raise self._told(error) from None
 
     def _told(self, error: AssertionError) -> AssertionError:
-        """`error`, and what waits, if the mock knows it."""
+        """`error`, and what waits, if the mock knows."""
         what_waits: Describe | None = getattr(self._recorder.mock, "what_waits", None)
         text = what_waits() if callable(what_waits) else ""
         if not isinstance(text, str) or not text or text in str(error):
@@ -117,7 +117,7 @@ class SqlHandlerCallWrapper(
     def __call__(
         self, *args: P_HandlerParams.args, **kwargs: P_HandlerParams.kwargs
     ) -> T_HandlerReturn:
-        """Call the handler as it was written, not as subscribers adapt it."""
+        """Call the handler as written, not as adapted by subscribers."""
         return self._declared_call(*args, **kwargs)
 
 

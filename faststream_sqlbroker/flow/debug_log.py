@@ -57,7 +57,7 @@ class PerMinute:
         self._refused_at = float("-inf")
 
     def admit(self) -> bool:
-        """Whether one more message is admitted."""
+        """Whether another message is admitted."""
         now = self._clock.monotonic()
         while self._admitted and self._admitted[0] <= now - MINUTE:
             self._admitted.popleft()
@@ -67,7 +67,7 @@ class PerMinute:
         return True
 
     def may_complain(self) -> bool:
-        """Whether to tell that one was refused: once a minute."""
+        """Whether to tell of a refusal: once a minute."""
         now = self._clock.monotonic()
         if now < self._refused_at + MINUTE:
             return False
@@ -102,7 +102,7 @@ class DebugLog:
     # -- who is watched ----------------------------------------------------------------------------
 
     def _asks(self, stored: Any) -> bool:
-        """Whether headers, as they are stored, ask for it."""
+        """Whether stored headers ask to be told."""
         if stored is None or (isinstance(stored, str) and self._mark not in stored):
             return False
         return bool(load_headers(stored).get(self._header))

@@ -163,7 +163,7 @@ class Deliveries(ABC):
             )
 
     def cut_off(self, rows: Rows, error: BaseException) -> None:
-        """The handler of `rows` has not come to its end, because of `error`."""
+        """The handler of `rows` has not come to an end, because of `error`."""
         # If this task was not cancelled, the CancelledError is the handler's own failure: it has
         # awaited a task that was cancelled. After anything else it is unknown what the handler has
         # done, so the delivery is not counted as an attempt.

@@ -91,7 +91,7 @@ class Fetcher:
 
     @property
     def open(self) -> Sequence[str]:
-        """The queues that it looks at."""
+        """The queues that are looked at."""
         return self.ready.queues
 
     @property
@@ -108,12 +108,12 @@ class Fetcher:
 
     @property
     def longest_rest(self) -> float:
-        """Seconds from one look to the next."""
+        """Seconds from a look to the next."""
         return self._settings.max_fetch_interval
 
     @property
     def looked_at(self) -> float:
-        """When its last look ended (monotonic seconds)."""
+        """When the last look ended (monotonic seconds)."""
         return self.ready.looked_at
 
     def saw(self, found: ReadyPairs) -> None:

@@ -148,7 +148,7 @@ class Inflight(Outcomes):
         self.low_water = count
 
     def made_room(self) -> None:
-        """Give signal `room`, if the fetch loop waits for it."""
+        """Give signal `room`, if the fetch loop waits for that."""
         if self.wants_room:
             self.wants_room = False
             self.signals.room()

@@ -110,7 +110,7 @@ class Outcomes:
 
     @property
     def apart_count(self) -> int:
-        """Outcomes that are refused or set apart, also while they are sent again."""
+        """Outcomes that are refused or set apart, also while being sent again."""
         return sum(
             [
                 len(b.parts)
@@ -441,7 +441,7 @@ class Outcomes:
         self._take_out(marks)
 
     def _take_out(self, marks: set[Mark]) -> None:
-        """Take the outcomes of lost deliveries from wherever they wait."""
+        """Take the outcomes of lost deliveries from the queue and from what waits apart."""
         waits = [b for b in self.batches if b.state in APART_STATES]
         units: Units = {}
         for parts in (self.queued, *(b.parts for b in waits)):

@@ -339,7 +339,7 @@ class Worker(Deliveries):
         return False
 
     def _refusal(self, row: ClaimedMessage) -> Outcome | None:
-        """What `row` ends in without a handler; None if one may start."""
+        """What `row` ends in without a handler; None if the handler may start."""
         if self._stopping():
             return Release()
         outcome = refusal(row, self._rules, self._most_deliveries, self._clock)
@@ -351,7 +351,7 @@ class Worker(Deliveries):
 
 
 def _takes_one_message(settings: ConsumerSettings) -> bool:
-    """Whether a handler gets one message, and nothing else is done around it."""
+    """Whether a handler gets a single message, and nothing else is done around the call."""
     return settings.handler_timeout is None and not (
         settings.batch or settings.transactional or settings.task_per_message
     )
