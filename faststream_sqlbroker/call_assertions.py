@@ -25,7 +25,7 @@ Describe = Callable[[], str]
 
 
 class ExpectedMessage(TypedDict, total=False):
-    """What a call's message is compared with."""
+    """Fields that the message of a call is compared by."""
 
     headers: Any
     """Headers that the message has, perhaps among others."""
@@ -52,7 +52,7 @@ class ExpectedMessage(TypedDict, total=False):
 
 
 class SqlCallAssertions(CallAssertions):
-    """As every broker's, and with `queue`, `key`, `priority`, `delay` and `attempt`."""
+    """FastStream's, and with `queue`, `key`, `priority`, `delay` and `attempt`."""
 
     __slots__ = ()
 

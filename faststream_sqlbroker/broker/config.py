@@ -82,7 +82,7 @@ class SqlBrokerRouterConfig(BrokerConfig):
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 
     def __getattr__(self, name: str) -> NoReturn:
-        """What only a broker has.
+        """Refuse names that only a broker has.
 
         Raises:
             IncorrectState: the router is not part of one yet.

@@ -230,7 +230,7 @@ class Consumer:
 
     @property
     def health(self) -> "SubscriberHealth":
-        """What an operator sees of it."""
+        """The subscriber, as an operator sees it."""
         from faststream_sqlbroker.core.health import SubscriberHealth  # noqa: PLC0415
 
         now = self._wakeups.clock.monotonic()

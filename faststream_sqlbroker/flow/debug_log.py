@@ -202,7 +202,7 @@ class DebugLog:
 
     @_harmless
     def settled(self, settlements: Iterable[Settlement]) -> None:
-        """What is to be written of deliveries is known."""
+        """Deliveries have ended, and wait to be written."""
         for each in settlements:
             if each.id in self._watched:
                 self._step(each.id, f"settled: {_what(each)}, waits for the flush")

@@ -20,7 +20,7 @@ from faststream_sqlbroker.flow.loop import Log
 
 
 class Cancels:
-    """Those of one subscriber."""
+    """The cancels of one subscriber."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ UNREAD_SHARE = 3
 
 
 class Found(Enum):
-    """What a claim has found."""
+    """The yield of a claim."""
 
     FULL = "as many rows as there was room for, or more that is known to be claimable"
     UNREAD = "not all was read yet, or another claims right now"
@@ -50,7 +50,7 @@ class Found(Enum):
 
 @dataclass(slots=True)
 class ClaimResult:
-    """What came of a claim."""
+    """The result of a claim."""
 
     rows: Claimed
     again: float | None = None
@@ -62,11 +62,11 @@ class ClaimResult:
 
     @property
     def met(self) -> int:
-        """How much of its room it has used."""
+        """Rows and suspects that took room."""
         return len(self.rows) + len(self.rows.suspects)
 
     def found(self, limit: int) -> Found:
-        """What it has found of `limit` rows that it was to find."""
+        """The yield, for a claim of `limit` rows."""
         if self.met >= limit or self.more or (self.met and self.again == 0):
             return Found.FULL
         if self.again == 0:

@@ -96,7 +96,7 @@ class Inflight(Outcomes):
         return len(self.held) <= self.apart_count - len(self._overtaken)
 
     def stages(self) -> dict[str, int]:
-        """How many messages are at which stage, for metrics."""
+        """Numbers of messages by stage, for metrics."""
         waiting = self.waiting.qsize()
         settling = len(self.queued) + sum(len(batch.parts) for batch in self.batches)
         running = max(0, len(self.held) - waiting - settling)

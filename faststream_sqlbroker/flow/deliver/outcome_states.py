@@ -24,7 +24,7 @@ CUT_ANYWAY = 10
 
 
 class State(Enum):
-    """Where a delivery is."""
+    """The place of a delivery."""
 
     WAITING = "claimed, waits for a worker"
     RUNNING = "a worker has it"
@@ -37,7 +37,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What leads from one state to another."""
+    """A way from one state to another."""
 
     CLAIMED = "claim"
     TAKEN = "a worker takes it"
@@ -88,7 +88,7 @@ APART_STATES = (_APART, _REFUSED)
 
 
 def after(state: State, event: Event) -> State:
-    """Where `event` leads from `state`.
+    """The state to which `event` leads from `state`.
 
     Raises:
         RuntimeError: nowhere; a bug.
