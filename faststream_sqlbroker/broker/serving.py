@@ -257,7 +257,7 @@ class SqlBrokerServing:
                 refuse_subscriber(queue, subscribed)
 
     async def _is_pulled(self, channel: str, consumer: str) -> bool:
-        found = await self._store.channels.find(channel, consumer)
+        [_, found] = await self._store.tokens.find(channel, consumer)
         if found is None or found.type != "pull":
             return False
         from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs  # noqa: PLC0415
@@ -272,7 +272,7 @@ class SqlBrokerServing:
         return True
 
     async def _pulled(self) -> list[str]:
-        return await self._store.channels.pulled()
+        return await self._store.tokens.pulled()
 
     async def _job_counts(self, queues: Sequence[str]) -> "list[JobCounts]":
         return await self._store.overviews.jobs(queues)

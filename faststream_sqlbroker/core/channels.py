@@ -15,6 +15,7 @@ from datetime import datetime
 from enum import Enum
 from hashlib import sha256
 from typing import Any, Literal
+from uuid import UUID
 
 from faststream_sqlbroker.core.checks import checked_queue, one_of, whole_number
 from faststream_sqlbroker.core.retry import RetryStrategyProto
@@ -328,9 +329,10 @@ class PullJob:
     deliveries: int
     headers: Mapping[str, Any]
     payload: bytes
-    due: bool = True
-    """Whether a queued job may be taken now."""
-    lease_expires_at: datetime | None = None
+    token: UUID | None = None
+    """The lease of one in flight."""
+    age: float = 0.0
+    """Seconds since that was given."""
     over: bool = False
     """Whether its time was over when it was read."""
 

@@ -1,15 +1,16 @@
-"""What clients over HTTP need: channels, their consumers and jobs, and the tokens of queues.
+"""Jobs of pull consumers: which there are, and what their clients do with them.
 
-Each operation is one transaction.
+A job's row is locked before its state is judged, so of two requests the second sees what the first
+has done. What a lease allows is decided by the database's clock. Each operation is one transaction.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Select, bindparam, select, text
+from sqlalchemy import Connection, Select, bindparam, case, literal, select
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import (
@@ -17,82 +18,31 @@ from faststream_sqlbroker.core.channels import (
     JobsPage,
     JobState,
     PullJob,
-    QueueRole,
-    Registered,
     Step,
-    queue_of,
+    ids_of,
     step_to,
 )
-from faststream_sqlbroker.core.jobs import Job
-from faststream_sqlbroker.core.outcome import Discard
-from faststream_sqlbroker.core.reasons import EXPIRED
+from faststream_sqlbroker.core.outcome import Discard, Release
+from faststream_sqlbroker.core.reasons import EXPIRED, REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
+from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.parts import audit, channels, pull_jobs
-from faststream_sqlbroker.database.parts.audit import note_action
-from faststream_sqlbroker.database.parts.message_walks import Walk
-from faststream_sqlbroker.database.parts.sizes import chunks
-from faststream_sqlbroker.database.policies.rows import PolicyRows
+from faststream_sqlbroker.database.parts import pull_jobs
+from faststream_sqlbroker.database.parts.brought_back import bring_back, lock_records
+from faststream_sqlbroker.database.parts.channels import place_of_consumer, registered
+from faststream_sqlbroker.database.parts.live_subscribers import is_lasting, pause_of
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
 from faststream_sqlbroker.schema.types import MYSQL, clock
 
-SCOPE = "queue:"
-"""The scope of tokens is this and what they allow; the key is the queue."""
-
-
-class QueueTokenStore:
-    """Finds and makes them; the database has their hashes only.
-
-    Raises (from every operation):
-        TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._dialect = database.dialect
-        self._table = database.tables.policy_state
-
-    async def find(self, queue: str, role: QueueRole) -> Registered | None:
-        """The token of the queue that allows `role`."""
-        query = channels.finding(self._dialect, (SCOPE + role, queue))
-        [found] = await self._database.run(query, Activity.STATE, write=False)
-        return found
-
-    async def put(
-        self,
-        queue: str,
-        role: QueueRole,
-        *,
-        by: str,
-        token: str | None = None,
-        rotate: bool = False,
-    ) -> Registered:
-        """Make the token, or with `rotate` another one, and note in the audit who did."""
-
-        def put(connection: Connection) -> Registered:
-            found = channels.put(
-                connection,
-                self._table,
-                SCOPE + role,
-                queue,
-                token=token,
-                changes={},
-                rotate=rotate,
-            )
-            if found.changed:
-                arguments = {"queue": queue, "role": role}
-                note_action(connection, self._dialect, "put_queue_token", by, arguments)
-            return found
-
-        return await self._database.run(put, Activity.STATE)
-
-
-SWEPT = 100
-"""Expired leases that one transaction ends; bounds its length."""
 CONSUMING = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
 """What a consumer's requests do in the database."""
+_RULES = SettleRules()
+_ENDS = {
+    Step.DELIVER: (MessageState.COMPLETED, None),
+    Step.KILL: (MessageState.FAILED, REJECTED),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +54,12 @@ class ChangeRequest:
     wanted: JobState
     lease: float
     """Seconds, for a start."""
-    max_retries: int
     with_timeout: bool = False
     token: UUID | None = None
     """The lease that the consumer believes to have; None: it does not say."""
 
 
-Verdict = Literal["done", "not_found", "refused", "lost", "paused", "expired", "push"]
+Verdict = Literal["done", "not_found", "over", "refused", "lost", "paused", "expired", "push"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +67,17 @@ class Changed:
     """What became of it."""
 
     verdict: Verdict
+    """"over": its time is over, so `end_leases` comes first."""
     state: JobState | None = None
     """Where the job was."""
     lease: UUID | None = None
     """Of a job that was started."""
     started: ClaimedMessage | None = None
     ended: Settlement | None = None
-    died: Settlement | None = None
-    """The end of a job whose time was over before, once too often."""
 
 
-class ChannelStore:
-    """Reads and writes them.
+class PullStore:
+    """Reads and writes jobs.
 
     Raises (from every operation):
         TransientStoreError, UnknownOutcomeError, StoreError: as `Store`.
@@ -150,93 +98,6 @@ class ChannelStore:
         """Whether a job may be taken while its consumer's type changes, and a little later."""
         return self._dialect.quick_jobs is not None
 
-    async def find(self, channel: str, consumer: str | None = None) -> Registered | None:
-        """The channel, or one of its consumers."""
-        [found] = await self._find(_place(channel, consumer))
-        return found
-
-    async def both(self, channel: str, consumer: str) -> tuple[Registered | None, ...]:
-        """The channel and the consumer, in one look."""
-        return tuple(await self._find(_place(channel, None), _place(channel, consumer)))
-
-    async def _find(self, *places: tuple[str, str]) -> list[Registered | None]:
-        query = channels.finding(self._dialect, *places)
-        return await self._database.run(query, Activity.STATE, write=False)
-
-    async def put(
-        self,
-        channel: str,
-        consumer: str | None = None,
-        *,
-        by: str,
-        kind: str = "",
-        token: str | None = None,
-        rotate: bool = False,
-    ) -> Registered | None:
-        """Make or change the channel or consumer, and note who did in the audit.
-
-        None: there is no such channel.
-        """
-        scope, key = _place(channel, consumer)
-        changes = {} if consumer is None else {"type": kind}
-
-        def work(connection: Connection) -> Registered | None:
-            if consumer is not None:
-                # A consumer of no channel could never be reached.
-                [of_channel] = channels.finding(self._dialect, _place(channel, None))(connection)
-                if of_channel is None:
-                    return None
-            found = channels.put(
-                connection, self._table, scope, key, token=token, changes=changes, rotate=rotate
-            )
-            if not found.changed:
-                return found
-            # Its clients can end nothing any more, and a lease may last for years.
-            if consumer is not None and (found.earlier_type, kind) == ("pull", "push"):
-                queue = queue_of(channel, consumer)
-                pull_jobs.end_cancelled(connection, self._dialect, queue)
-                pull_jobs.requeue_all(connection, self._dialect, queue)
-            arguments = {
-                "channel": channel,
-                "consumer": consumer,
-                "type": kind or None,
-                "new_token": found.new_token is not None or token is not None,
-            }
-            action = "put_channel" if consumer is None else "put_consumer"
-            job = Job(action=action, by=by, arguments=arguments, state="ended", expected=1, done=1)
-            audit.add(connection, self._table, job, self._dialect.now(connection))
-            return found
-
-        return await self._database.run(work, Activity.STATE)
-
-    async def requeue_all(self, queue: str) -> None:
-        """Queue all jobs again that are in flight; those that an operator has cancelled end."""
-
-        def work(connection: Connection) -> None:
-            pull_jobs.end_cancelled(connection, self._dialect, queue)
-            pull_jobs.requeue_all(connection, self._dialect, queue)
-
-        await self._database.run(work, *CONSUMING)
-
-    async def consumers(self, channel: str) -> list[Registered]:
-        """The consumers of a channel, by id."""
-        c = self._table.c
-        of_channel = select(c.key, c.info).where(c.scope == channels.CONSUMER + channel)
-        listed = of_channel.order_by(c.key).limit(channels.MOST_CONSUMERS)
-
-        def read(connection: Connection) -> list[Registered]:
-            rows = connection.execute(listed)
-            return [channels.registered(row.key, row.info) for row in rows]
-
-        return await self._database.run(read, Activity.STATE, write=False)
-
-    async def pulled(self) -> list[str]:
-        """The queues of all pull consumers."""
-        found = await self._database.run(
-            lambda c: channels.pulled(c, self._table), Activity.STATE, write=False
-        )
-        return [queue_of(*each) for each in found]
-
     async def queued(
         self, queue: str, after: str | None, limit: int, *, gone: bool = True
     ) -> JobsPage:
@@ -250,63 +111,47 @@ class ChannelStore:
             first = quick.first(queue, limit, gone=gone)
             page: JobsPage = await self._database.run(first, *CONSUMING, write=False)
             return page
-
-        def work(connection: Connection) -> JobsPage:
-            ends_in = self._dialect.lease_ends_in(connection, [queue])
-            ended = ends_in is not None and ends_in <= 0
-            overdue = ended and bool(self._with_ended_leases(connection, [queue]))
-            return pull_jobs.queued(
-                connection, self._dialect, queue, after, limit, gone=gone, overdue=overdue
-            )
-
-        return await self._database.run(work, *CONSUMING, write=False)
-
-    async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
-        """Discard those of the jobs `ids` that wait and have expired long ago."""
-
-        def work(connection: Connection) -> None:
-            # Looked at again: one that was dead since, and was taken again, lives.
-            locking = pull_jobs.expired_jobs(self._dialect)
-            held = connection.execute(locking, {"ids": list(ids), "queue": queue})
-            self._discard_expired(connection, queue, list(held.scalars()))
-
-        await self._database.run(work, *CONSUMING)
-
-    def _discard_expired(self, connection: Connection, queue: str, ids: Sequence[int]) -> None:
-        """Discard locked jobs, into the archive."""
-        ends = {each: Discard(EXPIRED) for each in ids}
-        PolicyRows(self._dialect, connection, queue).discard(ends, keep=True)
+        return await self._database.run(
+            lambda c: pull_jobs.queued(c, self._dialect, queue, after, limit, gone=gone),
+            *CONSUMING,
+            write=False,
+        )
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job, live or archived."""
+        return await self._database.run(
+            lambda c: pull_jobs.read_job(c, self._dialect, queue, job_id), *CONSUMING, write=False
+        )
 
-        def read(connection: Connection) -> PullJob | None:
-            for is_live in (True, False):
-                statement = pull_jobs.showing(self._dialect, is_live=is_live)
-                row = connection.execute(statement, {"job": job_id, "queue": queue}).first()
-                if row is None:
-                    continue
-                job = pull_jobs.job_of(row, pull_jobs.STATES[MessageState[row.state]])
-                if not is_live:
-                    return job
-                return replace(
-                    job,
-                    due=bool(row.is_due),
-                    lease_expires_at=row.lease_expires_at,
-                    over=bool(row.over),
-                )
-            return None
+    async def end_leases(
+        self, queues: Sequence[str], max_retries: float, job_id: int | None = None
+    ) -> list[tuple[str, Settlement]]:
+        """Give back jobs of `queues` whose time is over, or the one with `job_id`; the ends of
+        those that had it too often, with their queues.
+        """
+        return await self._database.run(
+            lambda c: pull_jobs.end_leases(c, self._dialect, queues, max_retries, job_id=job_id),
+            *CONSUMING,
+        )
 
-        return await self._database.run(read, *CONSUMING, write=False)
+    async def give_up(self, queue: str) -> None:
+        """Give back all jobs that are in flight; those that an operator has cancelled end."""
+        await self._database.run(
+            lambda c: pull_jobs.end_leases(c, self._dialect, [queue], ended=False), *CONSUMING
+        )
 
-    async def end_overdue(self, queue: str, job_id: int, max_retries: int) -> Settlement | None:
-        """Queue the job again if its time is over, or end it; the end."""
+    async def end_expired(self, queue: str, ids: Sequence[int]) -> None:
+        """Discard those of the jobs `ids` that wait and have expired."""
+        token = uuid4()
 
-        def work(connection: Connection) -> Settlement | None:
-            held = pull_jobs.hold(connection, self._dialect, queue, job_id, max_retries)
-            return None if held is None else held.died
+        def work(connection: Connection) -> None:
+            # Leased as any other: one that was dead since, and was taken again, lives.
+            rows = self._dialect.claim_ids(connection, ids, [queue], 1.0, token)
+            ends = [_expiry(row) or settle(row, Release(), _RULES, ended_after=0.0) for row in rows]
+            if ends:
+                self._dialect.settle(connection, ends)
 
-        return await self._database.run(work, *CONSUMING)
+        await self._database.run(work, *CONSUMING)
 
     async def change(self, request: ChangeRequest) -> Changed:
         """Lead the job to the state that is asked for, if that is allowed."""
@@ -344,11 +189,27 @@ class ChannelStore:
         starts = request.wanted is JobState.INFLIGHT
         if starts and not self._is_pulled(connection, request.queue):
             return Changed("push")
-        held = self._hold(connection, request)
-        if held is None:
+        job = pull_jobs.read_job(connection, self._dialect, request.queue, request.job, lock=True)
+        if job is None:
             return Changed("not_found")
-        changed = self._lead(connection, request, held, token)
-        return changed if held.died is None else replace(changed, died=held.died)
+        if job.over:
+            return Changed("over", job.state)
+        if job.token == token:
+            # This request has taken it already, and the answer to that COMMIT was lost.
+            return Changed("done", job.state, lease=token)
+        step = step_to(job.state, request.wanted, with_timeout=request.with_timeout)
+        lost = _has_lost(request, job, step)
+        if lost or step is None:
+            return Changed("lost" if lost else "refused", job.state)
+        if step in STARTS:
+            return self._start(connection, request, job, token)
+        end = None
+        if step is not Step.NOTHING:
+            assert job.token is not None  # noqa: S101 - it is in flight
+            state, reason = _ENDS[step]
+            end = Settlement(job.id, job.token, state, ended_after=job.age, reason=reason)
+            self._dialect.settle(connection, [end])
+        return Changed("done", job.state, ended=end)
 
     def _is_pulled(self, connection: Connection, queue: str) -> bool:
         """Whether `queue` is a pull consumer's. On MySQL and MariaDB it stays so until the end of
@@ -362,140 +223,63 @@ class ChannelStore:
             # On PostgreSQL a shared lock would be a write of the consumer's row for each job.
             return found.with_for_update(read=True) if self._dialect.name in MYSQL else found
 
-        scope, key = channels.place_of(queue)
+        scope, key = place_of_consumer(*(ids_of(queue) or ("", "")))
         statement = self._dialect.built("type_of_consumer", build)
         row = connection.execute(statement, {"scope": scope, "consumer": key}).first()
-        return row is not None and channels.registered(row.key, row.info).type == "pull"
-
-    def _lead(
-        self, connection: Connection, request: ChangeRequest, held: pull_jobs.Held, token: UUID
-    ) -> Changed:
-        state = held.state
-        if held.token == token:
-            # This request has taken it already, and the answer to that COMMIT was lost.
-            return Changed("done", state, lease=token)
-        step = step_to(state, request.wanted, with_timeout=request.with_timeout)
-        if _has_lost(request, held, step):
-            return Changed("lost", state)
-        if step is None:
-            return Changed("refused", state)
-        if step in STARTS:
-            return self._start(connection, request, held, token)
-        ended = {Step.DELIVER: pull_jobs.delivered, Step.KILL: pull_jobs.killed}.get(step)
-        if ended is None:
-            return Changed("done", state)
-        settlement = ended(held)
-        self._dialect.settle(connection, [settlement])
-        return Changed("done", state, ended=settlement)
-
-    def _hold(self, connection: Connection, request: ChangeRequest) -> pull_jobs.Held | None:
-        return pull_jobs.hold(
-            connection, self._dialect, request.queue, request.job, request.max_retries
-        )
+        return row is not None and registered(row.key, row.info).type == "pull"
 
     def _start(
-        self, connection: Connection, request: ChangeRequest, held: pull_jobs.Held, token: UUID
+        self, connection: Connection, request: ChangeRequest, job: PullJob, token: UUID
     ) -> Changed:
-        dialect = self._dialect
-        pause = connection.execute(pull_jobs.pause_of_jobs(dialect), {"queue": request.queue})
-        if pause.first() is not None:
-            return Changed("paused", held.state)
-        if held.state is JobState.QUEUED and not held.due:
-            c = dialect.tables.message.c
-            expired = select(c.id).where(c.id == held.id, c.expires_at <= clock())
-            if connection.execute(expired).first() is None:
-                return Changed("refused", held.state)
-            self._discard_expired(connection, held.queue, [held.id])
-            return Changed("expired", held.state)
-        started = pull_jobs.start(connection, dialect, held, request.lease, token)
-        if started is None:
-            return Changed("refused", held.state)
-        return Changed("done", held.state, token, started)
+        """Lease the locked job; a dead one comes back from the archive first."""
+        pause = select(self._table.c.key).where(
+            pause_of(self._table, request.queue), is_lasting(self._table)
+        )
+        if connection.execute(pause).first() is not None:
+            return Changed("paused", job.state)
+        if job.state is JobState.DEAD:
+            self._bring_back(connection, job.id)
+        rows = self._dialect.claim_ids(connection, [job.id], [request.queue], request.lease, token)
+        if not rows:
+            return Changed("refused", job.state)
+        if (end := _expiry(rows[0])) is not None:
+            self._dialect.settle(connection, [end])
+            return Changed("expired", job.state, ended=end)
+        return Changed("done", job.state, token, rows[0])
 
-    async def extend(self, request: ChangeRequest) -> Changed:
-        """Let the lease end `request.lease` seconds from now, never sooner than it does; "lost" if
-        it is gone.
-        """
-
-        def work(connection: Connection) -> Changed:
-            held = self._hold(connection, request)
-            if held is None or held.token is None or held.token != request.token:
-                return Changed("lost", died=None if held is None else held.died)
-            lease = [(held.id, held.token)]
-            renewed = held.id in self._dialect.renew(connection, lease, request.lease)
-            return Changed("done" if renewed else "lost", held.state)
-
-        return await self._database.run(work, *CONSUMING)
-
-    async def overdue(self, queues: Sequence[str]) -> tuple[list[str], float | None]:
-        """Those of `queues` with leases that have ended; and the seconds until the first lease of
-        any ends, None without a lease.
-        """
-
-        def read(connection: Connection) -> tuple[list[str], float | None]:
-            ends_in = self._dialect.lease_ends_in(connection, queues)
-            if ends_in is None or ends_in > 0:
-                return [], ends_in
-            return self._with_ended_leases(connection, queues), ends_in
-
-        return await self._database.run(read, *CONSUMING, write=False)
-
-    def _with_ended_leases(self, connection: Connection, queues: Sequence[str]) -> list[str]:
-        """Those of `queues` that have leases that have ended."""
-        found: list[str] = []
-        walk = self._ended_leases()
-        queue = walk.table.c.queue
-        for part in chunks(queues):
-            over = walk.select(self._dialect, [queue]).where(queue.in_(part))
-            found += connection.execute(over.order_by(None).distinct()).scalars()
-        return found
-
-    def _ended_leases(self) -> Walk:
-        """Leases that have ended, of all queues."""
-        table = self._dialect.tables.message
-        mysql = self._dialect.name in MYSQL
-        leased = text("lease_expires_at IS NOT NULL" if mysql else "state = 'PROCESSING'")
-        where = (leased, table.c.lease_expires_at <= clock())
-        return Walk("leased", table, "leased_index", where, (table.c.lease_expires_at, table.c.id))
-
-    async def sweep(self, queue: str, max_retries: int) -> list[Settlement]:
-        """Queue up to `SWEPT` jobs again whose time is over, and end those that had it too often;
-        the ends.
-        """
-        walk = self._ended_leases()
-        c = walk.table.c
-        columns = [c.id, c.lease_token, c.deliveries_count, c.attempts_count]
-        of_queue = walk.select(self._dialect, columns).where(c.queue == queue).limit(SWEPT)
-        locking = of_queue.with_for_update(skip_locked=True)
-
-        def work(connection: Connection) -> list[Settlement]:
-            rows = connection.execute(locking).all()
-            ended = pull_jobs.ends_of_cancelled(connection, self._dialect, rows)
-            for row in rows:
-                if row.deliveries_count > max_retries:
-                    ended.setdefault(row.id, pull_jobs.timed_out(row.id, row.lease_token))
-            ends = list(ended.values())
-            if ends:
-                self._dialect.settle(connection, ends)
-            for row in rows:
-                if row.id not in ended:
-                    pull_jobs.requeue(connection, self._dialect, row.id, row.attempts_count)
-            return ends
-
-        return await self._database.run(work, *CONSUMING)
+    def _bring_back(self, connection: Connection, job_id: int) -> None:
+        archive = self._dialect.tables.archive
+        assert archive is not None  # noqa: S101 - it was found there
+        new = {
+            "state": literal(MessageState.PENDING.name),
+            "publish_count": archive.c.publish_count + 1,
+            # One that has ended before its first delivery is retried, too.
+            "deliveries_count": case(
+                (archive.c.deliveries_count < 1, 1), else_=archive.c.deliveries_count
+            ),
+            "next_attempt_at": clock(),
+            # Both are over by now: who starts it wants it to run.
+            "expires_at": None,
+            "dedup_id": None,
+        }
+        # The row is locked by now, and a prune of its window may wait for it: the database then
+        # ends one of the two with an error that passes.
+        records = lock_records(connection, self._dialect, [job_id])
+        bring_back(connection, self._dialect, [job_id], new, records)
 
 
-def _has_lost(request: ChangeRequest, held: pull_jobs.Held, step: Step | None) -> bool:
+def _expiry(row: ClaimedMessage) -> Settlement | None:
+    """The end of a job that has expired before its claim; None: it has not."""
+    if row.expires_at is None or row.expires_at > row.acquired_at:
+        return None
+    return settle(row, Discard(EXPIRED), _RULES, ended_after=0.0, attempted=False)
+
+
+def _has_lost(request: ChangeRequest, job: PullJob, step: Step | None) -> bool:
     """Whether the consumer names a lease that is not the job's."""
-    if request.token is None or request.token == held.token:
+    if request.token is None or request.token == job.token:
         return False
-    if held.state is JobState.INFLIGHT:
+    if job.state is JobState.INFLIGHT:
         return True
     # It wants to end what it no longer has; to start it anew is another matter.
     return step is None and request.wanted is not JobState.INFLIGHT
-
-
-def _place(channel: str, consumer: str | None) -> tuple[str, str]:
-    if consumer is None:
-        return channels.CHANNEL, channel
-    return channels.CONSUMER + channel, consumer

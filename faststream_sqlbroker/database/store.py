@@ -62,13 +62,14 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.overviews import QueueOverviews
     from faststream_sqlbroker.database.policies.policy_holds import PolicyHolds
     from faststream_sqlbroker.database.policies.store import PolicyStore
-    from faststream_sqlbroker.database.pull import ChannelStore, QueueTokenStore
+    from faststream_sqlbroker.database.pull import PullStore
     from faststream_sqlbroker.database.queue_states import QueueStates
     from faststream_sqlbroker.database.repairs import Repairs
     from faststream_sqlbroker.database.replies import ReplyStore
     from faststream_sqlbroker.database.retention import ArchivePartitions, ArchiveRetention
     from faststream_sqlbroker.database.schedules import Schedules
     from faststream_sqlbroker.database.stored_messages import StoredMessages
+    from faststream_sqlbroker.database.tokens import TokenStore
     from faststream_sqlbroker.database.verification import Verifier
 
 
@@ -116,7 +117,6 @@ class Store:
         StoreError: the database refused the statement.
     """
 
-    channels: "ChannelStore" = _subject("pull.ChannelStore")
     depths: "Depths" = _subject("depths.Depths")
     explanations: "Explanations" = _subject("explain.explanations.Explanations")
     jobs: "JobStore" = _subject("bulk.store.JobStore")
@@ -127,8 +127,8 @@ class Store:
     partitions: "ArchivePartitions" = _subject("retention.ArchivePartitions")
     policies: "PolicyStore" = _subject("policies.store.PolicyStore")
     policy_holds: "PolicyHolds" = _subject("policies.policy_holds.PolicyHolds")
+    pull: "PullStore" = _subject("pull.PullStore")
     queue_states: "QueueStates" = _subject("queue_states.QueueStates")
-    queue_tokens: "QueueTokenStore" = _subject("pull.QueueTokenStore")
     repairs: "Repairs" = _subject("repairs.Repairs")
     replies: "ReplyStore" = _subject("replies.ReplyStore")
     retention: "ArchiveRetention" = _subject("retention.ArchiveRetention", "partitions")
@@ -136,6 +136,7 @@ class Store:
     silent: "DeadSessionWatch" = _subject("dead_sessions.DeadSessionWatch")
     starts: "AckFirstStarts" = _subject("messages.ack_first.AckFirstStarts")
     takes: "DirectClaims" = _subject("messages.direct_claim.DirectClaims", "correlation_ids")
+    tokens: "TokenStore" = _subject("tokens.TokenStore")
     verifier: "Verifier" = _subject("verification.Verifier")
 
     database_class: type[Database] = Database

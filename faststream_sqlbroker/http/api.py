@@ -12,7 +12,6 @@ from pydantic.alias_generators import to_camel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from faststream_sqlbroker.core.channels import Registered
 from faststream_sqlbroker.http.answers import FORM, BodyLimits, read_form, read_object
 from faststream_sqlbroker.http.channel_models import Failure
 from faststream_sqlbroker.http.mistakes import mistakes
@@ -54,13 +53,6 @@ OPTIONAL = {"required": False}
 """Of a form whose fields may all be missing."""
 LARGEST_ID = 2**63 - 1
 """Of a message."""
-UNKNOWN_HASH = "0" * 64
-"""What a token of something that does not exist is compared with."""
-
-
-def hash_of(found: Registered | None) -> str:
-    """The hash that a token is compared with, also that of what does not exist."""
-    return UNKNOWN_HASH if found is None else found.token_hash
 
 
 def whole(given: object) -> int:

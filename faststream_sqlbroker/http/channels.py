@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -25,7 +25,6 @@ from faststream_sqlbroker.core.channels import (
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.database.pull import Changed
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
 from faststream_sqlbroker.http import channel_models as models
 from faststream_sqlbroker.http.answers import FORM, BodyLimits, Problem, StoredJson, read_body
@@ -37,11 +36,9 @@ from faststream_sqlbroker.http.api import (
     Caller,
     Door,
     JobId,
-    hash_of,
     whole,
 )
 from faststream_sqlbroker.http.gate import Gate
-from faststream_sqlbroker.http.lockout import Look, fit
 from faststream_sqlbroker.http.models import Rotation
 
 CHANNEL_TOKEN = "X-Broker-Channel-Token"  # noqa: S105 - the name of a header
@@ -102,8 +99,9 @@ class ChannelRoutes:
         channel = "/channel/{channel}"
         consumer = channel + "/consumer/{consumer}"
         job = consumer + "/job/{job}"
-        producers = Door(("channelToken",), self._let_producer_in)
-        consumers = Door(("channelToken", "consumerToken"), self._let_consumer_in)
+        both = (CHANNEL_TOKEN, CONSUMER_TOKEN)
+        producers = Door(("channelToken",), partial(self._let_in, needed=both[:1]))
+        consumers = Door(("channelToken", "consumerToken"), partial(self._let_in, needed=both))
         add = partial(api.add, part="channels")
         made = dict.fromkeys((200, 201), models.ChannelShown)
         add(f"PUT {channel}", self.put_channel, admin, made, *FORM_BODY, body=OPTIONAL)
@@ -136,14 +134,6 @@ class ChannelRoutes:
         )
         add(f"POST {job}/heartbeat", self.extend_job, consumers, {202: None}, *BODY, 404, 409)
 
-    async def _begin(self) -> None:
-        try:
-            await self._jobs.begin()
-        except SetupError as error:
-            # Its text names a worker, and the caller is not known yet.
-            self._gate.log(f"HTTP: the channels of the configuration cannot be made: {error}")
-            raise Problem(503, "the channels cannot be made: see the server's log") from None
-
     # For administrators.
 
     async def put_channel(
@@ -153,7 +143,7 @@ class ChannelRoutes:
         user: Caller,
     ) -> Response:
         """Make a channel, or give it a new token. Only this answer shows the token."""
-        await self._begin()
+        await self._gate.begin(self._jobs, "channels")
         found = await self._jobs.put_channel(channel, by=user.name, rotate=form.is_wanted)
         return _registered(found, {"ID": found.id})
 
@@ -165,7 +155,7 @@ class ChannelRoutes:
         user: Caller,
     ) -> Response:
         """Make a consumer, or change its type (default push). Only this answer shows its token."""
-        await self._begin()
+        await self._gate.begin(self._jobs, "channels")
         found = await self._jobs.put_consumer(
             channel, consumer, kind=form.type, by=user.name, rotate=form.is_wanted
         )
@@ -273,59 +263,27 @@ class ChannelRoutes:
 
     # Who may ask.
 
-    async def _let_producer_in(self, request: Request) -> None:
-        await self._begin()
-        channel = request.path_params["channel"]
-
-        async def look() -> list[str]:
-            return [hash_of(await self._jobs.find(channel))]
-
-        name = f"channel {channel}"
-        await self._check(request, name, look, CHANNEL_TOKEN)
-        found = await self._jobs.find(channel)
-        self._verify(request, name, [(found, CHANNEL_TOKEN)])
-
-    async def _let_consumer_in(self, request: Request) -> None:
-        """Compare both tokens of a pull consumer.
+    async def _let_in(self, request: Request, needed: Sequence[str]) -> None:
+        """Compare the tokens in the headers `needed`, of the channel and of a pull consumer.
 
         Raises:
             Problem: they are missing or wrong (403), or it is a push consumer (400).
         """
-        await self._begin()
-        channel = request.path_params["channel"]
-        consumer = request.path_params["consumer"]
-        queue = queue_of(channel, consumer)
-
-        async def look() -> list[str]:
-            return [hash_of(each) for each in await self._jobs.both(channel, consumer)]
-
-        name = f"consumer {queue}"
-        await self._check(request, name, look, CHANNEL_TOKEN, CONSUMER_TOKEN)
-        of_channel, of_consumer = await self._jobs.both(channel, consumer)
-        self._verify(request, name, [(of_channel, CHANNEL_TOKEN), (of_consumer, CONSUMER_TOKEN)])
-        assert of_consumer is not None  # noqa: S101 - its token was right
-        if of_consumer.type != "pull":
-            raise _push(queue)
-
-    async def _check(self, request: Request, name: str, look: Look, *headers: str) -> None:
-        tokens = [request.headers.get(header, "") for header in headers]
-        await self._gate.check_tokens(request, name, tokens, look)
-
-    def _verify(
-        self, request: Request, name: str, needed: list[tuple[Registered | None, str]]
-    ) -> None:
-        """Compare all tokens, also of what does not exist: the answer does not tell which."""
-        tokens = [request.headers.get(header, "") for _, header in needed]
-        fits = fit(tokens, [hash_of(registered) for registered, _ in needed])
-        self._gate.tokens_compared(request, name, tokens, right=fits)
-        if fits:
-            return
-        names = " and ".join(header for _, header in needed)
-        raise Problem(
-            403,
-            f"{names} must be right: send what PUT has answered when it was made, or let an "
-            "administrator make another with rotate=true",
-        )
+        await self._gate.begin(self._jobs, "channels")
+        kinds = ("channel", "consumer")[: len(needed)]
+        ids = [request.path_params[kind] for kind in kinds]
+        name = f"{kinds[-1]} {'/'.join(ids)}"
+        tokens = [request.headers.get(header, "") for header in needed]
+        found = await self._gate.let_in(request, name, tokens, partial(self._jobs.find, *ids))
+        if found is None:
+            raise Problem(
+                403,
+                f"{' and '.join(needed)} must be right: send what PUT has answered when it was "
+                "made, or let an administrator make another with rotate=true",
+            )
+        consumer = found[1] if len(found) > 1 else None
+        if consumer is not None and consumer.type != "pull":
+            raise _push(queue_of(*ids))
 
 
 _REFUSED: Mapping[str, tuple[int, str]] = {

@@ -7,8 +7,11 @@ from time import monotonic
 
 from starlette.requests import HTTPConnection, Request
 
+from faststream_sqlbroker.core.channels import Registered
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
+from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
 from faststream_sqlbroker.http.answers import BodyLimits, Problem, read_form
 from faststream_sqlbroker.http.basic import WRONG_PASSWORD, credentials
 from faststream_sqlbroker.http.csrf import Csrf
@@ -153,47 +156,56 @@ class Gate:
             self.log(f"HTTP: a user cannot be authenticated: {error}")
             raise Problem(500, "an error of the server: see its log") from None
 
-    async def check_tokens(
+    async def let_in(
         self, connection: HTTPConnection, name: str, tokens: Sequence[str], look: Look
-    ) -> None:
-        """Refuse an address that has sent too many wrong tokens, whatever queues they were for.
+    ) -> list[Registered | None] | None:
+        """What `look` has got, if the tokens are right for it; None: one of them is wrong.
 
-        Right tokens pass: their client may share the address with one that guesses. They are those
-        that were right for `name` before, and random ones that fit the hashes which `look` gets;
-        these cannot be guessed. All are compared again by the caller.
+        An address that has sent too many wrong tokens, whatever they were for, is refused. Right
+        tokens pass: their client may share the address with one that guesses. They are those that
+        were right for `name` before, and random ones, which cannot be guessed.
 
         Raises:
-            Problem: it has (429).
+            Problem: the address has sent too many wrong ones (429).
             StoreError: the database could not be asked.
         """
-        if self._tokens.has(name, *tokens):
-            return
-        try:
-            self._of_tokens.check(client_address(connection, self._proxies))
-        except Problem:
-            if not are_random(tokens) or self._looks.is_full():
-                raise
-            # Before the look at the database: many at once are limited, too.
-            self._looks.add()
-            if not fit(tokens, await look()):
-                raise
-
-    def tokens_compared(
-        self, connection: HTTPConnection, name: str, tokens: Sequence[str], *, right: bool
-    ) -> None:
-        """Remember right tokens; count wrong ones by their address alone, and tell the log.
-
-        Raises:
-            Problem: the address has sent too many wrong ones by now (429).
-        """
         address = client_address(connection, self._proxies)
+        lockout: Problem | None = None
+        if not self._tokens.has(name, *tokens):
+            try:
+                self._of_tokens.check(address)
+            except Problem as problem:
+                if not are_random(tokens) or self._looks.is_full():
+                    raise
+                # Before the look at the database: many at once are limited, too.
+                self._looks.add()
+                lockout = problem
+        found = await look()
+        right = fit(tokens, found)
+        if lockout is not None and not right:
+            raise lockout
         if not (self._tokens.has(name, *tokens) or (right and are_random(tokens))):
             # Again: many guesses at once would all have passed before the first has failed.
             self._of_tokens.check(address)
         self._tokens.note(name, *tokens, right=right)
-        if not right:
-            self._of_tokens.add(address)
-            self._log_failure(address, name)
+        if right:
+            return found
+        self._of_tokens.add(address)
+        self._log_failure(address, name)
+        return None
+
+    async def begin(self, jobs: PullJobs | QueueJobs, what: str) -> None:
+        """Make `what` the configuration of `jobs` names.
+
+        Raises:
+            Problem: it cannot be made (503).
+        """
+        try:
+            await jobs.begin()
+        except SetupError as error:
+            # Its text may name a worker, and the caller is not known yet.
+            self.log(f"HTTP: the {what} of the configuration cannot be made: {error}")
+            raise Problem(503, f"the {what} cannot be made: see the server's log") from None
 
     def _log_failure(self, address: str, name: str) -> None:
         shown = visible(name[:MAX_NAME])

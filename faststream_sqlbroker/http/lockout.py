@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
 
-from faststream_sqlbroker.core.channels import RANDOM_TOKEN, token_fits
+from faststream_sqlbroker.core.channels import RANDOM_TOKEN, Registered, token_fits
 from faststream_sqlbroker.http.answers import Problem
 
 WINDOW = 60.0
 """Seconds in which failures are counted together."""
 MAX_KEYS = 10_000
 """Keys or secrets that are remembered; the oldest are forgotten."""
-Look = Callable[[], Awaitable[list[str]]]
-"""Gets the hashes of the tokens that a name needs, in the order of those that a request gives."""
+Look = Callable[[], Awaitable[list[Registered | None]]]
+"""Gets what a name needs the tokens of, in the order of those that a request gives."""
+_UNKNOWN_HASH = "0" * 64
+"""What a token of something that does not exist is compared with."""
 
 
 class Failures:
@@ -96,7 +98,10 @@ def are_random(tokens: Sequence[str]) -> bool:
     return all(len(token) >= RANDOM_TOKEN for token in tokens)
 
 
-def fit(tokens: Sequence[str], hashes: Sequence[str]) -> bool:
-    """Compare all, so the time of the answer does not tell which one was wrong."""
+def fit(tokens: Sequence[str], needed: Sequence[Registered | None]) -> bool:
+    """Compare all, also those of what does not exist: neither the answer nor its time tells which
+    one was wrong.
+    """
+    hashes = [_UNKNOWN_HASH if each is None else each.token_hash for each in needed]
     results = [token_fits(*pair) for pair in zip(tokens, hashes, strict=True)]
     return all(results)

@@ -15,7 +15,7 @@ from fastapi import Body, Path
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from faststream_sqlbroker.core.channels import QueueRole, Registered, token_fits
+from faststream_sqlbroker.core.channels import QueueRole
 from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.outcome import Ack, Discard, Nack, Outcome, Reject, Release
 from faststream_sqlbroker.core.reasons import REJECTED
@@ -24,7 +24,6 @@ from faststream_sqlbroker.core.rows import NewMessage as Row
 from faststream_sqlbroker.core.text import clean_text, short
 from faststream_sqlbroker.core.times import delay_seconds
 from faststream_sqlbroker.database.messages.direct_claim import Replaced
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.tasks.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models
 from faststream_sqlbroker.http.answers import FORM, Problem, StoredJson, kind_of, tellable
@@ -36,7 +35,6 @@ from faststream_sqlbroker.http.api import (
     Caller,
     Door,
     MessageId,
-    hash_of,
 )
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.parser import CONTENT_TYPE, REPLY_TO
@@ -104,9 +102,11 @@ class QueueRoutes:
         user: Caller,
     ) -> Response:
         """Make the token of a queue, or replace it. Only this answer shows the token."""
-        await self._begin()
+        await self._gate.begin(self._jobs, "tokens")
         _check_name(queue)
-        found = await self._jobs.put_token(queue, role, by=user.name, rotate=form.is_wanted)
+        found = await self._jobs.store.tokens.put_queue(
+            queue, role, by=user.name, rotate=form.is_wanted
+        )
         shown = {"queue": queue, "role": role}
         if found.new_token is not None:
             shown["token"] = found.new_token
@@ -184,31 +184,18 @@ class QueueRoutes:
         error = None if wanted.error is None else clean_text(wanted.error)
         return _settled(await self._jobs.settle(leased, _outcome(wanted), error=error))
 
-    async def _begin(self) -> None:
-        try:
-            await self._jobs.begin()
-        except SetupError as error:
-            self._gate.log(f"HTTP: the tokens of the configuration cannot be made: {error}")
-            raise Problem(503, "the tokens cannot be made: see the server's log") from None
-
     async def _let_in(self, request: Request, role: QueueRole) -> None:
         """Compare the token of the queue.
 
         Raises:
             Problem: the token is missing (401) or wrong (403), or it cannot be a queue (400).
         """
-        await self._begin()
+        await self._gate.begin(self._jobs, "tokens")
         queue = request.path_params["queue"]
         _check_name(queue)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
 
-        async def look() -> list[str]:
-            return [hash_of(await self._jobs.find_token(queue, role))]
-
-        # A queue has two tokens: what is held of one must not stand for the other.
-        name = f"{role} {queue}"
-        await self._gate.check_tokens(request, name, [token], look)
         if scheme.lower() != _BEARER or not token:
             raise Problem(
                 401,
@@ -216,11 +203,9 @@ class QueueRoutes:
                 "Authorization: Bearer TOKEN",
                 _CHALLENGE,
             )
-        found: Registered | None = await self._jobs.find_token(queue, role)
-        # Compared also for a queue without tokens: the answer does not tell which there are.
-        fits = token_fits(token, hash_of(found))
-        self._gate.tokens_compared(request, name, [token], right=fits)
-        if not fits:
+        look = partial(self._jobs.store.tokens.find_role, queue, role)
+        # A queue has two tokens: what is held of one must not stand for the other.
+        if await self._gate.let_in(request, f"{role} {queue}", [token], look) is None:
             raise Problem(
                 403,
                 f"the token does not allow to {role} here: an administrator makes one with "

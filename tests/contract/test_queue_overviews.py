@@ -235,7 +235,7 @@ async def test_jobs_of_pull_consumers_are_counted_by_state(bench: Bench, databas
     found = tuple(str(n) for n in (many.queued, many.in_flight, many.delivered, many.dead))
     assert found == ("2", "1", "9", "2")
     # It needs no subscriber once it is a pull consumer's.
-    put = bench.store.channels.put
+    put = bench.store.tokens.put_channel
     for kind, problem in [("push", "no live subscriber"), ("pull", None)]:
         await put("c", by="Ann")
         await put("c", "many", by="Ann", kind=kind)

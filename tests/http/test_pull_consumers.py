@@ -22,7 +22,7 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.core import channels as channel_rules
 from faststream_sqlbroker.core.channels import TRANSITIONS, JobState
-from faststream_sqlbroker.database.parts import channels as channel_rows
+from faststream_sqlbroker.database import tokens
 from faststream_sqlbroker.database.pull import Changed
 from faststream_sqlbroker.exceptions import StoreError, UnknownOutcomeError
 from faststream_sqlbroker.http import Channel, Channels, Consumer
@@ -644,7 +644,7 @@ async def test_w7_a_consumer_that_no_message_would_reach_is_refused(
     pulling: Pulling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pulling.queued()
-    monkeypatch.setattr(channel_rows, "MOST_CONSUMERS", 2)
+    monkeypatch.setattr(tokens, "MOST_CONSUMERS", 2)
     assert (await pulling.put("/channel/orders/consumer/second")).status_code == 201
     refused = await pulling.put("/channel/orders/consumer/third")
     assert refused.status_code == 400
@@ -808,7 +808,7 @@ async def test_an_answer_to_a_commit_that_was_lost(
     """The consumer gets its lease nevertheless, and its end is written once."""
     await pulling.broadcast()
     [job] = await pulling.queued()
-    channels = broker._store.channels
+    channels = broker._store.pull
     database = copy(channels._database)
     real = database.run
     lost = 0
@@ -937,7 +937,7 @@ async def test_what_a_caller_is_not_told_is_in_the_log(
     async def refuse(*_: Any) -> None:
         raise StoreError("no right on the table message")
 
-    monkeypatch.setattr(broker._store.channels, "both", refuse)
+    monkeypatch.setattr(broker._store.tokens, "find", refuse)
     refused = await pulling.page()
     assert refused.status_code == 500
     assert "table" not in refused.text

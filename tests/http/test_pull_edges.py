@@ -153,7 +153,7 @@ async def test_an_expired_job_that_another_client_takes_stays_taken(
         await pulling.queued()
         late = str(await broker.publish("late", QUEUE, expires_in="1h"))
         await _expire(look, timedelta(minutes=2))
-        store = broker._store.channels
+        store = broker._store.pull
         end_expired = store.end_expired
 
         async def taken_before(queue: str, ids: Sequence[int]) -> None:
@@ -201,13 +201,13 @@ async def test_a_request_that_was_let_in_before_takes_no_job_of_a_push_consumer(
         await pulling.broadcast()
         [waiting] = await pulling.queued()
         jobs = pulling.app._service.jobs()  # type: ignore[misc]
-        before = await jobs.both(CHANNEL, CONSUMER)
+        before = await jobs.find(CHANNEL, CONSUMER)
         await pulling.put(JOBS, {"type": "push"})
 
-        async def both(channel: str, consumer: str) -> Any:
+        async def find(channel: str, consumer: str) -> Any:
             return before
 
-        monkeypatch.setattr(jobs, "both", both)
+        monkeypatch.setattr(jobs, "find", find)
         for each in (waiting, job):
             refused = await pulling.post(each["ID"], "INFLIGHT", IncrementalTimeout=100_000)
             assert refused.status_code == 400
@@ -224,8 +224,8 @@ async def test_a_job_that_is_taken_during_a_change_to_push_is_queued_again(
     async with pulling.http:
         await pulling.broadcast()
         [job] = await pulling.queued()
-        store = broker._store.channels
-        put = store.put
+        store = broker._store.tokens
+        put = store.put_channel
 
         async def taken_at_last(*arguments: Any, **options: Any) -> Any:
             found = await put(*arguments, **options)
@@ -236,7 +236,7 @@ async def test_a_job_that_is_taken_during_a_change_to_push_is_queued_again(
                 await connection.execute(values)
             return found
 
-        monkeypatch.setattr(store, "put", taken_at_last)
+        monkeypatch.setattr(store, "put_channel", taken_at_last)
         assert (await pulling.put(JOBS, {"type": "push"})).status_code == 200
         [row] = await look.rows()
         assert (str(row["id"]), row["state"], row["lease_token"]) == (job["ID"], "PENDING", None)
@@ -262,7 +262,7 @@ async def test_a_job_in_flight_that_is_cancelled_is_dead_when_its_time_is_over(
             else:
                 await over(look)
             if by == "sweep":
-                await jobs._sweep(QUEUE)
+                await jobs._end_leases(QUEUE)
             if by == "look":
                 assert await pulling.state(job["ID"]) == ("DEAD", 0)
             assert await look.rows() == []
@@ -382,7 +382,7 @@ async def test_all_pull_consumers_are_watched(
             assert (await pulling.put(f"/channel/{CHANNEL}/consumer/{name}")).status_code == 201
         await pulling.put("/channel/last")
         await pulling.put("/channel/last/consumer/x", {"type": "pull"})
-        found = await pulling.app._service.jobs().store.channels.pulled()  # type: ignore[misc]
+        found = await pulling.app._service.jobs().store.tokens.pulled()  # type: ignore[misc]
     assert found == ["last/x", QUEUE, f"{CHANNEL}/c", f"{CHANNEL}/e"]
 
 

@@ -21,6 +21,7 @@ from faststream_sqlbroker.database.parts.cancels import end_expired, of_leases, 
 from faststream_sqlbroker.database.parts.claimed_rows import CLAIMED_COLUMNS, load_payload
 from faststream_sqlbroker.database.parts.message_walks import shown_columns
 from faststream_sqlbroker.database.parts.policy_state import read_database_id
+from faststream_sqlbroker.schema.types import clock
 
 LOOK_INTERVAL = 10.0
 """Seconds between two looks for the database's part of correlation ids; the first subscriber of the
@@ -268,14 +269,15 @@ class DirectClaims:
         return None if row is None else _claimed_message(row, token)
 
     async def extend_held(
-        self, queue: str, message_id: int, token: UUID, lease: float
+        self, queue: str, message_id: int, token: UUID, lease: float, *, in_time: bool = False
     ) -> datetime | None:
         """Let a lease end `lease` seconds from now, never sooner than it does; its end, by the
-        database's clock. None: the lease is another's.
+        database's clock. None: the lease is another's, or with `in_time` it has ended.
         """
         c = self._dialect.tables.message.c
+        held = [c.id == message_id, c.queue == queue, c.lease_token == token]
         ends = select(c.lease_expires_at).where(
-            c.id == message_id, c.queue == queue, c.lease_token == token
+            *held, *([c.lease_expires_at > clock()] if in_time else [])
         )
 
         def extend(connection: Connection) -> datetime | None:

@@ -19,7 +19,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.channels import place_of
+from faststream_sqlbroker.database.parts.channels import place_of_consumer
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.postgresql.answers import read_claimed
 from faststream_sqlbroker.database.query import Query
@@ -64,7 +64,7 @@ class QuickJobs:
             found = read_claimed(rows, token)
             return found[0] if found else None
 
-        scope, key = place_of(queue)
+        scope, key = place_of_consumer(*queue.split("/", 1))
         of_consumer = {"queue": queue, "channel": scope, "consumer": key}
         binds = {**of_consumer, "job": job_id, "lease": lease, "token": token, "one": 1}
         return Query(self._sql["take_job"], binds, read)

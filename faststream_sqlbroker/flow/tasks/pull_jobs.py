@@ -76,7 +76,7 @@ class PullJobs:
         Raises:
             SetupError: nothing finished is kept, or a subscriber has the queue of a pull consumer.
         """
-        if not store.channels.has_archive:
+        if not store.pull.has_archive:
             raise SetupError(
                 "channels need the archive, which knows what has become of a job: give the "
                 "message_archive_table_name in SqlBrokerSchemaConfig"
@@ -120,7 +120,7 @@ class PullJobs:
 
     async def _configure(self) -> None:
         for channel, settings in self._options.channels.items():
-            await self.store.channels.put(channel, by=BY_CONFIGURATION, token=settings.token)
+            await self.store.tokens.put_channel(channel, by=BY_CONFIGURATION, token=settings.token)
             for name, consumer in settings.consumers.items():
                 await self.put_consumer(
                     channel,
@@ -142,7 +142,7 @@ class PullJobs:
         Raises:
             SetupError: `channel` cannot be an id.
         """
-        found = await self.store.channels.put(channel_id(channel), by=by, rotate=rotate)
+        found = await self.store.tokens.put_channel(channel_id(channel), by=by, rotate=rotate)
         assert found is not None  # noqa: S101 - only a consumer can be without its channel
         return found
 
@@ -168,11 +168,11 @@ class PullJobs:
             refuse_subscriber(queue, self._subscribed())
             living = await self.store.live_subscribers.subscribers()
             refuse_subscriber(queue, {q: each.worker for each in living for q in each.queues})
-        found = await self.store.channels.put(
+        found = await self.store.tokens.put_channel(
             channel, consumer, by=by, kind=wanted, rotate=rotate, token=token
         )
         became_push = found is not None and (found.earlier_type, wanted) == ("pull", "push")
-        if became_push and self.store.channels.takes_without_lock:
+        if became_push and self.store.pull.takes_without_lock:
             await self._give_up(queue)
         return found
 
@@ -180,20 +180,15 @@ class PullJobs:
         """Queue again what statements take that have begun before the consumer was a push one."""
         for pause in LATE_TAKES:
             await self._wakeups.clock.sleep(pause)
-            await self.store.channels.requeue_all(queue)
+            await self.store.pull.give_up(queue)
 
-    async def find(self, channel: str) -> Registered | None:
-        """The channel; None for what cannot be an id, which the database may refuse to look up."""
-        return await self.store.channels.find(channel) if is_id(channel) else None
-
-    async def both(
-        self, channel: str, consumer: str
-    ) -> tuple[Registered | None, Registered | None]:
-        """The channel and the consumer; None as `find`."""
-        if not (is_id(channel) and is_id(consumer)):
-            return None, None
-        of_channel, of_consumer = await self.store.channels.both(channel, consumer)
-        return of_channel, of_consumer
+    async def find(self, channel: str, *consumer: str) -> list[Registered | None]:
+        """The channel, and the consumer if it is given; None for what cannot be an id, which the
+        database may refuse to look up.
+        """
+        if not all(map(is_id, (channel, *consumer))):
+            return [None] * (1 + len(consumer))
+        return await self.store.tokens.find(channel, *consumer)
 
     # Jobs.
 
@@ -220,7 +215,7 @@ class PullJobs:
         told = json.dumps(headers)
         rows = [
             NewMessage(queue_of(channel, each.id), payload, told, priority, dedup_id=dedup_id)
-            for each in await self.store.channels.consumers(channel)
+            for each in await self.store.tokens.consumers(channel)
         ]
         # A channel without consumers has nothing to publish.
         ids = await self._write(rows, channel) if rows else []
@@ -235,29 +230,25 @@ class PullJobs:
         Raises:
             NotACursorError: `after` is not of such a list.
         """
-        page = await self.store.channels.queued(queue, after, limit)
+        page = await self.store.pull.queued(queue, after, limit)
         if page.overdue:
-            await self._sweep(queue)
-            page = await self.store.channels.queued(queue, after, limit)
+            await self._end_leases(queue)
+            page = await self.store.pull.queued(queue, after, limit)
         # As a claim of a subscriber does: nothing else ends them, and each page would walk over
         # them again.
         for rounds in range(1, MOST_ROUNDS + 1):
             if not page.expired:
                 break
-            await self.store.channels.end_expired(queue, page.expired)
+            await self.store.pull.end_expired(queue, page.expired)
             more = rounds < MOST_ROUNDS
-            page = await self.store.channels.queued(queue, after, limit, gone=more)
+            page = await self.store.pull.queued(queue, after, limit, gone=more)
         return page.jobs, page.following
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job; one whose time is over is queued again first, or dead."""
-        found = await self.store.channels.job(queue, job_id)
-        if found is None or not found.over:
-            return found
-        end = await self.store.channels.end_overdue(queue, job_id, self._options.max_retries)
-        if end is not None:
-            self._metrics.settled(end, queue)
-        return await self.store.channels.job(queue, job_id)
+        while (job := await self.store.pull.job(queue, job_id)) is not None and job.over:
+            await self._end_leases(queue, job=job_id)
+        return job
 
     async def change(
         self,
@@ -273,52 +264,46 @@ class PullJobs:
         `longer` are seconds added to the timeout of a start; `token` is the lease that the consumer
         believes to have, None if it does not say.
         """
-        changed = await self.store.channels.change(
-            self._request(queue, job_id, wanted, longer, token)
+        request = ChangeRequest(
+            queue=queue,
+            job=job_id,
+            wanted=wanted,
+            lease=self._options.timeout + (longer or 0),
+            with_timeout=longer is not None,
+            token=token,
         )
+        while (changed := await self.store.pull.change(request)).verdict == "over":
+            await self._end_leases(queue, job=job_id)
         if changed.started is not None:
             self._metrics.taken([changed.started], [])
-        for end in (changed.died, changed.ended):
-            if end is not None:
-                self._metrics.settled(end, queue)
+        if changed.ended is not None:
+            self._metrics.settled(changed.ended, queue)
         if changed.verdict == "lost":
             self._metrics.lost(queue, unknown=False)
         return changed
 
     async def extend(self, queue: str, job_id: int, token: UUID, *, longer: int = 0) -> bool:
         """Let the lease end after one more timeout and `longer` seconds; false if it is gone."""
-        request = self._request(queue, job_id, JobState.INFLIGHT, longer, token)
-        changed = await self.store.channels.extend(request)
-        if changed.died is not None:
-            self._metrics.settled(changed.died, queue)
-        return changed.verdict == "done"
-
-    def _request(
-        self, queue: str, job_id: int, wanted: JobState, longer: int | None, token: UUID | None
-    ) -> ChangeRequest:
-        return ChangeRequest(
-            queue=queue,
-            job=job_id,
-            wanted=wanted,
-            lease=self._options.timeout + (longer or 0),
-            max_retries=self._options.max_retries,
-            with_timeout=longer is not None,
-            token=token,
-        )
+        lease = self._options.timeout + longer
+        extended = await self.store.takes.extend_held(queue, job_id, token, lease, in_time=True)
+        if extended is None:
+            # Its time may be over.
+            await self._end_leases(queue, job=job_id)
+        return extended is not None
 
     # What no consumer ends.
 
     async def _tick(self) -> float:
-        queues = await self.store.channels.pulled()
+        queues = await self.store.tokens.pulled()
         if not queues:
             return LONGEST_PAUSE
         await self._clean()
         if self._removed.due_in <= 0:
             # No subscriber may take from them any more.
             await self._removed.look(queues, sleeps=False)
-        overdue, ends_in = await self.store.channels.overdue(queues)
-        for queue in overdue:
-            await self._sweep(queue)
+        ends_in = await self.store.lease_ends_in(queues)
+        if ends_in is not None and ends_in <= 0:
+            await self._end_leases(*queues)
         pause = LONGEST_PAUSE if ends_in is None else ends_in
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, pause))
 
@@ -330,8 +315,10 @@ class PullJobs:
         more = await self.store.forget_expired(BATCH) == BATCH
         self._clean_at = now + (0.0 if more else CLEANED)
 
-    async def _sweep(self, queue: str) -> None:
-        for end in await self.store.channels.sweep(queue, self._options.max_retries):
+    async def _end_leases(self, *queues: str, job: int | None = None) -> None:
+        """Give back jobs whose time is over, or one `job`; what had it too often ends."""
+        most = self._options.max_retries
+        for queue, end in await self.store.pull.end_leases(queues, most, job):
             self._metrics.settled(end, queue)
 
 

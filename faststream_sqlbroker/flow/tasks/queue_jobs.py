@@ -9,7 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from faststream_sqlbroker.core.channels import QueueRole, Queues, Registered
+from faststream_sqlbroker.core.channels import QueueRole, Queues
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.outcome import Outcome, Release
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage, Settlement
@@ -243,27 +243,7 @@ class QueueJobs:
             }
             for role, token in given.items():
                 if token is not None:
-                    await self.put_token(queue, role, by=BY_CONFIGURATION, token=token)
-
-    # Tokens.
-
-    async def put_token(
-        self,
-        queue: str,
-        role: QueueRole,
-        *,
-        by: str,
-        token: str | None = None,
-        rotate: bool = False,
-    ) -> Registered:
-        """Make the token of the queue that allows `role`, or another one."""
-        return await self.store.queue_tokens.put(queue, role, by=by, token=token, rotate=rotate)
-
-    async def find_token(self, queue: str, role: QueueRole) -> Registered | None:
-        """That token; None: there is none."""
-        return await self.store.queue_tokens.find(queue, role)
-
-    # Messages.
+                    await self.store.tokens.put_queue(queue, role, by=BY_CONFIGURATION, token=token)
 
     async def publish(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Publish `rows` together; their ids, None for one whose dedup_id its queue has."""

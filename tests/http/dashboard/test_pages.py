@@ -384,8 +384,8 @@ async def test_every_page_opens_with_data_on_every_database(broker: SqlBroker) -
         assert "Paused since" in page.text
         for number in ids.values():
             assert "published" in (await read(client, f"/ui/messages/{number}")).text
-        await broker._store.channels.put("c", by="ann")
-        await broker._store.channels.put("c", "billing", kind="pull", token=None, by="ann")
+        await broker._store.tokens.put_channel("c", by="ann")
+        await broker._store.tokens.put_channel("c", "billing", kind="pull", token=None, by="ann")
         jobs = [await broker.publish({}, "c/billing") for _ in range(3)]
         await broker.admin.cancel(jobs[0])
         pulled = await client.get("/ui/channels", auth=as_user("vic"))
