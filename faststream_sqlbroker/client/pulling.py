@@ -5,19 +5,16 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
-from faststream_sqlbroker.client.answers import HttpUser, refused
+from faststream_sqlbroker.client.answers import HeldOverHttp, HttpUser
 from faststream_sqlbroker.core.channels import LONGEST_TIMEOUT
-from faststream_sqlbroker.exceptions import LeaseLostError, SetupError
+from faststream_sqlbroker.exceptions import HttpError, SetupError
 
 _LEASE = "X-Broker-Lease"
 _BASE64 = ";base64"
-_TAKEN = HTTPStatus.ACCEPTED
-_LOST = HTTPStatus.CONFLICT
 _NOT_FREE = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT})
 """What a job is answered that another client has ended, or whose queue is paused."""
 
@@ -112,10 +109,7 @@ class PullConsumer(HttpUser):
         return None
 
     async def _page(self, query: Mapping[str, str]) -> httpx.Response:
-        page = await self.send("GET", "/queued-jobs", query=query)
-        if not page.is_success:
-            raise refused(page)
-        return page
+        return await self.send("GET", "/queued-jobs", query=query)
 
     async def take(self, job: QueuedJob, *, longer: int | None = None) -> "TakenJob | None":
         """Take a job; None: another client has it, or it may not be taken now.
@@ -134,13 +128,15 @@ class PullConsumer(HttpUser):
                 allowed = f"a whole number of seconds, 0 to {LONGEST_TIMEOUT}"
                 raise SetupError(f"longer is {allowed}, got {longer!r}")
             body["IncrementalTimeout"] = longer
-        answer = await self.send("POST", f"/job/{job.id}", body=body)
+        try:
+            answer = await self.send("POST", f"/job/{job.id}", body=body)
+        except HttpError as error:
+            if error.status in _NOT_FREE:
+                return None
+            raise
+        # Without a lease it was in flight already.
         lease = answer.headers.get(_LEASE)
-        if answer.status_code == _TAKEN and lease is not None:
-            return TakenJob(self, job, lease)
-        if answer.status_code == _TAKEN or answer.status_code in _NOT_FREE:
-            return None
-        raise refused(answer)
+        return None if lease is None else TakenJob(self, job, lease)
 
     async def send(
         self,
@@ -149,15 +145,16 @@ class PullConsumer(HttpUser):
         *,
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
-        lease: str | None = None,
+        taken: "TakenJob | None" = None,
     ) -> httpx.Response:
-        """Send one request below the consumer's path; the answer, whatever its status is."""
-        headers = self._tokens if lease is None else {**self._tokens, _LEASE: lease}
+        """Send one request below the consumer's path; the answer."""
+        headers = self._tokens if taken is None else {**self._tokens, _LEASE: taken.lease}
+        lost = None if taken is None else taken.lost
         url = self._base + path
-        return await self._http.request(method, url, json=body, params=query, headers=headers)
+        return await self.request(method, url, lost=lost, json=body, params=query, headers=headers)
 
 
-class TakenJob:
+class TakenJob(HeldOverHttp):
     """A job that this client has taken.
 
     Used as a context manager, it is delivered at a normal end. After an exception it is left as it
@@ -169,10 +166,18 @@ class TakenJob:
     """
 
     def __init__(self, consumer: PullConsumer, job: QueuedJob, lease: str) -> None:
+        super().__init__()
         self.job = job
         self.lease = lease
         self._consumer = consumer
-        self._ended = False
+
+    @property
+    def lost(self) -> str:
+        """What to say when the lease is lost."""
+        return (
+            f"lease lost: job {self.job.id} may have another client, so nothing was changed; take "
+            "it with a longer time, or call heartbeat() in time"
+        )
 
     async def delivered(self) -> None:
         """It is done."""
@@ -192,28 +197,10 @@ class TakenJob:
         self._ended = True
 
     async def _send(self, path: str, body: Mapping[str, Any]) -> None:
-        answer = await self._consumer.send("POST", path, body=body, lease=self.lease)
-        if answer.status_code == _LOST:
-            raise LeaseLostError(
-                f"lease lost: job {self.job.id} may have another client, so nothing was changed; "
-                "take it with a longer time, or call heartbeat() in time"
-            )
-        if not answer.is_success:
-            raise refused(answer)
+        await self._consumer.send("POST", path, body=body, taken=self)
 
-    async def __aenter__(self) -> Self:
-        """Return the job."""
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        """Deliver it, unless it has ended or an exception was raised."""
-        if exc_val is None and not self._ended:
-            await self.delivered()
+    async def _finish(self) -> None:
+        await self.delivered()
 
 
 def _by_priority(job: QueuedJob) -> int:

@@ -5,15 +5,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from http import HTTPStatus
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import quote
 
 import httpx
 
-from faststream_sqlbroker.client.answers import TIMEOUT, HttpUser, refused
-from faststream_sqlbroker.exceptions import LeaseLostError, SetupError
+from faststream_sqlbroker.client.answers import TIMEOUT, HeldOverHttp, HttpUser
+from faststream_sqlbroker.exceptions import SetupError
+
+_LOST = (
+    "lease lost: the message may have another client, so nothing was changed; reserve it with a "
+    "longer lease, or call heartbeat() in time"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,20 +134,12 @@ class QueueClient(HttpUser):
     ) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token}"}
         # The server waits before it answers, so this must not give up sooner.
-        answer = await self._http.post(
-            self._base + path, json=body, headers=headers, timeout=timeout
+        return await self.request(
+            "POST", self._base + path, lost=_LOST, json=body, headers=headers, timeout=timeout
         )
-        if answer.status_code == HTTPStatus.CONFLICT:
-            raise LeaseLostError(
-                "lease lost: the message may have another client, so nothing was changed; reserve "
-                "it with a longer lease, or call heartbeat() in time"
-            )
-        if not answer.is_success:
-            raise refused(answer)
-        return answer
 
 
-class HttpMessage:
+class HttpMessage(HeldOverHttp):
     """A message that this client has reserved.
 
     Used as a context manager, it is committed at a normal end and rolled back on an exception,
@@ -168,8 +163,8 @@ class HttpMessage:
     """
 
     def __init__(self, client: QueueClient, shown: Mapping[str, Any]) -> None:
+        super().__init__()
         self._client = client
-        self._ended = False
         self.id: int = shown["id"]
         self.queue: str = shown["queue"]
         text: str = shown["body"]
@@ -228,24 +223,11 @@ class HttpMessage:
         await self._client.end(self, how, body)
         self._ended = True
 
-    async def __aenter__(self) -> Self:
-        """Return the message."""
-        return self
+    async def _finish(self) -> None:
+        await self.commit()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        """Commit, or roll back after an exception; leave it as it is after a cancellation."""
-        if self._ended:
-            return
-        if exc_val is None:
-            await self.commit()
-        # After a cancellation another client gets it when the lease is over.
-        elif isinstance(exc_val, Exception) and not isinstance(exc_val, LeaseLostError):
-            await self.rollback(error=f"{type(exc_val).__name__}: {exc_val}"[:1000])
+    async def _fail(self, error: Exception) -> None:
+        await self.rollback(error=f"{type(error).__name__}: {error}"[:1000])
 
 
 def _sent(message: Any) -> dict[str, Any]:

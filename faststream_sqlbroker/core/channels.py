@@ -127,35 +127,20 @@ class JobState(Enum):
     """FAILED or DISCARDED, in the archive."""
 
 
-class Step(Enum):
-    """What a request does with a job."""
-
-    NOTHING = "nothing"
-    """The job is in that state already."""
-    CLAIM = "claim"
-    RETRY = "retry"
-    DELIVER = "deliver"
-    KILL = "kill"
-
-
-TRANSITIONS: Mapping[tuple[JobState, JobState], Step] = {
-    (JobState.QUEUED, JobState.INFLIGHT): Step.CLAIM,
-    (JobState.INFLIGHT, JobState.DELIVERED): Step.DELIVER,
-    (JobState.INFLIGHT, JobState.DEAD): Step.KILL,
-    (JobState.DEAD, JobState.INFLIGHT): Step.RETRY,
-}
+TRANSITIONS = (
+    (JobState.QUEUED, JobState.INFLIGHT),
+    (JobState.INFLIGHT, JobState.DELIVERED),
+    (JobState.INFLIGHT, JobState.DEAD),
+    (JobState.DEAD, JobState.INFLIGHT),
+)
 """From a state, as the database has it, to the one that is asked for."""
-STARTS = frozenset({Step.CLAIM, Step.RETRY})
-"""The steps that lease the job, for which a longer timeout may be given."""
 
 
-def step_to(state: JobState, wanted: JobState, *, with_timeout: bool) -> Step | None:
-    """What leads from `state` to `wanted`; None: it is not allowed.
-
-    `with_timeout`: the request gives an IncrementalTimeout, which only a start may.
-    """
-    step = Step.NOTHING if state is wanted else TRANSITIONS.get((state, wanted))
-    return None if with_timeout and step not in STARTS else step
+def is_allowed(state: JobState, wanted: JobState, *, with_timeout: bool) -> bool:
+    """Whether a request may ask for `wanted`; with an IncrementalTimeout only to start the job."""
+    if (state, wanted) in TRANSITIONS:
+        return wanted is JobState.INFLIGHT or not with_timeout
+    return state is wanted and not with_timeout
 
 
 def is_id(value: str) -> bool:

@@ -7,21 +7,13 @@ has done. What a lease allows is decided by the database's clock. Each operation
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Select, bindparam, case, literal, select
+from sqlalchemy import Connection, case, literal, select
 
 from faststream_sqlbroker.core.access import Activity
-from faststream_sqlbroker.core.channels import (
-    STARTS,
-    JobsPage,
-    JobState,
-    PullJob,
-    Step,
-    ids_of,
-    step_to,
-)
+from faststream_sqlbroker.core.channels import JobsPage, JobState, PullJob, is_allowed
 from faststream_sqlbroker.core.outcome import Discard, Release
 from faststream_sqlbroker.core.reasons import EXPIRED, REJECTED
 from faststream_sqlbroker.core.rows import ClaimedMessage, Settlement
@@ -34,15 +26,11 @@ from faststream_sqlbroker.database.parts.channels import place_of_consumer, regi
 from faststream_sqlbroker.database.parts.live_subscribers import is_lasting, pause_of
 from faststream_sqlbroker.database.query import Query
 from faststream_sqlbroker.exceptions import UnknownOutcomeError
-from faststream_sqlbroker.schema.types import MYSQL, clock
+from faststream_sqlbroker.schema.types import clock
 
 CONSUMING = (Activity.CONSUME, Activity.ARCHIVE, Activity.STATE, Activity.REDRIVE)
 """What a consumer's requests do in the database."""
 _RULES = SettleRules()
-_ENDS = {
-    Step.DELIVER: (MessageState.COMPLETED, None),
-    Step.KILL: (MessageState.FAILED, REJECTED),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,35 +185,25 @@ class PullStore:
         if job.token == token:
             # This request has taken it already, and the answer to that COMMIT was lost.
             return Changed("done", job.state, lease=token)
-        step = step_to(job.state, request.wanted, with_timeout=request.with_timeout)
-        lost = _has_lost(request, job, step)
-        if lost or step is None:
-            return Changed("lost" if lost else "refused", job.state)
-        if step in STARTS:
+        allowed = is_allowed(job.state, request.wanted, with_timeout=request.with_timeout)
+        if _has_lost(request, job, allowed=allowed):
+            return Changed("lost", job.state)
+        if not allowed:
+            return Changed("refused", job.state)
+        if job.state is not request.wanted and starts:
             return self._start(connection, request, job, token)
         end = None
-        if step is not Step.NOTHING:
-            assert job.token is not None  # noqa: S101 - it is in flight
-            state, reason = _ENDS[step]
-            end = Settlement(job.id, job.token, state, ended_after=job.age, reason=reason)
+        if job.state is not request.wanted:
+            end = _end(job, request.wanted)
             self._dialect.settle(connection, [end])
         return Changed("done", job.state, ended=end)
 
     def _is_pulled(self, connection: Connection, queue: str) -> bool:
-        """Whether `queue` is a pull consumer's. On MySQL and MariaDB it stays so until the end of
-        the transaction.
-        """
-
-        def build() -> Select[Any]:
-            c = self._table.c
-            of_consumer = (c.scope == bindparam("scope"), c.key == bindparam("consumer"))
-            found = select(c.key, c.info).where(*of_consumer)
-            # On PostgreSQL a shared lock would be a write of the consumer's row for each job.
-            return found.with_for_update(read=True) if self._dialect.name in MYSQL else found
-
-        scope, key = place_of_consumer(*(ids_of(queue) or ("", "")))
-        statement = self._dialect.built("type_of_consumer", build)
-        row = connection.execute(statement, {"scope": scope, "consumer": key}).first()
+        """Whether `queue` is a pull consumer's, which it stays until the end of the transaction."""
+        scope, key = place_of_consumer(*queue.split("/", 1))
+        c = self._table.c
+        of_consumer = select(c.key, c.info).where(c.scope == scope, c.key == key)
+        row = connection.execute(of_consumer.with_for_update(read=True)).first()
         return row is not None and registered(row.key, row.info).type == "pull"
 
     def _start(
@@ -275,11 +253,19 @@ def _expiry(row: ClaimedMessage) -> Settlement | None:
     return settle(row, Discard(EXPIRED), _RULES, ended_after=0.0, attempted=False)
 
 
-def _has_lost(request: ChangeRequest, job: PullJob, step: Step | None) -> bool:
+def _end(job: PullJob, state: JobState) -> Settlement:
+    """The end of a job that its consumer has done, or gives up."""
+    assert job.token is not None  # noqa: S101 - it is in flight
+    if state is JobState.DELIVERED:
+        return Settlement(job.id, job.token, MessageState.COMPLETED, ended_after=job.age)
+    return Settlement(job.id, job.token, MessageState.FAILED, ended_after=job.age, reason=REJECTED)
+
+
+def _has_lost(request: ChangeRequest, job: PullJob, *, allowed: bool) -> bool:
     """Whether the consumer names a lease that is not the job's."""
     if request.token is None or request.token == job.token:
         return False
     if job.state is JobState.INFLIGHT:
         return True
     # It wants to end what it no longer has; to start it anew is another matter.
-    return step is None and request.wanted is not JobState.INFLIGHT
+    return not allowed and request.wanted is not JobState.INFLIGHT

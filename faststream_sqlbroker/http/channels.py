@@ -19,8 +19,8 @@ from faststream_sqlbroker.core.channels import (
     JobState,
     PullJob,
     Registered,
+    is_allowed,
     queue_of,
-    step_to,
 )
 from faststream_sqlbroker.core.stored import NotACursorError
 from faststream_sqlbroker.core.text import short
@@ -144,7 +144,8 @@ class ChannelRoutes:
     ) -> Response:
         """Make a channel, or give it a new token. Only this answer shows the token."""
         await self._gate.begin(self._jobs, "channels")
-        found = await self._jobs.put_channel(channel, by=user.name, rotate=form.is_wanted)
+        found = await self._jobs.put(channel, by=user.name, rotate=form.is_wanted)
+        assert found is not None  # noqa: S101 - only a consumer can be without its channel
         return _registered(found, {"ID": found.id})
 
     async def put_consumer(
@@ -156,7 +157,7 @@ class ChannelRoutes:
     ) -> Response:
         """Make a consumer, or change its type (default push). Only this answer shows its token."""
         await self._gate.begin(self._jobs, "channels")
-        found = await self._jobs.put_consumer(
+        found = await self._jobs.put(
             channel, consumer, kind=form.type, by=user.name, rotate=form.is_wanted
         )
         if found is None:
@@ -298,7 +299,7 @@ def _refusal(changed: Changed, wanted: JobState, with_timeout: bool) -> str:
     """Why a job cannot change, and what it can become."""
     state = changed.state
     assert state is not None  # noqa: S101 - it was found
-    if with_timeout and step_to(state, wanted, with_timeout=True) is None:
+    if with_timeout and not is_allowed(state, wanted, with_timeout=True):
         text = "IncrementalTimeout is only for a job that is QUEUED or DEAD and becomes INFLIGHT"
         return f"{text}, got it for {state.value} to {wanted.value}: leave it out"
     if (state, wanted) in TRANSITIONS:

@@ -358,7 +358,7 @@ async def test_what_has_expired_is_forgotten_without_any_subscriber(
 
         async def one_is_left() -> bool:
             # A look leaves out rows that another transaction has locked.
-            monkeypatch.setattr(jobs, "_clean_at", float("-inf"))
+            monkeypatch.setattr(jobs._housekeeping, "_cleaned_at", float("-inf"))
             await jobs._tick()
             return await mirrored() == 1
 

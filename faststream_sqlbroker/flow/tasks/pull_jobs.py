@@ -21,7 +21,7 @@ from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.pull import Changed, ChangeRequest
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.fleet.housekeeping import BATCH, RemovedPolicies
+from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping, RemovedPolicies
 from faststream_sqlbroker.flow.loop import Log, Loop
 from faststream_sqlbroker.flow.metrics import DirectMetrics
 from faststream_sqlbroker.flow.tasks.configured import BY_CONFIGURATION, Configured
@@ -90,7 +90,7 @@ class PullJobs:
         self._metrics = DirectMetrics(recorder)
         self._loop = Loop("pull jobs", self._tick, log, wakeups.clock)
         self._configured = Configured(self._configure, wakeups.clock)
-        self._clean_at = float("-inf")
+        self._housekeeping = Housekeeping(store, log, wakeups.clock)
         self._removed = RemovedPolicies(store, log, wakeups.clock)
         for channel, of_channel in options.channels.items():
             for name, consumer in of_channel.consumers.items():
@@ -120,14 +120,10 @@ class PullJobs:
 
     async def _configure(self) -> None:
         for channel, settings in self._options.channels.items():
-            await self.store.tokens.put_channel(channel, by=BY_CONFIGURATION, token=settings.token)
+            await self.put(channel, by=BY_CONFIGURATION, token=settings.token)
             for name, consumer in settings.consumers.items():
-                await self.put_consumer(
-                    channel,
-                    name,
-                    kind=consumer.type,
-                    by=BY_CONFIGURATION,
-                    token=consumer.token,
+                await self.put(
+                    channel, name, by=BY_CONFIGURATION, kind=consumer.type, token=consumer.token
                 )
 
     async def stop(self) -> None:
@@ -136,34 +132,25 @@ class PullJobs:
 
     # Channels and consumers.
 
-    async def put_channel(self, channel: str, *, by: str, rotate: bool = False) -> Registered:
-        """Make the channel, or give it a new token.
-
-        Raises:
-            SetupError: `channel` cannot be an id.
-        """
-        found = await self.store.tokens.put_channel(channel_id(channel), by=by, rotate=rotate)
-        assert found is not None  # noqa: S101 - only a consumer can be without its channel
-        return found
-
-    async def put_consumer(
+    async def put(
         self,
         channel: str,
-        consumer: str,
+        consumer: str | None = None,
         *,
-        kind: str | None,
         by: str,
+        kind: str | None = None,
         rotate: bool = False,
         token: str | None = None,
     ) -> Registered | None:
-        """Make the consumer, or change it. None: there is no such channel.
+        """Make the channel or its consumer, or change it. None: there is no such channel.
 
         Raises:
             SetupError: an id or the type is not valid, or a subscriber has the queue of a pull
                 consumer.
         """
-        wanted = consumer_type(kind)
-        queue = queue_of(channel_id(channel), channel_id(consumer))
+        channel_id(channel)
+        wanted = "" if consumer is None else consumer_type(kind)
+        queue = "" if consumer is None else queue_of(channel, channel_id(consumer))
         if wanted == "pull":
             refuse_subscriber(queue, self._subscribed())
             living = await self.store.live_subscribers.subscribers()
@@ -230,18 +217,17 @@ class PullJobs:
         Raises:
             NotACursorError: `after` is not of such a list.
         """
-        page = await self.store.pull.queued(queue, after, limit)
-        if page.overdue:
-            await self._end_leases(queue)
-            page = await self.store.pull.queued(queue, after, limit)
-        # As a claim of a subscriber does: nothing else ends them, and each page would walk over
-        # them again.
-        for rounds in range(1, MOST_ROUNDS + 1):
-            if not page.expired:
-                break
-            await self.store.pull.end_expired(queue, page.expired)
+        for rounds in range(MOST_ROUNDS + 1):
             more = rounds < MOST_ROUNDS
             page = await self.store.pull.queued(queue, after, limit, gone=more)
+            if page.overdue and rounds == 0:
+                await self._end_leases(queue)
+            elif page.expired:
+                # As a claim of a subscriber does: nothing else ends them, and each page would walk
+                # over them again.
+                await self.store.pull.end_expired(queue, page.expired)
+            else:
+                break
         return page.jobs, page.following
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
@@ -297,7 +283,7 @@ class PullJobs:
         queues = await self.store.tokens.pulled()
         if not queues:
             return LONGEST_PAUSE
-        await self._clean()
+        await self._housekeeping.clean(CLEANED)
         if self._removed.due_in <= 0:
             # No subscriber may take from them any more.
             await self._removed.look(queues, sleeps=False)
@@ -306,14 +292,6 @@ class PullJobs:
             await self._end_leases(*queues)
         pause = LONGEST_PAUSE if ends_in is None else ends_in
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, pause))
-
-    async def _clean(self) -> None:
-        """Forget states that have expired, as a subscriber does: there may be none anywhere."""
-        now = self._wakeups.clock.monotonic()
-        if now < self._clean_at:
-            return
-        more = await self.store.forget_expired(BATCH) == BATCH
-        self._clean_at = now + (0.0 if more else CLEANED)
 
     async def _end_leases(self, *queues: str, job: int | None = None) -> None:
         """Give back jobs whose time is over, or one `job`; what had it too often ends."""
