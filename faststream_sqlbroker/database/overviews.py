@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, TextClause, case, func, literal_column, select, text
 
 from faststream_sqlbroker.core.access import Activity
+from faststream_sqlbroker.core.channels import queue_of
 from faststream_sqlbroker.core.ended import per_minute
 from faststream_sqlbroker.core.overview import Count, How, JobCounts, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
@@ -196,7 +197,7 @@ class QueueOverviews:
         paused = connection.execute(select_pauses(self._table))
         pauses = {row.key: read_pause(row) for row in paused}
         rates = read_rates(connection, self._dialect)
-        pulled = frozenset(channels.pulled(connection, self._table))
+        pulled = frozenset(queue_of(*each) for each in channels.pulled(connection, self._table))
         return _Fleet(sorted({*live.names, *pauses}), live, pauses, rates, pulled)
 
     def _overview(

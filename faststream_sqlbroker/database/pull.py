@@ -107,9 +107,11 @@ class PullStore:
 
     async def job(self, queue: str, job_id: int) -> PullJob | None:
         """One job, live or archived."""
-        return await self._database.run(
-            lambda c: pull_jobs.read_job(c, self._dialect, queue, job_id), *CONSUMING, write=False
-        )
+
+        def read(connection: Connection) -> PullJob | None:
+            return pull_jobs.read_job(connection, self._dialect, queue, job_id)
+
+        return await self._database.run(read, *CONSUMING, write=False)
 
     async def end_leases(
         self, queues: Sequence[str], max_retries: float, job_id: int | None = None
@@ -117,10 +119,13 @@ class PullStore:
         """Give back jobs of `queues` whose time is over, or the one with `job_id`; the ends of
         those that had it too often, with their queues.
         """
-        return await self._database.run(
-            lambda c: pull_jobs.end_leases(c, self._dialect, queues, max_retries, job_id=job_id),
-            *CONSUMING,
-        )
+
+        def work(connection: Connection) -> list[tuple[str, Settlement]]:
+            return pull_jobs.end_leases(
+                connection, self._dialect, queues, max_retries, job_id=job_id
+            )
+
+        return await self._database.run(work, *CONSUMING)
 
     async def give_up(self, queue: str) -> None:
         """Give back all jobs that are in flight; those that an operator has cancelled end."""
@@ -180,22 +185,17 @@ class PullStore:
         job = pull_jobs.read_job(connection, self._dialect, request.queue, request.job, lock=True)
         if job is None:
             return Changed("not_found")
-        if job.over:
-            return Changed("over", job.state)
         if job.token == token:
             # This request has taken it already, and the answer to that COMMIT was lost.
             return Changed("done", job.state, lease=token)
-        allowed = is_allowed(job.state, request.wanted, with_timeout=request.with_timeout)
-        if _has_lost(request, job, allowed=allowed):
-            return Changed("lost", job.state)
-        if not allowed:
-            return Changed("refused", job.state)
-        if job.state is not request.wanted and starts:
+        if (verdict := _refusal(request, job)) is not None:
+            return Changed(verdict, job.state)
+        if job.state is request.wanted:
+            return Changed("done", job.state)
+        if starts:
             return self._start(connection, request, job, token)
-        end = None
-        if job.state is not request.wanted:
-            end = _end(job, request.wanted)
-            self._dialect.settle(connection, [end])
+        end = _end(job, request.wanted)
+        self._dialect.settle(connection, [end])
         return Changed("done", job.state, ended=end)
 
     def _is_pulled(self, connection: Connection, queue: str) -> bool:
@@ -261,11 +261,14 @@ def _end(job: PullJob, state: JobState) -> Settlement:
     return Settlement(job.id, job.token, MessageState.FAILED, ended_after=job.age, reason=REJECTED)
 
 
-def _has_lost(request: ChangeRequest, job: PullJob, *, allowed: bool) -> bool:
-    """Whether the consumer names a lease that is not the job's."""
-    if request.token is None or request.token == job.token:
-        return False
-    if job.state is JobState.INFLIGHT:
-        return True
-    # It wants to end what it no longer has; to start it anew is another matter.
-    return not allowed and request.wanted is not JobState.INFLIGHT
+def _refusal(request: ChangeRequest, job: PullJob) -> Verdict | None:
+    """Why the job does not change; None: it does, or is in that state already."""
+    if job.over:
+        return "over"
+    allowed = is_allowed(job.state, request.wanted, with_timeout=request.with_timeout)
+    if request.token is not None and request.token != job.token:
+        # It wants to end what it no longer has; to start it anew is another matter.
+        ends = not allowed and request.wanted is not JobState.INFLIGHT
+        if ends or job.state is JobState.INFLIGHT:
+            return "lost"
+    return None if allowed else "refused"

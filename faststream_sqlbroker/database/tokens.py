@@ -78,9 +78,10 @@ class TokenStore:
 
     async def pulled(self) -> list[str]:
         """The queues of all pull consumers."""
-        return await self._database.run(
+        found = await self._database.run(
             lambda c: pulled(c, self._table), Activity.STATE, write=False
         )
+        return [queue_of(*each) for each in found]
 
     async def put_queue(
         self,

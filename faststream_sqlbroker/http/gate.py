@@ -170,16 +170,7 @@ class Gate:
             StoreError: the database could not be asked.
         """
         address = client_address(connection, self._proxies)
-        lockout: Problem | None = None
-        if not self._tokens.has(name, *tokens):
-            try:
-                self._of_tokens.check(address)
-            except Problem as problem:
-                if not are_random(tokens) or self._looks.is_full():
-                    raise
-                # Before the look at the database: many at once are limited, too.
-                self._looks.add()
-                lockout = problem
+        lockout = None if self._tokens.has(name, *tokens) else self._lockout(address, tokens)
         found = await look()
         right = fit(tokens, found)
         if lockout is not None and not right:
@@ -192,6 +183,22 @@ class Gate:
             return found
         self._of_tokens.add(address)
         self._log_failure(address, name)
+        return None
+
+    def _lockout(self, address: str, tokens: Sequence[str]) -> Problem | None:
+        """What an address that has sent too many wrong tokens is answered, unless these are right.
+
+        Raises:
+            Problem: it is, and they are not worth a look at the database.
+        """
+        try:
+            self._of_tokens.check(address)
+        except Problem as problem:
+            if not are_random(tokens) or self._looks.is_full():
+                raise
+            # Before the look at the database: many at once are limited, too.
+            self._looks.add()
+            return problem
         return None
 
     async def begin(self, jobs: PullJobs | QueueJobs, what: str) -> None:

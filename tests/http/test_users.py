@@ -523,7 +523,7 @@ async def test_guesses_at_once_are_limited_as_those_one_after_the_other(
         given = credentials(connection)
         return User("ann", "admin") if given == ("ann", "right") else None
 
-    async def find_token(_queue: str, _role: QueueRole) -> Registered | None:
+    async def find_role(_queue: str, _role: QueueRole) -> list[Registered | None]:
         await held()
         return known
 
@@ -532,10 +532,10 @@ async def test_guesses_at_once_are_limited_as_those_one_after_the_other(
         path = f"/v1/queues/{QUEUE}/publish"
         refused = await client.post(path, json={"body": 1}, headers=bearer("guess-0"))
         assert refused.status_code == 403
-        jobs = app._service.queues()  # type: ignore[misc]
+        tokens = app._service.queues().store.tokens  # type: ignore[misc]
         # Looked up before, so that they are compared in the order in which they came.
-        known = await jobs.find_token(QUEUE, "publish")
-        monkeypatch.setattr(jobs, "find_token", find_token)
+        known = await tokens.find_role(QUEUE, "publish")
+        monkeypatch.setattr(tokens, "find_role", find_role)
         asked = [
             client.get("/csrf-token", auth=("ann", password))
             for password in (*("wrong" for _ in range(6)), "right")
@@ -571,15 +571,15 @@ async def test_tokens_of_a_lock_out_cause_few_looks(
         right = made.json()["token"]
         assert len(right) == RANDOM_TOKEN
         assert [await publish("guess") for _ in range(4)] == [403] * 3 + [429]
-        jobs = app._service.queues()  # type: ignore[misc]
-        find_token = jobs.find_token
+        tokens = app._service.queues().store.tokens  # type: ignore[misc]
+        find_role = tokens.find_role
 
-        async def counting(queue: str, role: QueueRole) -> Registered | None:
+        async def counting(queue: str, role: QueueRole) -> list[Registered | None]:
             nonlocal looks
             looks += 1
-            return await find_token(queue, role)
+            return await find_role(queue, role)
 
-        monkeypatch.setattr(jobs, "find_token", counting)
+        monkeypatch.setattr(tokens, "find_role", counting)
         assert await publish("an administrator's token") == 429
         assert looks == 0
         flood = [publish(new_token()) for _ in range(29)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, or_, select
 
-from faststream_sqlbroker.core.channels import QueueRole, Registered, queue_of
+from faststream_sqlbroker.core.channels import QueueRole, Registered
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.query import Query
@@ -48,12 +48,12 @@ def finding(dialect: Operations, *places: Place) -> Query[list[Registered | None
     return Query(dialect.sql[name], binds, read)
 
 
-def pulled(connection: Connection, table: Table) -> list[str]:
-    """The queues of all pull consumers."""
+def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
+    """Channel and id of all pull consumers."""
     c = table.c
     # A range, which the primary key serves on every database; ";" comes after ":".
     ours: list[Any] = [c.scope > CONSUMER, c.scope < CONSUMER[:-1] + ";"]
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     behind: list[Any] = []
     # Push ones are read, too: no index knows the type, and there are few of both.
     while True:
@@ -61,7 +61,7 @@ def pulled(connection: Connection, table: Table) -> list[str]:
         statement = statement.order_by(c.scope, c.key).limit(READ_AT_ONCE)
         rows = connection.execute(statement).all()
         found += [
-            queue_of(row.scope.removeprefix(CONSUMER), row.key)
+            (row.scope.removeprefix(CONSUMER), row.key)
             for row in rows
             if (row.info or {}).get("type") == "pull"
         ]

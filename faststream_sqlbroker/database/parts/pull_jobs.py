@@ -89,22 +89,9 @@ def end_leases(
     without `ended`, all that are in flight. What an operator has cancelled, and what ran out of
     time too often, ends instead: returns these ends with their queues.
     """
-    table = dialect.tables.message
-    c = table.c
-    columns = (c.queue, c.id, c.lease_token, c.deliveries_count)
-    where = [c.lease_expires_at <= clock()] if ended else []
-    # The condition of the index, which a bound state would not be.
-    leased = "lease_expires_at IS NOT NULL" if dialect.name in MYSQL else "state = 'PROCESSING'"
-    walk = Walk("leased", table, "leased_index", (text(leased), *where), (c.lease_expires_at, c.id))
     rows: list[Any] = []
     for part in chunks(queues):
-        if job_id is None:
-            jobs = walk.select(dialect, columns).where(c.queue.in_(part))
-            jobs = jobs.limit(SWEPT if ended else None).with_for_update(skip_locked=ended)
-        else:
-            of_queues = row_by_row([text(leased), *where, c.queue.in_(part)])
-            jobs = select(*columns).where(c.id == job_id, *of_queues).with_for_update()
-        rows += connection.execute(jobs)
+        rows += connection.execute(_leased(dialect, part, job_id, ended=ended))
     leases = [(row.id, row.lease_token) for row in rows]
     asked = of_leases(connection, dialect.tables.policy_state, leases)
     ends: list[tuple[str, Settlement]] = []
@@ -122,6 +109,25 @@ def end_leases(
     return [(queue, end) for queue, end in ends if end.leaves]
 
 
+def _leased(
+    dialect: Dialect, queues: Sequence[str], job_id: int | None, *, ended: bool
+) -> Select[Any]:
+    """Locks what `end_leases` gives back."""
+    table = dialect.tables.message
+    c = table.c
+    columns = (c.queue, c.id, c.lease_token, c.deliveries_count)
+    # The condition of the index, which a bound state would not be.
+    leased = "lease_expires_at IS NOT NULL" if dialect.name in MYSQL else "state = 'PROCESSING'"
+    where = [text(leased), c.queue.in_(queues)]
+    if ended:
+        where.append(c.lease_expires_at <= clock())
+    if job_id is not None:
+        return select(*columns).where(c.id == job_id, *row_by_row(where)).with_for_update()
+    walk = Walk("leased", table, "leased_index", where, (c.lease_expires_at, c.id))
+    jobs = walk.select(dialect, columns).limit(SWEPT if ended else None)
+    return jobs.with_for_update(skip_locked=ended)
+
+
 def queued(
     connection: Connection,
     dialect: Dialect,
@@ -137,19 +143,8 @@ def queued(
     Raises:
         NotACursorError: `after` is not of such a list.
     """
-    at = None if after is None else page_position(after)
     ends_in = dialect.lease_ends_in(connection, [queue])
-    rows: list[Any] = []
-    for pair in dialect.ready_pairs(connection, [queue], only_open=True):
-        if pair.due_in > 0 or (at is not None and pair.priority > at[0]):
-            continue
-        statement = due_jobs(dialect)
-        if at is not None and pair.priority == at[0]:
-            statement = statement.where(walk_of_due_jobs(dialect).beyond(at[1:], dialect))
-        binds = {"queue": queue, "priority": pair.priority, "gone": int(gone)}
-        rows += connection.execute(statement, {**binds, "limit": limit + 1 - len(rows)})
-        if len(rows) > limit:
-            break
+    rows = _due(connection, dialect, queue, after, limit + 1, gone=gone)
     page = _of_size(rows[:limit])
     following = None
     if len(page) < len(rows):
@@ -161,6 +156,32 @@ def queued(
     jobs = [_job(with_bodies[i], JobState.QUEUED) for i in ids if i in with_bodies]
     expired = [row.id for row in rows if row.gone]
     return JobsPage(jobs, following, ends_in is not None and ends_in <= 0, expired)
+
+
+def _due(
+    connection: Connection,
+    dialect: Dialect,
+    queue: str,
+    after: str | None,
+    limit: int,
+    *,
+    gone: bool,
+) -> list[Any]:
+    """Positions and sizes of up to `limit` jobs that are due, behind `after`."""
+    # Without one, all priorities are lower.
+    highest, *beyond = (inf,) if after is None else page_position(after)
+    rows: list[Any] = []
+    for pair in dialect.ready_pairs(connection, [queue], only_open=True):
+        if pair.due_in > 0 or pair.priority > highest:
+            continue
+        statement = due_jobs(dialect)
+        if pair.priority == highest:
+            statement = statement.where(walk_of_due_jobs(dialect).beyond(beyond, dialect))
+        binds = {"queue": queue, "priority": pair.priority, "gone": int(gone)}
+        rows += connection.execute(statement, {**binds, "limit": limit - len(rows)})
+        if len(rows) >= limit:
+            break
+    return rows
 
 
 def _of_size(rows: Sequence[Any]) -> Sequence[Any]:
