@@ -174,24 +174,17 @@ class SqlBrokerServing:
         checks.retry_strategy(strategy)
         most = checks.most_deliveries(queues.max_deliveries, most_attempts(strategy))
 
-        from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
         from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs  # noqa: PLC0415
 
-        def make() -> QueueJobs:
-            return QueueJobs(
-                self._store,
-                self._wakeups,
-                self._direct_claimer,
-                HttpPublish(self),
-                queues,
-                rules=SettleRules(retry_strategy=strategy),
-                most_deliveries=most,
-                log=self._log_of_loops,
-                recorder=self._recorder,
-                looks=self._under_test is None,
-            )
-
-        return self._of_each_store(make)
+        return self._of_each_store(
+            QueueJobs,
+            queues,
+            lambda: {
+                "claimer": self._direct_claimer,
+                "rules": SettleRules(retry_strategy=strategy),
+                "most_deliveries": most,
+            },
+        )
 
     def _pull_jobs(self, channels: "Channels") -> "Callable[[], PullJobs]":
         """The jobs of the channels.
@@ -199,33 +192,35 @@ class SqlBrokerServing:
         Raises:
             SetupError: the channels do not fit the broker.
         """
-        from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
         from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs  # noqa: PLC0415
 
-        def make() -> PullJobs:
-            return PullJobs(
-                self._store,
-                HttpPublish(self),
-                self._wakeups,
-                channels,
-                log=self._log_of_loops,
-                recorder=self._recorder,
-                subscribed=self._subscribed_queues,
-                # A test moves its time, and asks for what it wants to see.
-                looks=self._under_test is None,
-            )
+        return self._of_each_store(
+            PullJobs, channels, lambda: {"subscribed": self._subscribed_queues}
+        )
 
-        return self._of_each_store(make)
-
-    def _of_each_store(self, make: Callable[[], J]) -> Callable[[], J]:
-        """What `make` has made for the store that the broker has: a test puts its own in its
-        place. It is made once for each, now for the first.
+    def _of_each_store(
+        self, kind: Callable[..., J], options: object, more: Callable[[], dict[str, Any]]
+    ) -> Callable[[], J]:
+        """What `kind` makes for the store that the broker has: a test puts its own in its place.
+        It is made once for each, now for the first.
         """
+        from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
+
         made: dict[Store, J] = {}
 
         def current() -> J:
             if self._store not in made:
-                made[self._store] = make()
+                made[self._store] = kind(
+                    self._store,
+                    self._wakeups,
+                    HttpPublish(self),
+                    options,
+                    log=self._log_of_loops,
+                    recorder=self._recorder,
+                    # A test moves its time, and asks for what it wants to see.
+                    looks=self._under_test is None,
+                    **more(),
+                )
                 self._jobs_of_http.append(made[self._store])
             return made[self._store]
 

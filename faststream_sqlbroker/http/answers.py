@@ -1,9 +1,11 @@
 """Answers of errors, and bodies of requests within their limits."""
 
 import asyncio
+import base64
 import json
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -50,6 +52,14 @@ class StoredJson(JSONResponse):
             return super().render(content)
         except (ValueError, RecursionError):
             return super().render(tellable(content))
+
+
+def told_body(payload: bytes, *, as_bytes: bool = False) -> tuple[str, bool]:
+    """The text of a body, and whether it is base64: if it is no text, or with `as_bytes`."""
+    if not as_bytes:
+        with suppress(UnicodeDecodeError):
+            return payload.decode(), False
+    return base64.b64encode(payload).decode(), True
 
 
 def tellable(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """Channels and pull consumers over HTTP, in the manner of webhook-broker."""
 
-import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -27,7 +26,14 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.database.pull import Changed
 from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs
 from faststream_sqlbroker.http import channel_models as models
-from faststream_sqlbroker.http.answers import FORM, BodyLimits, Problem, StoredJson, read_body
+from faststream_sqlbroker.http.answers import (
+    FORM,
+    BodyLimits,
+    Problem,
+    StoredJson,
+    read_body,
+    told_body,
+)
 from faststream_sqlbroker.http.api import (
     BODY,
     FORM_BODY,
@@ -332,15 +338,8 @@ def _registered(found: Registered, shown: dict[str, Any]) -> Response:
 def _shown(job: PullJob) -> dict[str, Any]:
     kind = job.headers.get("content-type")
     content_type = kind if isinstance(kind, str) else "application/octet-stream"
-    try:
-        payload = job.payload.decode()
-    except UnicodeDecodeError:
-        encoded = True
-    else:
-        # A producer may have given a type that ends like that: then it must be true.
-        encoded = content_type.endswith(BASE64)
-    if encoded:
-        payload = base64.b64encode(job.payload).decode()
-        content_type += BASE64
+    # A producer may have given a type that ends like that: then it must be true.
+    payload, encoded = told_body(job.payload, as_bytes=content_type.endswith(BASE64))
+    content_type += BASE64 if encoded else ""
     message = {"MessageID": job.message_id, "Payload": payload, "ContentType": content_type}
     return {"ID": str(job.id), "Priority": job.priority, "Message": message}

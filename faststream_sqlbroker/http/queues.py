@@ -26,7 +26,14 @@ from faststream_sqlbroker.core.times import delay_seconds
 from faststream_sqlbroker.database.messages.direct_claim import Replaced
 from faststream_sqlbroker.flow.tasks.queue_jobs import LeasedMessage, QueueJobs
 from faststream_sqlbroker.http import models
-from faststream_sqlbroker.http.answers import FORM, Problem, StoredJson, kind_of, tellable
+from faststream_sqlbroker.http.answers import (
+    FORM,
+    Problem,
+    StoredJson,
+    kind_of,
+    tellable,
+    told_body,
+)
 from faststream_sqlbroker.http.api import (
     BODY,
     FORM_BODY,
@@ -318,18 +325,13 @@ def _lost() -> Problem:
 
 def _shown(row: ClaimedMessage, lease: float) -> dict[str, Any]:
     # The text as it is, not the JSON value in it: large numbers would lose their digits.
-    try:
-        body = row.payload.decode()
-        encoding = "text"
-    except UnicodeDecodeError:
-        body = base64.b64encode(row.payload).decode()
-        encoding = "base64"
+    body, encoded = told_body(row.payload)
     kind = row.headers.get(CONTENT_TYPE)
     return {
         "id": row.id,
         "queue": row.queue,
         "body": body,
-        "encoding": encoding,
+        "encoding": "base64" if encoded else "text",
         "content_type": kind if isinstance(kind, str) else None,
         "headers": _headers(row),
         "key": row.key,

@@ -60,14 +60,14 @@ class PullJobs:
     def __init__(
         self,
         store: "Store",
-        write: Callable[[Sequence[NewMessage], str], Awaitable[list[int | None]]],
         wakeups: Wakeups,
+        write: Callable[[Sequence[NewMessage], str], Awaitable[list[int | None]]],
         options: Channels,
         *,
+        subscribed: Callable[[], Mapping[str, str]],
         log: Log,
         recorder: Recorder | None,
-        subscribed: Callable[[], Mapping[str, str]],
-        looks: bool = True,
+        looks: bool,
     ) -> None:
         """Publish by `write`, which gets the channel with the rows; `subscribed` tells the queues
         of this process's subscribers, each with its worker's name. Without `looks` there is no

@@ -205,15 +205,15 @@ class QueueJobs:
         self,
         store: "Store",
         wakeups: Wakeups,
-        claimer: DirectClaimer,
         write: Callable[[Sequence[NewMessage]], Awaitable[list[int | None]]],
         options: Queues,
         *,
+        claimer: DirectClaimer,
         rules: SettleRules,
         most_deliveries: float,
         log: Log,
         recorder: Recorder | None,
-        looks: bool = True,
+        looks: bool,
     ) -> None:
         """Publish by `write`, claim by `claimer`; `looks` as of `LongPolls`."""
         self.store = store
