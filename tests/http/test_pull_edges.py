@@ -167,6 +167,70 @@ async def test_an_expired_job_that_another_client_takes_stays_taken(
         assert row["state"] == "PROCESSING"
 
 
+async def test_an_expired_job_that_lives_again_is_as_before(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
+    """Another client has taken the dead job, and its time is over: it waits on."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.queued()
+        late = str(await broker.publish("late", QUEUE, expires_in="1h"))
+        await _expire(look, timedelta(minutes=2))
+        store = broker._store.pull
+        end_expired = store.end_expired
+
+        async def queued_again(queue: str, ids: Sequence[int]) -> None:
+            assert (await pulling.post(late, "INFLIGHT")).status_code == 400
+            await pulling.start(late)
+            await over(look)
+            assert (await pulling.state(late))[0] == "QUEUED"
+            before = await look.rows()
+            await end_expired(queue, ids)
+            assert await look.rows() == before
+
+        monkeypatch.setattr(store, "end_expired", queued_again)
+        [job] = await pulling.queued()
+        assert job["ID"] == late
+
+
+async def test_an_old_lease_changes_nothing_of_a_job_that_is_taken_at_that_moment(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
+    """Promise 3: the request finds that its time is over; then another client is faster."""
+    pulling = Pulling(broker)
+    async with pulling.http:
+        await pulling.broadcast()
+        [job] = await pulling.queued()
+        jobs = pulling.app._service.jobs()  # type: ignore[misc]
+        await jobs.stop()
+        # Only requests look for what is over.
+        monkeypatch.setattr(jobs, "_looks", False)
+        store = broker._store.pull
+        end_leases = store.end_leases
+        leases = [await pulling.start(job["ID"])]
+
+        async def taken_at_once(*arguments: Any) -> Any:
+            found = await end_leases(*arguments)
+            monkeypatch.setattr(store, "end_leases", end_leases)
+            leases.append(await pulling.start(job["ID"]))
+            return found
+
+        for how in ("DELIVERED", "DEAD", "heartbeat"):
+            await over(look)
+            monkeypatch.setattr(store, "end_leases", taken_at_once)
+            if how == "heartbeat":
+                old = {**TOKENS, LEASE: leases[-1]}
+                path = f"{JOBS}/job/{job['ID']}/heartbeat"
+                answer = await pulling.http.post(path, json={}, headers=old)
+            else:
+                answer = await pulling.post(job["ID"], how, lease=leases[-1])
+            assert answer.status_code == 409
+            assert await pulling.state(job["ID"]) == ("INFLIGHT", len(leases) - 1)
+        assert len(set(leases)) == 4
+        done = await pulling.post(job["ID"], "DELIVERED", lease=leases[-1])
+        assert done.status_code == 202
+
+
 async def test_a_consumer_that_becomes_a_push_one_gives_its_jobs_up(
     broker: SqlBroker, look: Look
 ) -> None:

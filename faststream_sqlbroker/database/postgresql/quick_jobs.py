@@ -1,6 +1,6 @@
 """What pull consumers ask for most often, each in one statement that commits by itself.
 
-Each does what `parts.pull_jobs` does in a transaction of several statements, or nothing; then that
+Each does what `database.pull` does in a transaction of several statements, or nothing; then that
 transaction finds out why, or waits for a lock.
 """
 
