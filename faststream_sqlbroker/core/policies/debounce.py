@@ -213,13 +213,13 @@ class Standby:
 
 
 def shared_in(info: dict[str, Any]) -> dict[str, Any]:
-    """What the states of both policies have in common, as one of them has stored it."""
+    """What the states of both policies have in common, as either has stored that."""
     return {name: info[name] for name in ("current", "over", "standby") if name in info}
 
 
 @dataclass(slots=True, kw_only=True)
 class Bursts(Standby):
-    """The bursts of one key; stored as JSON."""
+    """The bursts of a key; stored as JSON."""
 
     start: int | None = None
     """When its open burst began; None: none is open."""

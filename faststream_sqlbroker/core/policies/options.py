@@ -14,7 +14,7 @@ WITHOUT_KEY = ("deliver", "dead_letter")
 
 
 def assign(policy: object, **values: object) -> None:
-    """Give a frozen `policy` its attributes."""
+    """Give a frozen `policy` attributes."""
     for name, value in values.items():
         object.__setattr__(policy, name, value)
 
@@ -42,5 +42,5 @@ def without_key(name: str, value: object, *, keyed: bool, mend: str) -> None:
 
 
 def seconds(length: int) -> str:
-    """A length in microseconds as people write it."""
+    """A length in microseconds, as people write lengths."""
     return f"{length / MICROSECONDS:g}s"

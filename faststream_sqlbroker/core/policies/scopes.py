@@ -41,12 +41,12 @@ def checked_scope(policy: str, scope: object, *, refused: str | None) -> str | N
 
 
 def scope_text(scope: str | None) -> str:
-    """What `str` of a policy says of its scope."""
+    """What `str` of a policy says of a scope."""
     return "" if scope is None else f", scope={scope!r}"
 
 
 class Members(NamedTuple):
-    """The limits that subscribers have given to what they share, at one claim."""
+    """The limits of subscribers that share leases, as a claim knows these limits."""
 
     lowest: int
     kept: dict[str, int]

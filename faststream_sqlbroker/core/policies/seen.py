@@ -39,7 +39,7 @@ class SeenQueue:
 
 @dataclass(slots=True)
 class Seen:
-    """All of it is of one moment."""
+    """What was read at the same moment."""
 
     now: int
     """The database's time."""

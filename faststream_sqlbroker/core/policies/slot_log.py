@@ -88,7 +88,7 @@ class Times:
         return copied
 
     def move(self, by: int) -> None:
-        """Let all of them be `by` microseconds later."""
+        """Let all times be `by` microseconds later."""
         self._times = [at + by for at in self._times]
 
     def runs(self, needs: Sequence[Need], now: int, most: int | None = None) -> list[int]:
@@ -139,7 +139,7 @@ class SlotLog:
     __slots__ = ("others", "spaced", "starts")
 
     def __init__(self, starts: Times | None = None, spaced: Times | None = None) -> None:
-        """Nothing, unless it is given."""
+        """Begin empty, or with these starts."""
         self.starts = Times() if starts is None else starts
         """The latest moment at which each start may be, or was."""
         self.spaced = spaced
@@ -166,7 +166,7 @@ class SlotLog:
         return log
 
     def move(self, by: int) -> None:
-        """Let all of it be `by` microseconds later."""
+        """Let all starts be `by` microseconds later."""
         self.starts.move(by)
         if self.spaced is not None:
             self.spaced.move(by)

@@ -171,7 +171,7 @@ def _skipped(wall: datetime) -> datetime:
 
 
 def _written(at: time) -> str:
-    """With its seconds only if it has any."""
+    """With seconds only if there are any."""
     return at.isoformat("auto" if at.second or at.microsecond else "minutes")
 
 

@@ -45,7 +45,7 @@ need another slot."""
 
 
 class PolicyClaims:
-    """The claims of one dialect."""
+    """The claims of a dialect."""
 
     def __init__(self, dialect: Dialect, clock: Clock) -> None:
         """`clock` measures how long looks take."""

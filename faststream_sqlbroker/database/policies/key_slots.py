@@ -29,14 +29,14 @@ PASS_SHARE = 5
 
 
 class TakenSlots:
-    """The slots that messages of one queue take in one claim, under the queue's lock: of the queue
-    or of its keys.
+    """The slots that messages of a queue take in a claim, under the queue's lock: slots of the
+    queue or of keys.
     """
 
     def __init__(
         self, intake: Intake, policy: Throttle, logs: SlotLogs, scope: str, first: int, until: int
     ) -> None:
-        """Slots from `first` to `until` are granted now; they are stored under `scope`."""
+        """Grant slots from `first` to `until` now; store what is taken under `scope`."""
         self._intake = intake
         self.scope = scope
         self._policy = policy
@@ -89,14 +89,14 @@ class TakenSlots:
         return key if self._policy.key else ""
 
     def _grant(self, log: SlotLog) -> int:
-        """The next slot of a key, which is added to `log` if it is granted now."""
+        """The next slot of a key; added to `log` if granted now."""
         slot = self._policy.next_slot(log, self._first)
         if slot <= self._until:
             log.add(slot, slot + self._shared.patience)
         return slot
 
     def _wait(self, slot: int, message: int | None = None) -> None:
-        """A key has its next slot later, and `message` is of this key."""
+        """Note that the key of `message` has the next slot only at `slot`."""
         raise NotImplementedError
 
     def _spend(self, started: Mapping[int, int]) -> tuple[dict[str, list[int]], set[str]]:
@@ -117,7 +117,7 @@ class TakenSlots:
 
 
 class KeySlots(TakenSlots):
-    """The keys of one queue, if their messages wait for slots."""
+    """The keys of a queue whose messages wait for slots."""
 
     def __init__(
         self, intake: Intake, policy: Throttle, logs: SlotLogs, first: int, until: int

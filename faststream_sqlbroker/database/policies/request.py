@@ -83,7 +83,7 @@ class PolicyClaimRequest:
 
 @dataclass(slots=True)
 class Claim:
-    """What came of it."""
+    """The result of a claim."""
 
     rows: list[ClaimedMessage]
     again: float | None

@@ -78,33 +78,24 @@ class Later(NamedTuple):
 
 
 def read_now(dialect: Dialect, connection: Connection, clock: Clock) -> ReadTime:
-    """The database's clock, and when it was read by the process's."""
+    """The database's clock, and when the process read that clock."""
     asked = clock.monotonic()
     now = int(connection.execute(dialect.sql["policy_now"]).scalar_one())
     return ReadTime(now, asked, clock.monotonic())
 
 
+@dataclass(slots=True)
 class PolicyRows:
-    """The statements about one queue in one transaction, called with lists of any length."""
+    """The statements about a queue in one transaction, called with lists of any length."""
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        connection: Connection,
-        queue: str,
-        *,
-        by_header: bool = False,
-        decided: Decided | None = None,
-    ) -> None:
-        """Under the lock of `queue`, where something is written. `by_header`: keys are those that
-        were read from a header; `decided` is told of what is decided of messages without a lease,
-        before it is written.
-        """
-        self.dialect = dialect
-        self.connection = connection
-        self.queue = queue
-        self.by_header = by_header
-        self._decided = decided
+    dialect: Dialect
+    connection: Connection
+    """Under the lock of `queue`, where something is written."""
+    queue: str
+    by_header: bool = False
+    """Whether keys are those that were read from a header."""
+    decided: Decided | None = None
+    """Told of what is decided of messages without a lease, before it is written."""
 
     def _run(self, name: str, **binds: Any) -> Any:
         statements = self.dialect.sql
@@ -190,7 +181,7 @@ class PolicyRows:
         self.shift(at, BURST | HELD_BURST, KEPT | HELD_BURST, keys=keys)
 
     def headers(self, ids: Sequence[int]) -> dict[int, Any]:
-        """The headers of `ids` as they are stored."""
+        """The stored headers of `ids`."""
         rows = json.dumps([{"id": message} for message in sorted(ids)])
         found = self._run_of_queue("policy_headers", rows=rows)
         return {row.id: row.headers for row in found}
@@ -245,9 +236,9 @@ class PolicyRows:
         self._run_of_queue("policy_drop", rows=rows)
 
     def _tell(self, decisions: Mapping[int, str]) -> None:
-        if self._decided is not None:
+        if self.decided is not None:
             stored = self.headers(list(decisions))
-            self._decided(self.queue, decisions, stored)
+            self.decided(self.queue, decisions, stored)
 
     def states(self, scope: str, keys: Iterable[str]) -> dict[str, Any]:
         """What is stored under `scope` for each of `keys`."""

@@ -325,7 +325,7 @@ class OwnSlots(TakenSlots):
         return whole and (limit < 1 or len(left) == len(intake.dead))
 
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
-        """As `TakenSlots`, of messages that were let in; those without a slot are put off."""
+        """As `TakenSlots`, of messages that were let in; put off what has no slot."""
         starting = super().on_time(chosen, live, limit)
         self._put_off(self._late)
         self.later = [at for at in self._late.values() if at is not None]

@@ -237,7 +237,7 @@ class SwapClaim:
         return None
 
     def swapped(self, swap: Swap, found: Claimed | None) -> None:
-        """What came of it; None: another claim was quicker."""
+        """Take what came of `swap`; None: another claim was quicker."""
         slots = self._slots
         if found is None or slots is None:
             # What was granted is forgotten with this claim: nothing of it was stored.
@@ -259,11 +259,11 @@ class SwapClaim:
         self._rows += found
 
     def unanswered(self) -> None:
-        """It is not known what came of the last one."""
+        """Nothing is known of what came of the last swap."""
         self._memory.use.told(self._told)
 
     def result(self) -> Claim:
-        """All of it."""
+        """The whole result."""
         again = min(self._waits, default=None)
         return Claim(self._rows, again, self._gated, suspects=self._suspects, read=self._read)
 
