@@ -4,6 +4,7 @@ letters by what they have in common; how far long handlers have come.
 
 import base64
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -62,8 +63,8 @@ class _Group:
     newest_id: int
     first_at: datetime
     last_at: datetime
-    reasons: dict[str | None, int] = field(default_factory=dict)
-    queues: dict[str, int] = field(default_factory=dict)
+    reasons: Counter[str | None] = field(default_factory=Counter)
+    queues: Counter[str] = field(default_factory=Counter)
 
     def add(self, row: Any) -> None:
         """Some messages of one reason and queue."""
@@ -71,8 +72,8 @@ class _Group:
         if row.last_at > self.last_at:
             self.last_at = row.last_at
             self.newest_id = row.newest_id
-        self.reasons[row.reason] = self.reasons.get(row.reason, 0) + row.found
-        self.queues[row.queue] = self.queues.get(row.queue, 0) + row.found
+        self.reasons[row.reason] += row.found
+        self.queues[row.queue] += row.found
 
 
 class StoredMessages:
@@ -185,14 +186,14 @@ class StoredMessages:
                         groups[likeness] = _Group(row.newest_id, row.first_at, row.last_at)
                     groups[likeness].add(row)
             # Few groups: as many as there are kinds of errors among the messages looked at.
-            largest = sorted(groups.items(), key=lambda item: -sum(item[1].queues.values()))[:limit]
+            largest = sorted(groups.items(), key=lambda item: -item[1].queues.total())[:limit]
             errors = self._errors(connection, [group.newest_id for _, group in largest])
             return DeadLetters(
                 tuple(
                     DeadLetterGroup(
                         fingerprint=fingerprint,
-                        reasons=_by_count(group.reasons),
-                        queues=_by_count(group.queues),
+                        reasons=dict(group.reasons.most_common()),
+                        queues=dict(group.queues.most_common()),
                         first_at=group.first_at,
                         last_at=group.last_at,
                         newest_id=group.newest_id,
@@ -291,10 +292,6 @@ def _message(row: Any, subscribers: Iterable[LiveSubscriber]) -> StoredMessage:
     # SQLite's columns take text for a body, too.
     body = decode_body(load_payload(payload), headers)
     return replace(message, headers=headers, body=body)
-
-
-def _by_count(numbers: dict[Any, int]) -> dict[Any, int]:
-    return dict(sorted(numbers.items(), key=lambda item: -item[1]))
 
 
 def _walks_from(walks: list[Walk], name: str | None) -> list[Walk]:

@@ -13,7 +13,7 @@ from faststream_sqlbroker.schema.partitions import is_partitioned, need_postgres
 from faststream_sqlbroker.schema.tables import (
     Tables,
     build_tables,
-    default_partition,
+    default_partition_of,
     sorted_indexes,
     storage_of,
 )
@@ -44,9 +44,7 @@ def create_all(connection: Connection, tables: Tables) -> None:
     # then waited here, it would block the DDL of the process that holds this lock.
     _one_at_a_time(connection)
     name_types_plainly(connection)
-    foreign = foreign_tables(connection, tables)
-    if foreign:
-        raise SchemaError("; ".join(foreign))
+    _refuse_foreign(connection, tables)
     fresh = not inspect(connection).has_table(tables.message.name, schema=tables.message.schema)
     for table in tables.for_dialect(connection.dialect.name).ours:
         table.create(connection, checkfirst=True)
@@ -69,11 +67,16 @@ def create_all(connection: Connection, tables: Tables) -> None:
         connection.execute(tables.version.insert().values(version_num=HEAD))
 
 
+def _refuse_foreign(connection: Connection, tables: Tables) -> None:
+    if foreign := foreign_tables(connection, tables):
+        raise SchemaError("; ".join(foreign))
+
+
 def _create_for_postgresql(connection: Connection, tables: Tables) -> None:
     connection.execute(storage_of(tables.message))
-    if is_partitioned(connection, tables.archive):
-        for statement in default_partition(tables):
-            connection.execute(statement)
+    archive = tables.archive if tables.config.archive_partitions is not None else None
+    if archive is not None and is_partitioned(connection, archive):
+        connection.execute(default_partition_of(archive))
 
 
 def _one_at_a_time(connection: Connection) -> None:
@@ -105,9 +108,7 @@ def upgrade(connection: Connection, config: SqlBrokerSchemaConfig | None = None)
     """
     config = config or SqlBrokerSchemaConfig()
     need_postgresql(connection.dialect.name, config)
-    foreign = foreign_tables(connection, build_tables(config))
-    if foreign:
-        raise SchemaError("; ".join(foreign))
+    _refuse_foreign(connection, build_tables(config))
     migrate(config, connection=connection)
     create_notify_trigger(connection, build_tables(config))
     if config.sql_functions:

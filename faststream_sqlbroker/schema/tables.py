@@ -147,24 +147,17 @@ def ddl(tables: Tables, dialect_name: str) -> list[ExecutableDDLElement]:
     statements: list[ExecutableDDLElement] = []
     for table in tables.ours:
         statements.append(CreateTable(table))
-        if table is tables.archive and dialect_name == "postgresql":
-            statements += default_partition(tables)
+        parts = table is tables.archive and tables.config.archive_partitions is not None
+        if parts and dialect_name == "postgresql":
+            statements.append(default_partition_of(table))
         statements += [CreateIndex(index) for index in sorted_indexes(table)]
     if dialect_name == "postgresql":
         statements.append(storage_of(tables.message))
     return statements
 
 
-def default_partition(tables: Tables) -> list[ExecutableDDLElement]:
-    """The statement that makes the archive's partition for what has no other, if it has any."""
-    archive = tables.archive
-    if archive is None or tables.config.archive_partitions is None:
-        return []
-    return [default_partition_of(archive)]
-
-
 def default_partition_of(archive: Table) -> ExecutableDDLElement:
-    """`default_partition` for the archive itself."""
+    """The statement that makes the archive's partition for what has no other."""
     name = f'"{archive.name}_default"'
     if archive.schema is not None:
         name = f'"{archive.schema}".{name}'

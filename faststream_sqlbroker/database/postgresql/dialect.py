@@ -24,7 +24,6 @@ from faststream_sqlbroker.core.rows import (
 )
 from faststream_sqlbroker.core.suspects import Suspicion
 from faststream_sqlbroker.database.dialect import Dialect
-from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts import once
 from faststream_sqlbroker.database.parts.claimed_rows import (
     CLAIMED_COLUMNS,
@@ -213,10 +212,10 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     ) -> Claimed:
         """One statement."""
         binds = {"ids": list(ids), "queues": list(queues), "lease": lease, "token": token}
-        if suspicion is None:
-            return Claimed(self.claimed(connection.execute(self.sql["claim_ids"], binds), token))
-        rows = connection.execute(self.sql["claim_ids_apart"], {**binds, **suspicion.binds})
-        leased, suspects = split_suspects(rows, suspicion)
+        name = "claim_ids"
+        if suspicion is not None:
+            name, binds = "claim_ids_apart", {**binds, **suspicion.binds}
+        leased, suspects = split_suspects(connection.execute(self.sql[name], binds), suspicion)
         return Claimed(self.claimed(leased, token), suspects)
 
     def claiming_free_keys(
@@ -314,10 +313,19 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         connection.execute(self.sql["lock_wait"], {"limit": f"{round(seconds * 1000)}ms"})
         yield
 
-    def settle(self, connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-        """At most four statements: acked, otherwise archived, deleted, updated rows."""
+    def settle(
+        self,
+        connection: Connection,
+        settlements: Sequence[Settlement],
+        *,
+        inside: str | None = None,
+    ) -> SettleResult:
+        """At most four statements: acked, otherwise archived, deleted, updated rows. Inside of
+        another transaction than the one of this number nothing is settled; None: in any.
+        """
         settled: set[int] = set()
-        for query in settle_queries(self.sql, settlements, archive=self.has_archive):
+        archive = self.has_archive
+        for query in settle_queries(self.sql, settlements, archive=archive, inside=inside):
             settled |= query(connection)
         return settled_of(settlements, settled)
 
@@ -335,16 +343,12 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         if len(queries) > 1:
             return whole
         [query] = queries
-        return Query(
-            query.clause, query.binds, lambda rows: settled_of(settlements, query.read(rows))
-        )
+        return _settling(settlements, query)
 
     def settling_one(self, settlement: Settlement) -> Query[SettleResult]:
         """One statement."""
         [query] = settle_queries(self.sql, [settlement], archive=self.has_archive, anew=True)
-        return Query(
-            query.clause, query.binds, lambda rows: settled_of([settlement], query.read(rows))
-        )
+        return _settling([settlement], query)
 
     def release_claim(self, connection: Connection, queues: Sequence[str], token: UUID) -> int:
         """One statement over what is PROCESSING in these queues."""
@@ -358,10 +362,15 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
         )
 
 
+def _settling(settlements: Sequence[Settlement], query: Query[set[int]]) -> Query[SettleResult]:
+    read = query.read
+    return Query(query.clause, query.binds, lambda rows: settled_of(settlements, read(rows)))
+
+
 class NumberedLocks(HandlerLocks):
     """Locks of handlers that are identified by the number of the transaction."""
 
-    def __init__(self, dialect: Operations) -> None:
+    def __init__(self, dialect: PostgresqlDialect) -> None:
         self._dialect = dialect
 
     def lock(self, connection: Connection, leases: Leases, idle_limit: float) -> HandlerLock:
@@ -387,15 +396,10 @@ class NumberedLocks(HandlerLocks):
         dialect = self._dialect
 
         def settle(connection: Connection, settlements: Sequence[Settlement]) -> SettleResult:
-            settled: set[int] = set()
-            archive = dialect.has_archive
-            for query in settle_queries(
-                dialect.sql, settlements, archive=archive, inside=lock.number
-            ):
-                settled |= query(connection)
-            if not settled:
+            result = dialect.settle(connection, settlements, inside=lock.number)
+            if not result.settled:
                 self.prove(connection, lock)
-            return settled_of(settlements, settled)
+            return result
 
         return settle_units(dialect, connection, settlements, settle=settle)
 
