@@ -35,38 +35,31 @@ class NextLook:
         return max(0.001, (at - self.now) / MICROSECONDS)
 
 
+@dataclass(eq=False)
 class Choice:
-    """What the policies have said by now is in its attributes."""
+    """What the policies have said by now is in these attributes."""
 
-    def __init__(
-        self,
-        intake: Intake,
-        slots: Slots,
-        wanted: PolicyClaimRequest,
-        suspicion: Suspicion | None,
-        cursors: Cursors,
-        following: NextLook,
-    ) -> None:
-        """`following` is told when to look again; `cursors` are moved."""
-        self._intake = intake
-        self._slots = slots
-        self._wanted = wanted
-        self._suspicion = suspicion
-        self._cursors = cursors
-        self._next = following
-        self.starts = 0
-        """How many find a free worker."""
-        self.bursts: BurstHeads | NewestHeads | None = None
-        self.behind: Debounce | KeepLast | None = None
-        """The policy that has not seen all messages yet."""
-        self.per_key: int | None = None
-        """The most leases of a key."""
+    intake: Intake
+    slots: Slots
+    wanted: PolicyClaimRequest
+    suspicion: Suspicion | None
+    cursors: Cursors
+    """Moved by a choice that goes from key to key."""
+    next: NextLook
+    """Told when to look again."""
+    starts: int = 0
+    """How many find a free worker."""
+    bursts: BurstHeads | NewestHeads | None = None
+    behind: Debounce | KeepLast | None = None
+    """The policy that has not seen all messages yet."""
+    per_key: int | None = None
+    """The most leases of a key."""
 
     def choose(self, limit: int, *, pass_over: bool = False) -> list[int]:
         """The messages to lease, in order; with `pass_over` no suspects."""
         if limit < 1:
             return []
-        suspicion = self._suspicion
+        suspicion = self.suspicion
         told = suspicion is not None and suspicion.told and not pass_over
         others = None if told else suspicion
         if self._is_by_key:
@@ -78,12 +71,12 @@ class Choice:
     @property
     def _is_by_key(self) -> bool:
         """Whether a claim goes from key to key."""
-        limited = self.per_key is not None or self._slots.keys is not None
-        return self._wanted.ordered or (limited and self.bursts is None)
+        limited = self.per_key is not None or self.slots.keys is not None
+        return self.wanted.ordered or (limited and self.bursts is None)
 
     def _due(self, size: int, others: Suspicion | None) -> list[Due]:
         """The first due messages, by priority."""
-        intake = self._intake
+        intake = self.intake
         due: list[Due] = []
         for pair in intake.pairs:
             if len(due) < size:
@@ -93,7 +86,7 @@ class Choice:
                     now=intake.now,
                     size=size - len(due),
                     others=others,
-                    only=self._wanted.only,
+                    only=self.wanted.only,
                 )
         return due
 
@@ -104,12 +97,12 @@ class Choice:
         due = self._due(size, others)
         crowded = len(due) == size
         if self.behind is not None:
-            due = self._intake.catch_up(self.behind, due)
-        if self._slots.keys is not None:
-            due = self._with_slot(self._slots.keys, due, crowded=crowded)
+            due = self.intake.catch_up(self.behind, due)
+        if self.slots.keys is not None:
+            due = self._with_slot(self.slots.keys, due, crowded=crowded)
         chosen = bursts.choose(due, limit)
-        self._next.waits += [self._next.seconds_to(at) for at in bursts.later]
-        self._next.more |= crowded and len(chosen) < limit
+        self.next.waits += [self.next.seconds_to(at) for at in bursts.later]
+        self.next.more |= crowded and len(chosen) < limit
         return chosen
 
     def _with_slot(self, keys: KeySlots, due: list[Due], *, crowded: bool) -> list[Due]:
@@ -119,30 +112,30 @@ class Choice:
         if crowded:
             # Not until their slots: another rate, or none, must not find them put off for long.
             blocked = {
-                message: min(keys.next(key), self._intake.now + LONGEST_PUT_OFF)
+                message: min(keys.next(key), self.intake.now + LONGEST_PUT_OFF)
                 for message, key, _ in due
                 if key is not None and not keys.is_open(key)
             }
-            self._intake.rows.shift(blocked, 0)
+            self.intake.rows.shift(blocked, 0)
         return found
 
     def _choose_by_key(self, limit: int, others: Suspicion | None) -> list[int]:
         heads = Heads(
-            self._intake.rows.connection,
-            self._intake.rows.dialect.sql,
+            self.intake.rows.connection,
+            self.intake.rows.dialect.sql,
             limit,
             others=others,
-            mask=self._intake.before,
-            per_key=None if self._wanted.ordered else self.per_key or UNLIMITED,
+            mask=self.intake.before,
+            per_key=None if self.wanted.ordered else self.per_key or UNLIMITED,
             starting=self.starts,
-            gate=self._slots.keys,
-            by_header=self._intake.rows.by_header,
+            gate=self.slots.keys,
+            by_header=self.intake.rows.by_header,
         )
-        if self._wanted.only is not None:
-            return [i for i, _, _ in self._due(1, None) if heads.may_start(self._intake.queue, i)]
-        if heads.scan(self._intake.pairs, self._cursors):
+        if self.wanted.only is not None:
+            return [i for i, _, _ in self._due(1, None) if heads.may_start(self.intake.queue, i)]
+        if heads.scan(self.intake.pairs, self.cursors):
             # Not at once: all keys may be held, and there may be many.
-            self._next.waits.append(0.0)
+            self.next.waits.append(0.0)
         elif not heads.full and (soon := heads.soonest()) is not None:
-            self._next.waits.append(soon)
+            self.next.waits.append(soon)
         return heads.ids[:limit]

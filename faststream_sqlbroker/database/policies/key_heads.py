@@ -8,6 +8,7 @@ Times are microseconds since 1970.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from faststream_sqlbroker.core.outcome import Discard
@@ -40,45 +41,39 @@ BURST_WAIT_LIMIT = 60 * MICROSECONDS
 cancel it."""
 
 
+@dataclass(eq=False)
 class KeyHeads:
     """The keys of one queue in one claim: what waits of each, and what stands by."""
 
-    def __init__(
-        self,
-        policy: Debounce | KeepLast,
-        rows: PolicyRows,
-        now: int,
-        *,
-        keep: bool,
-    ) -> None:
-        """Under the queue's lock; `keep`: what is discarded is archived."""
-        self._policy = policy
-        self._rows = rows
-        self._now = now
-        self._keep = keep
-        self._known: dict[str, Any] = {}
-        """By key, a `Bursts` or a `Latest`."""
-        self._live: dict[str, dict[int, Live]] = {}
-        """By key, those of its messages that can be delivered, or are being handled."""
-        self._key_of: dict[int, str] = {}
-        """By message, the key that it was read with."""
-        self._looked_on = set[int]()
-        self.later: list[int] = []
-        """When messages are looked at again."""
-        self.more = False
-        """Whether there is more to look at, at once."""
+    policy: Debounce | KeepLast
+    rows: PolicyRows
+    """Under the queue's lock."""
+    now: int
+    keep: bool
+    """Whether what is discarded is archived."""
+    known: dict[str, Any] = field(default_factory=dict)
+    """By key, a `Bursts` or a `Latest`."""
+    live: dict[str, dict[int, Live]] = field(default_factory=dict)
+    """By key, those of its messages that can be delivered, or are being handled."""
+    key_of: dict[int, str] = field(default_factory=dict)
+    """By message, the key that it was read with."""
+    looked_on: set[int] = field(default_factory=set)
+    later: list[int] = field(default_factory=list)
+    """When messages are looked at again."""
+    more: bool = False
+    """Whether there is more to look at, at once."""
 
     def look(self, priorities: Iterable[int]) -> None:
         """Look at what stands by, and is to be looked at by now."""
         found: list[Standing] = []
         for priority in priorities:
-            found += self._rows.standby_due(priority, now=self._now, size=SCAN)
+            found += self.rows.standby_due(priority, now=self.now, size=SCAN)
             self.more |= len(found) >= SCAN
         looked: dict[str, list[Standing]] = defaultdict(list)
         for each in found:
             if each.key is not None:
                 looked[each.key].append(each)
-        done = self._read(looked, looked) | self._looked_on
+        done = self._read(looked, looked) | self.looked_on
         later = {
             each.id: self._look_again(key, each)
             for key, standing in looked.items()
@@ -86,21 +81,21 @@ class KeyHeads:
             if each.id not in done
         }
         keys = {each.id: each.key for each in found if each.key is not None}
-        self._rows.stand_by(later, keys)
+        self.rows.stand_by(later, keys)
         self.later += later.values()
         # Without a key nothing can stand by: the policy goes by another one now, or another program
         # has taken it away.
-        free = {each.id: self._now for each in found if each.key is None}
-        self._rows.shift(free, 0, KEPT & ~BURST)
+        free = {each.id: self.now for each in found if each.key is None}
+        self.rows.shift(free, 0, KEPT & ~BURST)
 
     def _look_again(self, key: str, standing: Standing) -> int:
         owner = self._chosen_for(key, standing.id)
-        waits_for = None if owner is None else self._live[key].get(owner)
+        waits_for = None if owner is None else self.live[key].get(owner)
         if owner is None or waits_for is None:
-            return looked_at(self._now, self._now)
+            return looked_at(self.now, self.now)
         # One that waits for the message before, or for a slot, is put off every few seconds.
-        since = max(self._due_of(self._known[key], owner), standing.created)
-        return looked_at(waits_for.due, self._now, max(0, self._now - since))
+        since = max(self._due_of(self.known[key], owner), standing.created)
+        return looked_at(waits_for.due, self.now, max(0, self.now - since))
 
     def _read_due(self, due: Sequence[Due]) -> list[Due]:
         """Read what is known of the keys of the due messages; which are to be delivered still."""
@@ -118,9 +113,9 @@ class KeyHeads:
         self._load(keys)
         self._read_live()
         expired = self._expired()
-        changed = {self._key_of[message] for message in expired}
+        changed = {self.key_of[message] for message in expired}
         for message in expired:
-            del self._live[self._key_of[message]][message]
+            del self.live[self.key_of[message]][message]
         replaced = [key for key in keys if self._needs_look(key, looked.get(key, ()))]
         placed = self._replace(replaced, expired)
         self._discard(expired)
@@ -129,43 +124,43 @@ class KeyHeads:
         return placed | expired.keys()
 
     def _read_live(self) -> None:
-        known = {i for state in self._known.values() for i in state.known()}
-        found = self._rows.live(known)
-        self._key_of = {i: each.key for i, each in found.items() if each.key is not None}
+        known = {i for state in self.known.values() for i in state.known()}
+        found = self.rows.live(known)
+        self.key_of = {i: each.key for i, each in found.items() if each.key is not None}
         # A message that has got another key is not this key's any more, though both may know it.
-        self._live = {
+        self.live = {
             key: {
                 i: found[i]
                 for i in state.known()
                 if i in found and found[i].key == key and not _stands_by(found[i])
             }
-            for key, state in self._known.items()
+            for key, state in self.known.items()
         }
 
     def _load(self, keys: Iterable[str]) -> None:
-        stored = burst_states(self._rows, self._policy, keys, self._now)
-        self._known = {key: self._policy.load(stored.get(key)) for key in keys}
+        stored = burst_states(self.rows, self.policy, keys, self.now)
+        self.known = {key: self.policy.load(stored.get(key)) for key in keys}
 
     def _expired(self) -> dict[int, Discard]:
         return {
             message: Discard(EXPIRED)
-            for key, live in self._live.items()
-            for message in self._known[key].waiting
+            for key, live in self.live.items()
+            for message in self.known[key].waiting
             if (each := live.get(message)) is not None
             and each.expired
             and each.state != "PROCESSING"
         }
 
     def _needs_look(self, key: str, looked: Sequence[Standing]) -> bool:
-        state = self._known[key]
+        state = self.known[key]
         state.standby |= bool(looked)
         free = None, state.over
         if any(each.expired or self._chosen_for(key, each.id) in free for each in looked):
             return True
-        return state.standby and any(i not in self._live[key] for i in state.waiting)
+        return state.standby and any(i not in self.live[key] for i in state.waiting)
 
     def _chosen_for(self, key: str, message: int) -> int | None:
-        return chosen_for(self._known[key].chosen, message, leading=self._policy.leading)
+        return chosen_for(self.known[key].chosen, message, leading=self.policy.leading)
 
     def _replace(self, keys: Sequence[str], gone: dict[int, Discard]) -> set[int]:
         """Fill the places of messages that are no more; which messages have got one. What ends is
@@ -180,18 +175,18 @@ class KeyHeads:
             if standing or key in whole:
                 self._fill(key, standing, due, gone, whole=key in whole)
                 left = set(standing) - due.keys() - gone.keys()
-                self._known[key].standby &= bool(left) or key not in whole
+                self.known[key].standby &= bool(left) or key not in whole
         # Their due times are theirs again.
-        self._rows.shift(
+        self.rows.shift(
             due,
             BURST | HELD_BURST,
             KEPT | HELD_BURST,
-            keys=self._key_of,
+            keys=self.key_of,
         )
         self.later += due.values()
-        for message, live in self._rows.live(due).items():
-            if live.key in self._live and not _stands_by(live):
-                self._live[live.key][message] = live
+        for message, live in self.rows.live(due).items():
+            if live.key in self.live and not _stands_by(live):
+                self.live[live.key][message] = live
         return set(due)
 
     def _read_standing(
@@ -199,8 +194,8 @@ class KeyHeads:
     ) -> tuple[dict[str, list[int]], set[str]]:
         """What stands by of `keys`, as far as `SCAN` goes, and the keys of which all was read."""
         ranges = dict.fromkeys(keys, (0, NEWEST))
-        last = not self._policy.leading
-        found, whole = self._rows.standby_of(ranges, last=last)
+        last = not self.policy.leading
+        found, whole = self.rows.standby_of(ranges, last=last)
         by_key: dict[str, list[int]] = {key: [] for key in keys}
         for each, key in self._keyed(found):
             if each.expired:
@@ -219,8 +214,8 @@ class KeyHeads:
         whole: bool,
     ) -> None:
         """`standing` are those of the key that stand by, `whole`: all of them."""
-        state = self._known[key]
-        leading = self._policy.leading
+        state = self.known[key]
+        leading = self.policy.leading
         of: dict[int | None, list[int]] = defaultdict(list)
         for message in standing:
             of[self._chosen_for(key, message)].append(message)
@@ -229,41 +224,41 @@ class KeyHeads:
             self._look_on([over.pop()])
         gone |= {message: Discard(SUPERSEDED, state.over) for message in over}
         for old in list(state.waiting):
-            if old not in self._live[key]:
+            if old not in self.live[key]:
                 by = stand_in(of.get(old, []), leading=leading)
                 state.replace(old, by)
                 if by is not None:
-                    due[by] = max(self._now, self._due_of(state, by))
+                    due[by] = max(self.now, self._due_of(state, by))
         by = stand_in(of.get(None, []), leading=leading)
         if by is not None:
             state.adopt(by)
-            due[by] = max(self._now, self._due_of(state, by))
+            due[by] = max(self.now, self._due_of(state, by))
 
     def _due_of(self, state: Bursts | Latest, message: int) -> int:
         if message != state.newest:
             return 0
         if isinstance(state, Bursts):
             return state.end
-        return state.opens(self._policy) if isinstance(self._policy, KeepLast) else 0
+        return state.opens(self.policy) if isinstance(self.policy, KeepLast) else 0
 
     def _put_off(self, due: Sequence[Due], waiting: Mapping[int, int | None]) -> None:
         """Give those of `due` that are `waiting` these due times."""
         # A message that is put off gives up its slot, which would be for another time.
         marks = HELD_BURST, KEPT | HELD_BURST
         keys = {message: key for message, key, _ in due}
-        self._rows.shift(waiting, *marks, keys=keys)
+        self.rows.shift(waiting, *marks, keys=keys)
         self.later += [at for at in waiting.values() if at is not None]
 
     def _stand_by(self, waiting: Mapping[int, tuple[str, int]]) -> None:
         """Let messages of keys stand by, each for another one."""
         due: dict[int, int] = {}
         for message, (key, by) in waiting.items():
-            state: Bursts | Latest = self._known[key]
-            state.note([message], leading=self._policy.leading)
-            known = self._live[key].get(by)
-            due[message] = looked_at(self._now if known is None else known.due, self._now)
+            state: Bursts | Latest = self.known[key]
+            state.note([message], leading=self.policy.leading)
+            known = self.live[key].get(by)
+            due[message] = looked_at(self.now if known is None else known.due, self.now)
         keys = {message: key for message, (key, _) in waiting.items()}
-        self._rows.stand_by(due, keys)
+        self.rows.stand_by(due, keys)
         self.later += due.values()
         self._save({key for key, _ in waiting.values()})
 
@@ -271,9 +266,9 @@ class KeyHeads:
         """By key, these messages start: what has stood by for them goes."""
         gone: dict[int, Discard] = {}
         left = {
-            key: self._range(self._known[key], message)
+            key: self._range(self.known[key], message)
             for key, message in delivered.items()
-            if self._known[key].standby
+            if self.known[key].standby
         }
         kept: dict[str, int] = {}
         for each, key in self._read_on(left):
@@ -287,23 +282,23 @@ class KeyHeads:
         self._note_left(delivered, left)
 
     def _discard(self, gone: Mapping[int, Discard]) -> None:
-        self._rows.discard(gone, keep=self._keep, keys=self._key_of)
+        self.rows.discard(gone, keep=self.keep, keys=self.key_of)
 
     def refused(self, messages: Mapping[str, int]) -> None:
         """By key, a throttle has refused these messages: what has stood by for them goes, too."""
         self._load(messages.keys())
-        ended = {k: i for k, i in messages.items() if i in self._known[k].waiting}
+        ended = {k: i for k, i in messages.items() if i in self.known[k].waiting}
         self._supersede(ended)
         self._save(ended)
 
     def _note_left(self, delivered: Mapping[str, int], left: Iterable[str]) -> None:
         left = set(left)
         for key, message in delivered.items():
-            state = self._known[key]
+            state = self.known[key]
             state.over = message if key in left else None
             # What stands by for an older one has gone with this one, unless the first of each burst
             # is delivered.
-            others = (i != message if self._policy.leading else i > message for i in state.waiting)
+            others = (i != message if self.policy.leading else i > message for i in state.waiting)
             state.standby = key in left or (state.standby and any(others))
 
     def _read_on(self, left: dict[str, tuple[int, int]]) -> list[tuple[int, str]]:
@@ -312,26 +307,26 @@ class KeyHeads:
         """
         if not left:
             return []
-        found, whole = self._rows.standby_of(left)
+        found, whole = self.rows.standby_of(left)
         for key in whole:
             del left[key]
         return [(each.id, key) for each, key in self._keyed(found)]
 
     def _keyed(self, found: Iterable[Standing]) -> list[tuple[Standing, str]]:
         keyed = [(each, each.key) for each in found if each.key is not None]
-        self._key_of |= {each.id: key for each, key in keyed}
+        self.key_of |= {each.id: key for each, key in keyed}
         return keyed
 
     def _look_on(self, messages: Iterable[int]) -> None:
         """Let the next claim look at these, and so at the rest of their keys."""
-        due = dict.fromkeys(messages, self._now)
-        self._looked_on |= due.keys()
-        self._rows.stand_by(due, self._key_of)
+        due = dict.fromkeys(messages, self.now)
+        self.looked_on |= due.keys()
+        self.rows.stand_by(due, self.key_of)
         self.more |= bool(due)
 
     def _range(self, state: Bursts | Latest, message: int) -> tuple[int, int]:
         """Between which ids the messages are that stand by for `message`."""
-        if not self._policy.leading:
+        if not self.policy.leading:
             return 0, message
         others = [each for each in state.chosen if each != message]
         low = message if any(each < message for each in others) else 0
@@ -340,11 +335,11 @@ class KeyHeads:
     def _save(self, keys: Iterable[str]) -> None:
         states: dict[str, tuple[Any, int]] = {}
         for key in keys:
-            state = self._known[key]
+            state = self.known[key]
             end = state.end if isinstance(state, Bursts) and state.start is not None else 0
-            info = self._policy.dump(state)
-            states[key] = info, forgotten_at(info, max(end, self._now) + self._policy.window)
-        self._rows.keep(burst_scope(self._rows.queue), states)
+            info = self.policy.dump(state)
+            states[key] = info, forgotten_at(info, max(end, self.now) + self.policy.window)
+        self.rows.keep(burst_scope(self.rows.queue), states)
 
 
 class BurstHeads(KeyHeads):
@@ -359,10 +354,10 @@ class BurstHeads(KeyHeads):
         taken: set[str] = set()
         waiting: dict[int, int | None] = {}
         for message, key, _ in due:
-            live = {} if key is None else self._live[key]
-            turn = None if key is None else self._known[key].next(set(live))
+            live = {} if key is None else self.live[key]
+            turn = None if key is None else self.known[key].next(set(live))
             if key in taken or (turn is not None and turn != message):
-                waiting[message] = self._now + pause_behind(live.get(turn or 0), self._now)
+                waiting[message] = self.now + pause_behind(live.get(turn or 0), self.now)
             elif len(chosen) < limit:
                 chosen.append(message)
                 if key is not None:
@@ -376,14 +371,14 @@ class BurstHeads(KeyHeads):
         keys: set[str] = set()
         for row in rows:
             key = row.policy_key
-            if key is not None and key in self._known:
+            if key is not None and key in self.known:
                 keys.add(key)
-                if row.id != self._known[key].current:
+                if row.id != self.known[key].current:
                     started[key] = row.id
         self._supersede(started)
         for row in rows:
             if row.policy_key in keys:
-                self._known[row.policy_key].delivered(row.id)
+                self.known[row.policy_key].delivered(row.id)
         self._save(keys)
 
 
@@ -415,7 +410,7 @@ class NewestHeads(KeyHeads):
     def _wait_for_others(self, older: Mapping[int, tuple[str, int]]) -> None:
         """Let those stand by in whose place another one is delivered."""
         for message, (key, _) in older.items():
-            latest = self._known[key]
+            latest = self.known[key]
             if latest.first == message:
                 latest.first = None
         self._stand_by(older)
@@ -425,29 +420,29 @@ class NewestHeads(KeyHeads):
         started = {
             row.policy_key: row.id
             for row in rows
-            if row.policy_key is not None and row.policy_key in self._known
+            if row.policy_key is not None and row.policy_key in self.known
         }
         self._supersede(started)
         for key, message in started.items():
-            self._known[key].delivered(message, self._now)
+            self.known[key].delivered(message, self.now)
         self._save(started)
 
     def _turns(self) -> dict[str, Turn]:
-        assert isinstance(self._policy, KeepLast)  # noqa: S101 - only its heads are these
+        assert isinstance(self.policy, KeepLast)  # noqa: S101 - only its heads are these
         turns: dict[str, Turn] = {}
-        for key, latest in self._known.items():
-            states = {message: live.state for message, live in self._live[key].items()}
-            turns[key] = next_turn(self._policy, latest, states, self._now)
+        for key, latest in self.known.items():
+            states = {message: live.state for message, live in self.live[key].items()}
+            turns[key] = next_turn(self.policy, latest, states, self.now)
         return turns
 
     def _waits_until(self, turn: Turn, key: str | None, message: int) -> int | None:
         """When to look at `message` again, which is due; None: it need not wait."""
         if turn.waits_for is not None and key is not None:
-            return self._now + pause_behind(self._live[key].get(turn.waits_for), self._now)
+            return self.now + pause_behind(self.live[key].get(turn.waits_for), self.now)
         if turn.goes == message:
-            return turn.not_before if turn.not_before > self._now else None
+            return turn.not_before if turn.not_before > self.now else None
         if turn.goes is not None and message > turn.goes:
-            return self._now + max(SHORTEST_BURST_RECHECK, self._policy.window)
+            return self.now + max(SHORTEST_BURST_RECHECK, self.policy.window)
         return None
 
 
