@@ -7,6 +7,7 @@ the index: with fewer, MySQL sorts all rows of a queue to find the first.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -26,26 +27,18 @@ LockPair = Callable[[ReadyPair, int], Claimed]
 """Locks so many due rows of a pair at most, in their order."""
 
 
+@dataclass(eq=False)
 class PairsClaim:
     """Locks the first due rows of several pairs, in the order of the pairs."""
 
-    def __init__(
-        self,
-        dialect: MultiStatementDialect,
-        limit: int,
-        token: UUID,
-        suspicion: Suspicion | None,
-        lock_pair: LockPair,
-    ) -> None:
-        """Lock up to `limit`, those of a pair alone by `lock_pair`; `suspicion` as in
-        `Dialect.claim`.
-        """
-        self._dialect = dialect
-        self._lock_first = lock_pair
-        self._limit = limit
-        self._token = token
-        self._suspicion = suspicion
-        self._found = Claimed()
+    dialect: MultiStatementDialect
+    limit: int
+    token: UUID
+    suspicion: Suspicion | None
+    """As in `Operations.claim`."""
+    lock_first: LockPair
+    """Locks the rows of a pair alone."""
+    _found: Claimed = field(default_factory=Claimed, init=False)
 
     def run(self, connection: Connection, pairs: Sequence[ReadyPair]) -> Claimed:
         """The rows, by pair, due time, id."""
@@ -62,7 +55,7 @@ class PairsClaim:
 
     @property
     def _room(self) -> int:
-        return self._limit - len(self._found) - len(self._found.suspects)
+        return self.limit - len(self._found) - len(self._found.suspects)
 
     def _first_rows(
         self, connection: Connection, pairs: Sequence[ReadyPair], most: int
@@ -75,9 +68,9 @@ class PairsClaim:
             "most": most,
         }
         name = "first_ids"
-        if self._suspicion is not None and not self._suspicion.told:
-            name, binds = "first_ids_others", binds | self._suspicion.binds
-        rows = connection.execute(self._dialect.sql[name], binds)
+        if self.suspicion is not None and not self.suspicion.told:
+            name, binds = "first_ids_others", binds | self.suspicion.binds
+        rows = connection.execute(self.dialect.sql[name], binds)
         return [(place - 1, [each for each in ids if each is not None]) for place, *ids in rows]
 
     def _lock_in_order(
@@ -103,7 +96,7 @@ class PairsClaim:
 
     def _lock_pair(self, pair: ReadyPair) -> None:
         if self._room > 0:
-            found = self._lock_first(pair, self._room)
+            found = self.lock_first(pair, self._room)
             self._add(found, found)
 
     def _add(self, found: Claimed, in_order: Sequence[ClaimedMessage]) -> None:
@@ -121,5 +114,5 @@ class PairsClaim:
         while ids and (room := self._room) > 0:
             part, ids = ids[:room], ids[room:]
             binds = {"ids": sorted(part), "queues": list(queues), "limit": len(part)}
-            rows = self._dialect.find(connection, "claim_ids", binds, self._token, self._suspicion)
+            rows = self.dialect.find(connection, "claim_ids", binds, self.token, self.suspicion)
             self._add(rows, sorted(rows, key=lambda row: rank[row.id]))

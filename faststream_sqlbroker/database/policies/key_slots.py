@@ -10,6 +10,7 @@ Times are microseconds since 1970.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from faststream_sqlbroker.core.policies import Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
@@ -17,7 +18,7 @@ from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.slot_log import SlotLog
 from faststream_sqlbroker.database.parts.ordered import Key
-from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK, Intake, slot_scope
+from faststream_sqlbroker.database.policies.intake import WHOLE_LOOK, Intake
 from faststream_sqlbroker.database.policies.rows import SCAN, Live, as_key
 from faststream_sqlbroker.database.policies.slot_use import SlotLogs
 
@@ -28,37 +29,36 @@ PASS_SHARE = 5
 """After a pass over all keys none follows for this many times its length."""
 
 
+@dataclass(eq=False)
 class TakenSlots:
     """The slots that messages of a queue take in a claim, under the queue's lock: slots of the
     queue or of keys.
     """
 
-    def __init__(
-        self, intake: Intake, policy: Throttle, logs: SlotLogs, scope: str, first: int, until: int
-    ) -> None:
-        """Grant slots from `first` to `until` now; store what is taken under `scope`."""
-        self._intake = intake
-        self.scope = scope
-        self._policy = policy
-        self._shared = logs
-        self._first = first
-        self._until = until
-        self._logs: dict[str, SlotLog] = {}
-        """As they are stored."""
-        self._trial: dict[str, SlotLog] = {}
-        """With the slots that were taken."""
-        self._taken: dict[int, tuple[str, int]] = {}
-        """Keys and slots of the messages that may start; not stored before they are leased."""
-        self._stored: dict[str, int | None] = {}
+    intake: Intake
+    policy: Throttle
+    shared: SlotLogs
+    scope: str
+    """Where what is taken is stored."""
+    first: int
+    until: int
+    """Slots from `first` to this time are granted now."""
+    _logs: dict[str, SlotLog] = field(default_factory=dict, init=False)
+    """As they are stored."""
+    _trial: dict[str, SlotLog] = field(default_factory=dict, init=False)
+    """With the slots that were taken."""
+    _taken: dict[int, tuple[str, int]] = field(default_factory=dict, init=False)
+    """Keys and slots of the messages that may start; not stored before they are leased."""
+    _stored: dict[str, int | None] = field(default_factory=dict, init=False)
 
     def look(self, keys: Iterable[Key]) -> None:
         """Read what is known of `keys`."""
         texts = {text for key in keys if (text := as_key(key)) is not None}
         missing = texts - self._logs.keys()
-        known = self._intake.rows.states(self.scope, missing)
+        known = self.intake.rows.states(self.scope, missing)
         for key in missing:
             info = known.get(key)
-            self._logs[key] = self._shared.load(self._policy, (self.scope, key), info)
+            self._logs[key] = self.shared.load(self.policy, (self.scope, key), info)
             self._stored[key] = info.get("next") if isinstance(info, dict) else None
 
     def on_time(self, chosen: Sequence[int], live: Mapping[int, Live], limit: int) -> list[int]:
@@ -71,7 +71,7 @@ class TakenSlots:
                 break
             if key is not None and not live[message].expired:
                 log = self._trial.setdefault(key, self._logs[key].copy())
-                if (slot := self._grant(log)) > self._until:
+                if (slot := self._grant(log)) > self.until:
                     self._wait(slot, message)
                     continue
                 self._taken[message] = key, slot
@@ -86,13 +86,13 @@ class TakenSlots:
         return at, (self.scope, key)
 
     def _key(self, key: str | None) -> str | None:
-        return key if self._policy.key else ""
+        return key if self.policy.key else ""
 
     def _grant(self, log: SlotLog) -> int:
         """The next slot of a key; added to `log` if granted now."""
-        slot = self._policy.next_slot(log, self._first)
-        if slot <= self._until:
-            log.add(slot, slot + self._shared.patience)
+        slot = self.policy.next_slot(log, self.first)
+        if slot <= self.until:
+            log.add(slot, slot + self.shared.patience)
         return slot
 
     def _wait(self, slot: int, message: int | None = None) -> None:
@@ -103,8 +103,8 @@ class TakenSlots:
         """Add the slots of the messages `started`, each at its time, its own slot or later, to
         their logs; the slots by key, and the keys of which something is to be told.
         """
-        shared = self._shared
-        self.look(shared.use.worth_telling(self.scope, self._policy, self._logs))
+        shared = self.shared
+        self.look(shared.use.worth_telling(self.scope, self.policy, self._logs))
         self._trial.clear()
         taken = defaultdict(list)
         for message, at in started.items():
@@ -116,31 +116,27 @@ class TakenSlots:
         return taken, {key for scope, key in shared.changed if scope == self.scope}
 
 
+@dataclass(eq=False)
 class KeySlots(TakenSlots):
     """The keys of a queue whose messages wait for slots."""
 
-    def __init__(
-        self, intake: Intake, policy: Throttle, logs: SlotLogs, first: int, until: int
-    ) -> None:
-        """As `TakenSlots`."""
-        super().__init__(intake, policy, logs, slot_scope(intake.queue), first, until)
-        self._admitted: dict[str, SlotLog] = {}
-        self._indexed = False
-        self._idle: set[str] = set()
-        self.looked = False
-        """Whether messages were looked at."""
-        self.later: int | None = None
-        """The first slot of a key that has none now; None: no key is known to wait."""
+    _admitted: dict[str, SlotLog] = field(default_factory=dict, init=False)
+    _indexed: bool = field(default=False, init=False)
+    _idle: set[str] = field(default_factory=set, init=False)
+    looked: bool = field(default=False, init=False)
+    """Whether messages were looked at."""
+    later: int | None = field(default=None, init=False)
+    """The first slot of a key that has none now; None: no key is known to wait."""
 
     def next(self, key: str) -> int:
         """The first slot of a key, which has been looked at."""
-        return self._policy.next_slot(self._trial.get(key, self._logs[key]), self._first)
+        return self.policy.next_slot(self._trial.get(key, self._logs[key]), self.first)
 
     def is_open(self, key: Key | None) -> bool:
         """Whether a message of the key may start now; one without a key always may."""
         if (text := as_key(key)) is None:
             return True
-        if (slot := self.next(text)) <= self._until:
+        if (slot := self.next(text)) <= self.until:
             return True
         self._wait(slot)
         return False
@@ -152,7 +148,7 @@ class KeySlots(TakenSlots):
         if not self.is_open(text):
             return False
         log = self._admitted.setdefault(text, self._logs[text].copy())
-        if (slot := self._grant(log)) > self._until:
+        if (slot := self._grant(log)) > self.until:
             self._wait(slot)
             return False
         return True
@@ -174,7 +170,7 @@ class KeySlots(TakenSlots):
         if self._indexed:
             return
         self._indexed = True
-        intake = self._intake
+        intake = self.intake
         if intake.queue not in intake.position.indexed:
             # Another rate may have written it. A process has one rate, so it asks once.
             intake.rows.look_anew(self.scope)
@@ -186,7 +182,7 @@ class KeySlots(TakenSlots):
 
     def arrivals(self) -> tuple[list[int], bool]:
         """Messages that have become due since the last look, and whether there are more."""
-        intake = self._intake
+        intake = self.intake
         found: list[int] = []
         more = False
         for pair in intake.pairs:
@@ -210,20 +206,20 @@ class KeySlots(TakenSlots):
         """Whether a pass over all keys is to begin, as none is under way: it finds what was
         committed late, or came back with its old due time.
         """
-        position = self._intake.position
-        now = self._intake.clock.monotonic()
-        if (began := position.pass_began.pop(self._intake.queue, None)) is not None:
+        position = self.intake.position
+        now = self.intake.clock.monotonic()
+        if (began := position.pass_began.pop(self.intake.queue, None)) is not None:
             rest = max(WHOLE_LOOK, PASS_SHARE * (now - began))
-            position.pass_after[self._intake.queue] = now + rest
-        if now < position.pass_after.get(self._intake.queue, 0.0):
+            position.pass_after[self.intake.queue] = now + rest
+        if now < position.pass_after.get(self.intake.queue, 0.0):
             return False
-        position.pass_began[self._intake.queue] = now
+        position.pass_began[self.intake.queue] = now
         return True
 
     def next_look(self) -> int | None:
         """When a key is to be looked at again; None: no key waits."""
         if self._indexed:
-            at = self._intake.rows.next_due(self.scope)
+            at = self.intake.rows.next_due(self.scope)
             if at is not None:
                 self._wait(at)
         return self.later
@@ -244,13 +240,13 @@ class KeySlots(TakenSlots):
                 at_next = self._next_look(key, taken.get(key, ()))
             if key not in taken.keys() | told and self._is_stored(key, at_next):
                 continue
-            info, forget = self._shared.dump(self._policy, (self.scope, key), log)
+            info, forget = self.shared.dump(self.policy, (self.scope, key), log)
             info.pop("next", None)
             if at_next is not None:
                 info["next"] = at_next
             states[key] = info, max(forget, at_next or 0)
             due[key] = at_next
-        self._intake.rows.keep(self.scope, states, due)
+        self.intake.rows.keep(self.scope, states, due)
 
     def _next_look(self, key: str, taken: Sequence[int]) -> int:
         """When the key has its next slot, if those `taken` now start at their slots."""
@@ -258,8 +254,8 @@ class KeySlots(TakenSlots):
         if taken:
             log = log.copy()
             for slot in taken:
-                self._policy.report(log, slot + self._shared.patience, slot)
-        return self._policy.next_slot(log, self._first)
+                self.policy.report(log, slot + self.shared.patience, slot)
+        return self.policy.next_slot(log, self.first)
 
     def _is_stored(self, key: str, at: int | None) -> bool:
         """Whether it is known of a key that it is to be looked at `at`; None: not."""
@@ -267,4 +263,4 @@ class KeySlots(TakenSlots):
         if stored is None or at is None:
             return stored is at
         # A key that has a slot now is looked at now, since whenever that is so.
-        return stored == at or max(stored, at) <= self._until
+        return stored == at or max(stored, at) <= self.until

@@ -10,6 +10,7 @@ Times are microseconds since 1970.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from faststream_sqlbroker.core.outcome import Discard
@@ -220,13 +221,16 @@ class Slots(QueueSlots):
         number, each = next(((n, p) for n, p in throttles if not p.gates), (0, None))
         if each is not None:
             first = self._now + self.lead
+            # One that refuses has those of one that lets messages wait: a deployment may change
+            # the one to the other.
+            scope = slot_scope(intake.queue, None if each.key else number)
             if each.when_exceeded == "wait":
                 # A slot may be moved to that of a gate, which is later. If all are equal before,
                 # no period has more starts for that.
                 until = first if self._throttles else first + self._reach
-                self.keys = KeySlots(intake, each, self._logs_of, first, until)
+                self.keys = KeySlots(intake, each, self._logs_of, scope, first, until)
             else:
-                self.own = OwnSlots(intake, each, self._logs_of, number, first)
+                self.own = OwnSlots(intake, each, self._logs_of, scope, first, first)
         self.later: list[int] = []
         """The slots of messages that were put off."""
 
@@ -257,22 +261,15 @@ class Slots(QueueSlots):
         return max(at, own_at), place
 
 
+@dataclass(eq=False)
 class OwnSlots(TakenSlots):
     """The slots of a throttle that refuses, of the queue or of its keys."""
 
-    def __init__(
-        self, intake: Intake, policy: Throttle, logs: SlotLogs, number: int, first: int
-    ) -> None:
-        """Slots at `first` are granted now; the throttle is the `number`th of its subscriber."""
-        # As those of a throttle that lets messages wait: a deployment may change the one to the
-        # other.
-        scope = slot_scope(intake.queue, None if policy.key else number)
-        super().__init__(intake, policy, logs, scope, first, first)
-        self._late: dict[int, int | None] = {}
-        self.later: list[int] = []
-        """When messages that were put off are looked at again."""
-        self.dropped: dict[str, int] = {}
-        """By its key, the newest message that was dropped."""
+    _late: dict[int, int | None] = field(default_factory=dict, init=False)
+    later: list[int] = field(default_factory=list, init=False)
+    """When messages that were put off are looked at again."""
+    dropped: dict[str, int] = field(default_factory=dict, init=False)
+    """By its key, the newest message that was dropped."""
 
     def let_in(self, limit: int) -> bool:
         """Look at what has come: let it in, or refuse it; whether all was looked at.
@@ -280,7 +277,7 @@ class OwnSlots(TakenSlots):
         At most `limit` are let in now, as no more could start; those above them wait for the next
         claim. The expired need no slot.
         """
-        intake = self._intake
+        intake = self.intake
         arrivals, whole = intake.arrivals(SLOT)
         intake.before |= SLOT
         self.look(key for a in arrivals if (key := self._key(a.key)) is not None)
@@ -294,16 +291,16 @@ class OwnSlots(TakenSlots):
             key = None if a.expired else self._key(a.key)
             if (
                 key is not None
-                and (slot := self._policy.next_slot(trial[key], self._first)) > self._first
+                and (slot := self.policy.next_slot(trial[key], self.first)) > self.first
             ):
                 if a.delivered:
                     # Until its own slot, as far as is known: who takes that is open until then.
                     put_off[0][a.id] = min(slot, intake.now + LONGEST_WAIT)
-                elif self._policy.when_exceeded == "backoff":
+                elif self.policy.when_exceeded == "backoff":
                     before = backoffs(a.marks)
-                    wait = round(intake.clock.jitter(self._policy.backoff(before)))
+                    wait = round(intake.clock.jitter(self.policy.backoff(before)))
                     put_off[min(before + 1, MOST_BACKOFFS)][a.id] = intake.now + wait
-                elif self._policy.when_exceeded == "drop":
+                elif self.policy.when_exceeded == "drop":
                     dropped[a.id] = Discard(THROTTLED)
                 else:
                     intake.dead.append(a.id)
@@ -334,7 +331,7 @@ class OwnSlots(TakenSlots):
     def _wait(self, slot: int, message: int | None = None) -> None:
         # One that was let in before it, and could not be leased then, has taken it.
         if message is not None:
-            self._late[message] = min(slot, self._intake.now + LONGEST_WAIT)
+            self._late[message] = min(slot, self.intake.now + LONGEST_WAIT)
 
     def keep(self, started: Mapping[int, int]) -> None:
         """Store the slots of the messages `started`, each at its time, its own slot or later, and
@@ -342,14 +339,14 @@ class OwnSlots(TakenSlots):
         """
         taken, told = self._spend(started)
         states = {
-            key: self._shared.dump(self._policy, (self.scope, key), self._logs[key])
+            key: self.shared.dump(self.policy, (self.scope, key), self._logs[key])
             for key in taken.keys() | told
         }
-        self._intake.rows.keep(self.scope, states)
+        self.intake.rows.keep(self.scope, states)
 
     def _put_off(self, due: Mapping[int, int | None], count: int = 0) -> None:
         """They are arrivals again when they come back; `count`: how often each has backed off."""
-        intake = self._intake
+        intake = self.intake
         kept = ~(SLOT | HELD | of_backoffs(MOST_BACKOFFS)) | PUT_OFF | of_backoffs(count)
         intake.rows.shift(due, PUT_OFF | of_backoffs(count), kept)
         intake.later += [at for at in due.values() if at is not None]
