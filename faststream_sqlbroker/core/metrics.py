@@ -207,18 +207,10 @@ LIVE_SUBSCRIBERS = _now(
 
 METRICS = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
 """All of them."""
-OF_FLEET = (
-    READY,
-    DELAYED,
-    IN_FLIGHT,
-    OLDEST_DUE,
-    STANDING,
-    STANDING_OVERDUE,
-    LIVE_SUBSCRIBERS,
-)
-"""Those that one process of the fleet reads from the database and exports."""
 OF_PROCESS = (HELD, HEALTHY, POOL_USED, POOL_LIMIT)
 """Gauges that each process exports of itself."""
+OF_FLEET = tuple(each for each in METRICS if each.kind is Kind.GAUGE and each not in OF_PROCESS)
+"""Those that one process of the fleet reads from the database and exports."""
 
 
 class Recorder(Protocol):

@@ -101,22 +101,21 @@ def write_whole(
     `archives` alone: the metadata has none of them, as they come and go. Then call the
     application's own `given`.
     """
-    ours = {(table.schema, table.name): table for table in tables}
     known = {name for table in archives for name in partition_names(context.connection, table)}
     for script in scripts:
         for one in (*script.upgrade_ops_list, *script.downgrade_ops_list):
             one.ops[:] = [op for op in one.ops if getattr(op, "table_name", None) not in known]
         for upgrade in script.upgrade_ops_list:
-            for position, op in reversed(list(enumerate(upgrade.ops))):
-                if not isinstance(op, ops.CreateTableOp):
-                    continue
-                added = []
-                if op.kw.get("postgresql_partition_by"):
-                    added.append(default_partition_of(op.to_table()))
-                if (table := ours.get((op.schema, op.table_name))) is not None:
-                    added.append(storage_of(table))
-                upgrade.ops[position + 1 : position + 1] = [
-                    ops.ExecuteSQLOp(str(each.compile(dialect=context.dialect))) for each in added
-                ]
+            upgrade.ops[:] = [new for op in upgrade.ops for new in _whole(tables, context, op)]
     if given is not None:
         given(context, revision, scripts)
+
+
+def _whole(tables: list[Table], context: Any, op: Any) -> list[Any]:
+    """`op`, and what belongs behind the creation of a table."""
+    if not isinstance(op, ops.CreateTableOp):
+        return [op]
+    made = [default_partition_of(op.to_table())] if op.kw.get("postgresql_partition_by") else []
+    ours = [each for each in tables if (each.schema, each.name) == (op.schema, op.table_name)]
+    behind = (*made, *map(storage_of, ours))
+    return [op, *(ops.ExecuteSQLOp(str(each.compile(dialect=context.dialect))) for each in behind)]

@@ -32,9 +32,9 @@ UNTIL = "until"
 that were there, and the check that these are older than its end."""
 _BOUNDS = re.compile(r"FOR VALUES FROM \((MINVALUE|'[^']*')\) TO \('([^']*)'\)")
 _FIND = """
-SELECT c.oid::regclass::text AS name, pg_get_expr(c.relpartbound, c.oid) AS bounds
+SELECT c.relname, c.oid::regclass::text AS name, pg_get_expr(c.relpartbound, c.oid) AS bounds
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-WHERE i.inhparent = to_regclass(:archive) ORDER BY 1
+WHERE i.inhparent = to_regclass(:archive) ORDER BY name
 """
 _IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(:archive)"
 _GRANTS = """
@@ -80,7 +80,7 @@ def list_partitions(connection: Connection, archive: Table) -> list[ArchiveParti
         text("SELECT set_config('TimeZone', 'UTC', true), set_config('DateStyle', 'ISO', true)")
     )
     found = []
-    for name, bounds in connection.execute(text(_FIND), {"archive": _named(archive)}):
+    for _, name, bounds in connection.execute(text(_FIND), {"archive": _named(archive)}):
         match = _BOUNDS.fullmatch(bounds or "")
         if match is None:
             continue
@@ -93,11 +93,7 @@ def list_partitions(connection: Connection, archive: Table) -> list[ArchiveParti
 
 def partition_names(connection: Connection, archive: Table) -> list[str]:
     """The names of all partitions, the DEFAULT one, too."""
-    asked = text(
-        "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
-        "WHERE i.inhparent = to_regclass(:archive)"
-    )
-    return list(connection.scalars(asked, {"archive": _named(archive)}))
+    return list(connection.scalars(text(_FIND), {"archive": _named(archive)}))
 
 
 def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str | None:

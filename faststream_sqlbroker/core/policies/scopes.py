@@ -41,7 +41,7 @@ def checked_scope(policy: str, scope: object, *, refused: str | None) -> str | N
 
 
 def scope_text(scope: str | None) -> str:
-    """What `str` of a policy says of a scope."""
+    """The part of a policy's text that names a scope."""
     return "" if scope is None else f", scope={scope!r}"
 
 
@@ -56,7 +56,7 @@ class Members(NamedTuple):
 
 
 def members_of(info: Any, own: int, now: int) -> Members:
-    """Those that `info` has as "members", and a claim with the limit `own` now. Any other value
+    """The members that `info` has, and a claim with the limit `own` now. Any other value
     counts as empty.
     """
     stored = info.get("members") if isinstance(info, Mapping) else None

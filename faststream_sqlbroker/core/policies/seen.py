@@ -39,7 +39,7 @@ class SeenQueue:
 
 @dataclass(slots=True)
 class Seen:
-    """What was read at the same moment."""
+    """Queues as a claim sees them, all at the same moment."""
 
     now: int
     """The database's time."""
