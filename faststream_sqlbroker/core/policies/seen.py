@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What is written if the version of the queue is still the same."""
+    """The write that follows if the version of the queue is still the same."""
 
     queue: str
     version: int

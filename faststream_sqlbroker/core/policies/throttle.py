@@ -176,7 +176,7 @@ class Throttle:
         return at
 
     def room(self, log: SlotLog, at: int) -> int:
-        """How many slots may be granted at `at`, where one may."""
+        """Count the slots that may be granted at `at`, where one may."""
         return min(_room(limit, log, at) for limit in self.limits(log, at))
 
     def limits(self, log: SlotLog, at: int) -> set[Limit]:
@@ -290,7 +290,7 @@ def forget_after(policy: Throttle, log: SlotLog, now: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KnownSlots:
-    """What a stored log tells without its policy."""
+    """The part of a stored log that is known without the policy."""
 
     next: int
     """When the next slot is."""

@@ -198,8 +198,6 @@ def _takes_exception(function: Callable[..., object]) -> bool:
 # The base class for strategies of your own.
 
 _Classes = tuple[type[BaseException], ...]
-_LENGTHS = (Duration, Duration | None)
-"""Types of arguments that are lengths of time, which become seconds."""
 
 
 @dataclass(kw_only=True)
@@ -230,7 +228,8 @@ class RetryStrategyTemplate(ABC):
         if self.max_attempts is not None:
             whole_number("max_attempts", self.max_attempts, other=", or None for no limit")
         for each in fields(self):
-            if each.type in _LENGTHS and getattr(self, each.name) is not None:
+            is_given = getattr(self, each.name) is not None
+            if each.type == Duration or (each.type == Duration | None and is_given):
                 setattr(self, each.name, self._seconds(each.name))
         if self.retry_on is not None:
             self.retry_on = error_classes(self.retry_on, "retry_on")

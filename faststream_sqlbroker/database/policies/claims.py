@@ -318,7 +318,7 @@ class _QueueClaim:
         return self._free
 
     def _running(self, policy: Concurrency) -> tuple[int, int]:
-        """How many leases count, and how many there may be."""
+        """Count the leases, and tell how many there may be."""
         if policy.scope is None:
             most = self._lowest(policy)
             return self._rows.running(self._rows.queue, most), most

@@ -159,7 +159,7 @@ def refuse(
 
 
 def refuses_keyless(policies: Sequence[Policy]) -> bool:
-    """Whether a message without a key is a dead letter."""
+    """Tell whether a message without a key is a dead letter."""
     return any(
         getattr(policy, "without_key", "") == "dead_letter" and key_of(policy)
         for policy in policies
@@ -178,7 +178,7 @@ def end_at(closes: int, rows: Iterable[ClaimedMessage], read: ReadTime) -> None:
 
 
 def has_expired(row: ClaimedMessage) -> bool:
-    """Whether it had expired when it was leased: it takes no slot."""
+    """Tell whether a message had expired when leased: it takes no slot."""
     return row.expires_at is not None and row.expires_at <= row.acquired_at
 
 

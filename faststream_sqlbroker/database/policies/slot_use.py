@@ -80,7 +80,7 @@ class ReadTime:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What became of one slot."""
+    """The end of a slot."""
 
     deadline: int
     """What the log has: the latest moment of the start (microseconds of the database's clock)."""

@@ -114,7 +114,7 @@ class QueueSlots:
         return self._now + self._reach + AHEAD
 
     def room(self, limit: int, starts: int) -> int:
-        """How many of `limit` messages may start within a short time, if so many workers are free.
+        """Count how many of `limit` messages may start within a short time, if so many workers are free.
 
         What waits for a worker gets a slot for when it is likely to have one.
         """
@@ -140,7 +140,7 @@ class QueueSlots:
         return len(granted)
 
     def next_look(self, taken: int) -> int | None:
-        """When to look again, if all slots that there are were taken, and stored."""
+        """Say when to look again, if all slots that there are were taken, and stored."""
         if self._granted is None or taken < len(self._granted):
             return None
         # Those of now will have started at their slots, or shortly after, and the next claim tells.
