@@ -114,7 +114,7 @@ class QueueSlots:
         return self._now + self._reach + AHEAD
 
     def room(self, limit: int, starts: int) -> int:
-        """Count how many of `limit` messages may start within a short time, if so many workers are free.
+        """Count the messages that may start within a short time, with so many free workers.
 
         What waits for a worker gets a slot for when it is likely to have one.
         """
