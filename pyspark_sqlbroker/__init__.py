@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_sqlbroker.horizon import Horizon, find_horizon
-    from pyspark_sqlbroker.lake.compact import compact_export
     from pyspark_sqlbroker.lake.erasure import EraseResult, erase_messages
     from pyspark_sqlbroker.lake.export import ExportResult, export_archive
     from pyspark_sqlbroker.lake.prune import PruneResult, prune_archive
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "horizon": ("Horizon", "find_horizon"),
-    "lake.compact": ("compact_export",),
     "lake.erasure": ("EraseResult", "erase_messages"),
     "lake.export": ("ExportResult", "export_archive"),
     "lake.prune": ("PruneResult", "prune_archive"),
@@ -73,7 +71,6 @@ __all__ = (
     "Snapshot",
     "VerifyResult",
     "build_session",
-    "compact_export",
     "decode_payload",
     "describe_export",
     "erase_messages",

@@ -37,7 +37,7 @@ BULK = _table(bulk="redrive replay")
 TABLES = _table(schema="sql migrate partitions")
 HTTP = _table(serve="serve hash-password")
 ARCHIVE = _table(
-    archive="export compact prune erase",
+    archive="export prune erase",
     lake="status verify repair",
     replay="replay",
     report="report",

@@ -1,5 +1,5 @@
-"""`sqlbroker archive …`: export the archive to a Delta table, compact that, prune the archive, and
-erase the messages of a person out of the tables and a lake.
+"""`sqlbroker archive …`: export the archive to a Delta table, prune the archive, and erase the
+messages of a person out of the tables and a lake.
 """
 
 from datetime import datetime
@@ -81,10 +81,7 @@ def export(
     ] = "message",
     verify: Annotated[
         Verification,
-        typer.Option(
-            help="What of a window is compared with the database. After counts, files of other "
-            "programs count as damaged."
-        ),
+        typer.Option(help="What of a window is compared with the database."),
     ] = Verification.checksums,
     rows_per_commit: Annotated[
         int, typer.Option(help="A commit takes whole windows until it has so many rows.")
@@ -135,34 +132,6 @@ def _print_exported(result: "spark.ExportResult") -> None:
     )
     for name, problem in result.damaged.items():
         print_parts(f"{name}: {problem}: sqlbroker archive repair exports its windows again")
-
-
-def compact(
-    path: Annotated[str, typer.Option(help="Folder of the export.")],
-    how: LakeRun,
-    since: Since = None,
-    until: Until = None,
-    keep: Annotated[
-        str, typer.Option(help="How long replaced files stay, in whole hours; 0 keeps none.")
-    ] = "168h",
-) -> None:
-    """Merge the small files of an export, after their rows have been compared."""
-    with database_errors(), progress("compact") as move:
-        done = spark.compact_export(
-            how.session(),
-            path,
-            since=since,
-            until=until,
-            keep=parse_age("--keep", keep),
-            on_file=lambda one: move(description=f"compact {one.name}", advance=1),
-        )
-    if how.as_json:
-        print_json([row_of(one) for one in done])
-        return
-    table = Table("windows", "rows", "files before", "bytes", title=path)
-    for one in done:
-        table.add_row(one.name, f"{one.rows:,}", str(one.files_before), f"{one.bytes:,}")
-    print_parts(table, f"{len(done)} files were made of smaller ones")
 
 
 def prune(

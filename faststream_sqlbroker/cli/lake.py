@@ -29,7 +29,7 @@ def verify(
     since: Since = None,
     until: Ended = None,
 ) -> None:
-    """Read the files of an export again and compare them with its log.
+    """Read the files of an export again and compare them with what was recorded.
 
     The exit code is 1 if something differs.
     """
@@ -39,7 +39,6 @@ def verify(
     tell(
         {**row_of(found), "intact": found.intact},
         *_problems("file", found.damaged),
-        *_problems("file", dict.fromkeys(found.unrecorded, "its SHA-256 is not in the log")),
         *_problems("window", found.differing),
         f"{counts} were compared: {_verdict(found)}",
         as_json=how.as_json,
@@ -51,9 +50,8 @@ def _verdict(found: "spark.VerifyResult") -> str:
     if found.intact:
         return "all are as they were committed"
     return (
-        f"{len(found.damaged)} files are damaged, {len(found.unrecorded)} are not recorded, "
-        f"{len(found.differing)} windows differ: sqlbroker archive repair exports them again, if "
-        "the database has their rows"
+        f"{len(found.damaged)} files are damaged, {len(found.differing)} windows differ: sqlbroker "
+        "archive repair exports them again, if the database has their rows"
     )
 
 
@@ -70,7 +68,7 @@ def repair(
     with database_errors():
         done = spark.repair_export(how.session_of(url), url, path, source=source)
     counts = f"{len(done.windows)} windows were repaired, {len(done.left)} stay damaged"
-    files = f"{len(done.files)} files were taken out, {len(done.recorded)} were recorded"
+    files = f"{len(done.files)} files were taken out"
     tell(
         row_of(done),
         *(f"window {name}: {rows:,} rows, whole again" for name, rows in done.windows.items()),

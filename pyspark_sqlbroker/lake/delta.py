@@ -1,11 +1,15 @@
 """The one place that knows the table's format: stage, commit, files, vacuum.
 
-Spark's executors write Parquet to a folder of the attempt, `data/<uuid>/`. The driver commits the
-files to the log of the Delta table by deltalake. No other module of the lake imports deltalake, so
-another format needs another class with these methods.
+Spark's executors write Parquet to a folder of the attempt, `data/<uuid>/`. The driver writes the
+state that the lake has then to `_state/`, and commits the files to the log of the Delta table by
+deltalake. The commit names the state by the version of its application transaction, which
+checkpoints keep: so both count from the same moment, and a process that dies before the commit
+leaves a state that no version of the table names. No other module of the lake imports deltalake,
+so another format needs another class with these methods.
 """
 
 import json
+import secrets
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +18,10 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -25,20 +31,18 @@ from pyspark_sqlbroker.lake.files import Folders
 
 DATA = "data"
 LOG = "_delta_log"
+STATES = "_state"
+"""The folder of states; vacuums of the table pass over folders whose names begin with `_`."""
+
 APPLICATION = "sqlbroker"
-"""The one application id of a table: every commit of ours takes the next version of it, so that of
+"""The one application id of a table: every commit of ours takes a higher version of it, so that of
 two plans made from the same state only one is committed."""
 
-NOTE = "sqlbroker"
-"""Name of what a commit says about its windows and files, in the commit's metadata."""
+_ATTEMPT_BITS = 32
+"""Of a version; random, so that two attempts at the same commit write states of their own."""
 
-_NUMBER = "number"
 _SOURCE = "sqlbroker.source"
 _PROPERTIES = {
-    # Clean-up of the log would lose the figures that stand in its commits.
-    "delta.enableExpiredLogCleanup": "false",
-    # A checkpoint of the log forgets what was removed longer ago, and no vacuum finds it then.
-    "delta.deletedFileRetentionDuration": "interval 36500 days",
     # Other columns' least and greatest values would put contents of messages into the log.
     "delta.dataSkippingStatsColumns": "id,archived_at",
 }
@@ -146,7 +150,8 @@ class DeltaWriter:
         new = [one for one in Schema.from_json(schema.json()).fields if one.name not in known]
         if new:
             with self._errors():
-                self._need().alter.add_columns(new, commit_properties=self._next({}))
+                # Plans of others fail by it: it changes the schema.
+                self._need().alter.add_columns(new, commit_properties=CommitProperties(None, 0))
             self.load()
 
     def stage(self, frame: DataFrame) -> list[DataFile]:
@@ -163,7 +168,7 @@ class DeltaWriter:
 
     def commit(
         self,
-        note: Mapping[str, Any],
+        state: bytes,
         add: Sequence[DataFile],
         remove: Sequence[DataFile] = (),
         *,
@@ -172,16 +177,14 @@ class DeltaWriter:
         """Add and remove files in one step, if no other plan was committed since the last load.
 
         Args:
-            note: What the commit says.
+            state: What the lake has then; `state` gives it back for this version of the table.
             add: Staged files.
             remove: Files of the table.
             same_rows: The table has the rows that it had, so that streams from it pass over it.
 
         Raises:
             ConcurrentLoadError: another process has; nothing was changed: load and plan again.
-            StoreError: a staged file is missing, or has another size.
         """
-        self.check_staged(add)
         now = self.folders.now() if remove else 0
         changes = not same_rows
         actions: list[AddAction | RemoveAction] = [
@@ -189,14 +192,47 @@ class DeltaWriter:
         ]
         actions += [RemoveAction(one.path, changes, now, one.size, {}) for one in remove]
         table = self._need()
+        number = (self._version_of_state() >> _ATTEMPT_BITS) + 1
+        version = (number << _ATTEMPT_BITS) + secrets.randbits(_ATTEMPT_BITS)
         with self._errors():
+            self._write_state(version, state)
+            # No retries by the library: it would commit a plan made from an older state.
+            properties = CommitProperties(None, 0, [Transaction(APPLICATION, version)])
             table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=table.schema(),
-                commit_properties=self._next(note),
+                actions, mode="append", schema=table.schema(), commit_properties=properties
             )
         self.load()
+
+    def state(self) -> bytes | None:
+        """The state of the table that was loaded; None if it has none, or has lost it."""
+        if not (version := self._version_of_state()):
+            return None
+        with self._errors():
+            try:
+                with self._states().open_input_stream(state_place(version)) as stream:
+                    return bytes(stream.read())
+            except FileNotFoundError:
+                return None
+
+    @property
+    def state_path(self) -> str:
+        """Where the state is, for messages."""
+        return self.folders.path(state_place(self._version_of_state()))
+
+    def _version_of_state(self) -> int:
+        """Of our last commit in the table that was loaded; 0 if there is none."""
+        return self._need().transaction_version(APPLICATION) or 0
+
+    def _write_state(self, version: int, state: bytes) -> None:
+        with self._states().open_output_stream(state_place(version)) as stream:
+            stream.write(state)
+
+    def _states(self) -> Any:
+        """Where states are, by the library that writes the log, with the same settings.
+
+        PyArrow compresses what is named so.
+        """
+        return pa_fs.PyFileSystem(DeltaStorageHandler(self.folders.address, self._storage))
 
     def files(self) -> list[DataFile]:
         """The files that the table has, in the order of their times."""
@@ -217,37 +253,13 @@ class DeltaWriter:
         # Files without times come first: the order is that of the times, not of their text.
         return sorted(found, key=lambda one: (one.times is not None, one.times or (), one.path))
 
-    def notes(self) -> list[dict[str, Any]]:
-        """What our commits have said, from the oldest to the newest."""
-        with self._errors():
-            commits = self._need().history()
-        # The library may read commits that are newer than the files that were loaded, and numbers
-        # them from the newest it knows of, so a note has a number of its own.
-        said = [json.loads(one[NOTE]) for one in commits if NOTE in one]
-        number = self._number()
-        return sorted(
-            (one for one in said if one[_NUMBER] <= number), key=lambda one: int(one[_NUMBER])
-        )
-
-    def _number(self) -> int:
-        """Of our last commit in the table that was loaded."""
-        return self._need().transaction_version(APPLICATION) or 0
-
     def vacuum(self, hours: int) -> list[str]:
         """Remove files that were taken out of the table more than `hours` ago.
 
         Staged files of others are not touched. Earlier versions can no longer be read.
         """
-        table = self._need()
         with self._errors():
-            gone = table.vacuum(hours, enforce_retention_duration=False)
-            if gone:
-                table.vacuum(
-                    hours,
-                    dry_run=False,
-                    enforce_retention_duration=False,
-                    commit_properties=self._next({}),
-                )
+            gone = self._need().vacuum(hours, dry_run=False, enforce_retention_duration=False)
         self.load()
         return gone
 
@@ -283,12 +295,6 @@ class DeltaWriter:
                 "was staged here: nothing was changed; run it again"
             )
 
-    def _next(self, note: Mapping[str, Any]) -> CommitProperties:
-        version = self._number() + 1
-        said = {NOTE: json.dumps({**note, _NUMBER: version})} if note else None
-        # No retries by the library: it would commit a plan made from an older state.
-        return CommitProperties(said, 0, [Transaction(APPLICATION, version)])
-
     def _need(self) -> DeltaTable:
         if self._table is None:
             raise SetupError(
@@ -309,6 +315,11 @@ class DeltaWriter:
         except (DeltaError, OSError) as error:
             msg = f"the Delta table at {self.folders.root}: {' '.join(str(error).split())}"
             raise StoreError(msg) from error
+
+
+def state_place(version: int) -> str:
+    """Where the state of a version is, below the root."""
+    return f"{STATES}/{version}.json.gz"
 
 
 def _stats(file: DataFile) -> str:

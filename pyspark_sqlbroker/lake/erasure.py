@@ -4,6 +4,7 @@ Files of the lake that have such rows are written again without them. Rows are c
 in joins: a predicate would stand in the log of the table, and a literal in Spark's plans.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,8 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.lake.delta import DataFile
-from pyspark_sqlbroker.lake.entries import Entry, Note
+from pyspark_sqlbroker.lake.delta import LOG, DataFile
+from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.erased_rows import (
     Audit,
     Found,
@@ -31,6 +32,7 @@ from pyspark_sqlbroker.lake.erased_rows import (
 )
 from pyspark_sqlbroker.lake.lake import FILE_NAME, Lake
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, compute_windows
+from pyspark_sqlbroker.lake.verify import find_changes
 from pyspark_sqlbroker.lake.windows import ExportWindow
 
 
@@ -103,8 +105,8 @@ def erase_messages(
     dies, run it again.
 
     The database keeps an audit record (`sqlbroker audit`) with counts, without ids and keys. The
-    lake's log keeps the least and greatest id of each file that it ever had. State of policies
-    that holds a key stays until it expires, as do backups and the database's own log.
+    lake's log keeps the least and greatest id of each file until it is cleaned up. State of
+    policies that holds a key stays until it expires, as do backups and the database's own log.
 
     Args:
         spark: A session; needed with `path`; not Spark Connect. No driver is needed.
@@ -114,8 +116,8 @@ def erase_messages(
         keys: Of messages.
         dry_run: Count only.
         keep: How long the lake's replaced files stay, in whole hours. 0: readers that have begun
-            fail. With more, the rows can be read in earlier versions until a later erasure or
-            compaction removes the files.
+            fail. With more, the rows can be read in earlier versions until a later erasure or a
+            vacuum of the table removes the files.
         by: Who asked for it, for the audit.
         message_table: The live table.
         table: The archive; with `path` it must be that of the export.
@@ -227,18 +229,18 @@ def _erase_from(
 
 
 def need_whole(lake: Lake) -> None:
-    """Check that no file of the lake was altered.
+    """Check that no file of the lake was altered, or written by another program with other rows.
 
     Raises:
         SetupError: one was; the figures of what is left could not be trusted.
     """
-    if problems := lake.altered(lake.files):
-        name, problem = next(iter(problems.items()))
-        raise SetupError(
-            f"{lake.folders.path(name)}: {problem}; nothing was erased: run sqlbroker archive "
-            "repair first; if that leaves the file, put it back from a copy, or take it out of the "
-            "table (docs/howto/lake.md)"
-        )
+    for name, problem in find_changes(lake, math.inf).files.items():
+        if name != LOG:
+            raise SetupError(
+                f"{lake.folders.path(name)}: {problem}; nothing was erased: run sqlbroker archive "
+                "repair first; if that leaves the file, put it back from a copy, or take it out of "
+                "the table (docs/howto/lake.md)"
+            )
 
 
 def ids_of_keys(lake: Lake, keys: Collection[str]) -> frozenset[int]:
@@ -286,7 +288,7 @@ def erase_rows(
     found = dict[ExportWindow, RowChecksums]()
     if files:
         left = _of_ids(lake, rows, ids, "left_anti")
-        staged, found = lake.stage(left.coalesce(len(files)), checksums=True)
+        staged, found = lake.stage(left.coalesce(len(files)))
     try:
         _compare(whole, gone, found)
     except ExportMismatchError:
@@ -295,7 +297,7 @@ def erase_rows(
     entries = _entries(lake, gone, archived)
     # Taken before the commit: a file that is staged later may be part of the next one.
     moment = lake.folders.now()
-    lake.commit(Note("erase", entries), staged, files)
+    lake.commit(State(entries), staged, files)
     return ErasedFiles(sum(one.rows for one in gone.values()), moment)
 
 

@@ -20,7 +20,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.horizon import find_horizon
-from pyspark_sqlbroker.lake.entries import Entry, Note
+from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.records import Records, open_records
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, count_windows
@@ -57,7 +57,7 @@ class ExportedWindow:
         name: Such as 2026-03-01 or 2026-03-01T05, UTC.
         action: "exported"; "again" (rows had come since, and are in it now); "unchanged"; "left"
             (the database has fewer rows than the lake, which keeps them); "damaged" (a file of it
-            was altered, or is another program's, so it is left as it is).
+            was altered, or another program has changed its rows, so it is left as it is).
         rows: In the lake.
         number: 1 for the first window of this run.
         total: How many windows this run looks at.
@@ -80,7 +80,7 @@ class ExportResult:
         horizon: Windows that end later are not closed yet; by the database's clock.
         watermark: End of the windows that are in the lake without a gap; None if there are none.
         damaged: Files that were altered since they were written, or that another program has
-            written, with what differs; `repair_export` exports their windows again.
+            written with other rows, with what differs; `repair_export` exports their windows again.
     """
 
     path: str
@@ -123,10 +123,11 @@ def export_archive(
     The lake is a Delta table: the archive's columns, `date` and, for hours, `hour` (UTC). Spark
     writes Parquet files (zstd, sorted by window, queue and id; the times as microseconds in UTC) to
     a folder of the attempt, they are read back, compared with what the database itself counts and
-    sums for each window, and only then committed, many windows at a time. The commit has the
-    figures of its windows and the SHA-256 of each file. A process may die at any moment: a reader
-    sees whole commits only, and a second run brings what is missing, each row once. Two exports may
-    run at a time: of two that plan the same windows one commits, and the other plans again.
+    sums for each window, and only then committed, many windows at a time. A file next to the log,
+    which the commit names, has the figures of all windows and the SHA-256 of each file. A process
+    may die at any moment: a reader sees whole commits only, and a second run brings what is
+    missing, each row once. Two exports may run at a time: of two that plan the same windows one
+    commits, and the other plans again.
 
     Windows of the last `recheck`, and those between `since` and `until`, are compared with the
     database again: if it has rows that the lake lacks (a transaction that was open for longer than
@@ -134,9 +135,11 @@ def export_archive(
     they were pruned or retried, stay in the lake. Windows without rows cost nothing.
 
     Each run compares the sizes of all files with the log, the SHA-256 of the latest 256 MB, and the
-    number of rows with what exports have recorded. Windows of files that were altered, or that
-    another program has written or removed, are not exported again and not recorded for retention;
-    the result and a warning name the files.
+    number of rows with what exports have recorded. Files that another program has written (Delta's
+    OPTIMIZE) are read once, and count as the export's own if the figures of their windows are the
+    same. Windows of files that were altered, or of which another program has changed or removed
+    rows, are not exported again and not recorded for retention; the result and a warning name the
+    files.
 
     Args:
         spark: A session with the JDBC driver (`build_session`); not Spark Connect.
@@ -159,8 +162,7 @@ def export_archive(
         recheck: Windows that ended within this time before the horizon are compared again.
         verify: "checksums" compares counts, sums of ids and times, bytes and checksums of payloads
             and of all other columns; "counts" leaves the last three out, and spares the database
-            reading every row. Whether another program has changed contents can then not be computed
-            from the rows: its files are named, and count as damaged.
+            reading every row.
         rows_per_commit: A commit takes whole windows until it has so many rows; those are read by
             one Spark job.
         record_as: A name for the lake. Each window that is in it is recorded in the database, for
@@ -214,7 +216,7 @@ def export_archive(
         described = {**describe_source(database.address, selection, source), "window": window}
         lake.plan_again(lambda: lake.begin(described, secrets.token_hex(8)))
         lake.sweep()
-        changes = find_changes(lake, CHECKED_BYTES)
+        changes = _find_changes(lake)
         for name, problem in changes.files.items():
             logger.warning(
                 "%s: %s; sqlbroker archive repair exports its windows again",
@@ -228,6 +230,19 @@ def export_archive(
     return ExportResult(
         lake.folders.root, done, horizon.moment, lake.state.watermark, changes.files
     )
+
+
+def _find_changes(lake: Lake) -> Changes:
+    """What others have changed; files that have the same rows as before count as ours."""
+    found = list[Changes]()
+
+    def compare() -> None:
+        found.append(find_changes(lake, CHECKED_BYTES))
+        if found[-1].proven:
+            lake.commit(State(), compared=found[-1].proven)
+
+    lake.plan_again(compare)
+    return found[-1]
 
 
 def _records(
@@ -329,7 +344,7 @@ class Run:
         lake = self.job.lake
         if not windows:
             if any(without_spans(one, lake.state.covered) for one in covered):
-                lake.commit(Note("export", covered=tuple(covered)))
+                lake.commit(State(covered=tuple(covered)))
             return
         late = {one for one in windows if lake.covers(one)}
         for one in sorted(late):

@@ -1,4 +1,4 @@
-"""An export on disk: a Delta table of the archive's rows, with figures of its windows in the log.
+"""An export on disk: a Delta table of the archive's rows, and the state of its windows and files.
 
 A plan is made from one loaded state, and committed only if no other commit of ours came since.
 What a process that dies has staged is no part of the table. `sweep` removes it when it is old.
@@ -18,12 +18,18 @@ from pyspark.sql.types import DateType, IntegerType, StructField, StructType
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.lake.delta import DATA, LOG, DataFile, DeltaWriter
-from pyspark_sqlbroker.lake.entries import Entry, Note, State, state_of
+from pyspark_sqlbroker.lake.delta import DATA, LOG, STATES, DataFile, DeltaWriter
+from pyspark_sqlbroker.lake.entries import Entry, State, unpack
 from pyspark_sqlbroker.lake.files import Found
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, figure_columns, window_start
 from pyspark_sqlbroker.lake.s3 import open_folders
-from pyspark_sqlbroker.lake.windows import ExportWindow, parse_window
+from pyspark_sqlbroker.lake.windows import (
+    LENGTHS,
+    ExportWindow,
+    Span,
+    floor,
+    parse_window,
+)
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from pyspark_sqlbroker.load.selection import (
     ARCHIVE,
@@ -36,6 +42,9 @@ from pyspark_sqlbroker.load.selection import (
 LEFT_AFTER = 24 * 3_600_000
 """Milliseconds after which what an attempt has staged counts as left by a dead process: an attempt
 takes an hour at most, as PostgreSQL's snapshot does."""
+
+FORGOTTEN_AFTER = 168
+"""Hours after which a checkpoint may forget that a file was part of the table: Delta's default."""
 
 FILE_NAME = "file_name"
 """The column in which `Lake.read_named` gives the name of a row's file."""
@@ -74,7 +83,7 @@ class Lake:
         folders: What is on disk.
         table: The Delta table.
         source: What it is the export of; None before the first export.
-        state: What its commits say.
+        state: Of its windows and files; empty if it was lost.
         files: Those of the table, in the order of their times.
     """
 
@@ -84,7 +93,7 @@ class Lake:
         """Load it.
 
         Raises:
-            SetupError: it is a table that no export has made, or its notes are damaged.
+            SetupError: it is a table that no export has made, or its state is damaged.
         """
         self.folders = open_folders(spark, path, storage)
         self.session: SparkSession = spark.newSession()
@@ -126,7 +135,8 @@ class Lake:
             raise SetupError(
                 f"{self.folders.root} is a Delta table that no export has made: give another path"
             )
-        self.state = state_of(self.table.notes(), self.size, self.folders.root)
+        if (packed := self.table.state()) is not None:
+            self.state = unpack(packed, self.size, self.table.state_path)
         self.files = self.table.files()
 
     @property
@@ -179,7 +189,7 @@ class Lake:
         """
         if not self.table.exists:
             # An export that was killed while it made the table has left a log without a commit.
-            strange = [name for name in self.folders.names() if name not in (DATA, LOG)]
+            strange = [name for name in self.folders.names() if name not in (DATA, STATES, LOG)]
             strange += [
                 name for name in self.folders.files(LOG) if name.endswith((".json", ".parquet"))
             ]
@@ -237,9 +247,7 @@ class Lake:
         places = [one.path for one in files]
         return self.folders.read(self.session, ARCHIVE_SCHEMA, places, FILE_NAME)
 
-    def stage(
-        self, frame: DataFrame, *, checksums: bool
-    ) -> tuple[list[DataFile], dict[ExportWindow, RowChecksums]]:
+    def stage(self, frame: DataFrame) -> tuple[list[DataFile], dict[ExportWindow, RowChecksums]]:
         """Write rows, and read them back.
 
         Returns:
@@ -251,14 +259,14 @@ class Lake:
             frame = frame.withColumn(name, parts[name])
         frame = frame.select(*lake_schema(self.size).names)
         files = self.table.stage(frame.sortWithinPartitions(*names, "queue", "id"))
-        known, figures = self._measure(files, checksums=checksums)
+        known, figures = self._measure(files)
         for one in files:
             if one.path not in known:
                 self.folders.delete(one.path)
         return [known[one.path] for one in files if one.path in known], figures
 
     def _measure(
-        self, files: Sequence[DataFile], *, checksums: bool
+        self, files: Sequence[DataFile]
     ) -> tuple[dict[str, DataFile], dict[ExportWindow, RowChecksums]]:
         """What is in staged files, by one pass over them; files without rows are left out."""
         known = dict[str, DataFile]()
@@ -269,7 +277,7 @@ class Lake:
         if not files:
             return known, figures
         grouped = self.read_named(files).groupBy(FILE_NAME, window_start(self.size))
-        for row in grouped.agg(*ends, *figure_columns(checksums=checksums)).collect():
+        for row in grouped.agg(*ends, *figure_columns(checksums=True)).collect():
             name, start, low, high, first, last, *values = row
             found = RowChecksums(*map(int, values))
             window = ExportWindow(from_microseconds(start), self.size)
@@ -286,27 +294,27 @@ class Lake:
 
     def commit(
         self,
-        note: Note,
+        change: State,
         add: Sequence[DataFile] = (),
         remove: Sequence[DataFile] = (),
         *,
-        record: Sequence[DataFile] = (),
+        compared: Sequence[DataFile] = (),
         same_rows: bool = False,
     ) -> None:
-        """Commit staged files with the note; their SHA-256, and those of `record`, are added to it.
+        """Commit staged files and what changes in the state.
 
-        See `DeltaWriter.commit`.
+        The SHA-256 of these files, and of `compared`, are recorded too. See `DeltaWriter.commit`.
 
         Raises:
             ConcurrentLoadError: another process has committed since `load`. The staged files are
                 gone, and the lake is loaded again.
+            StoreError: a staged file is missing, or has another size.
         """
         try:
             self.table.check_staged(add)
-            digests = {one.path: self.folders.sha256(one.path) for one in (*add, *record)}
-            self.table.commit(
-                replace(note, digests=digests).to_json(), add, remove, same_rows=same_rows
-            )
+            digests = {one.path: self.folders.sha256(one.path) for one in (*add, *compared)}
+            state = self.state.merge(replace(change, digests=digests))
+            self.table.commit(state.pack(), add, remove, same_rows=same_rows)
         except ConcurrentLoadError:
             # The store may have taken our commit and told so too late: look before files go.
             self.load()
@@ -321,24 +329,32 @@ class Lake:
             self.folders.delete(f"{DATA}/{folder}")
 
     def _used(self) -> set[str]:
-        """Folders that a commit has ever named."""
+        """Folders that a commit has named."""
         paths = [*self.state.digests, *(one.path for one in self.files)]
         return {one.split("/")[1] for one in paths if one.startswith(f"{DATA}/")}
 
     def sweep(self) -> list[str]:
-        """Remove what dead attempts have left; returns the folders.
+        """Remove what dead attempts have left, and old states; returns the folders.
 
-        A folder counts as left if no commit has ever named a file of it, and what is newest in it,
-        or the folder itself if it is empty, is older than a day by the clock of the file system.
+        A folder counts as left if no commit has named a file of it, and what is newest in it, or
+        the folder itself if it is empty, is older than a day by the clock of the file system. The
+        next commit forgets the SHA-256 of files whose folders are gone.
         """
-        used = self._used()
+        names = set(self.folders.names(DATA))
+        live = {one.path for one in self.files}
+        digests = {
+            path: digest
+            for path, digest in self.state.digests.items()
+            if path in live or (path.startswith(f"{DATA}/") and path.split("/")[1] in names)
+        }
+        self.state = replace(self.state, digests=digests)
+        limit = self.folders.now() - LEFT_AFTER
+        for name, found in self.folders.files(STATES).items():
+            if found.modified < limit and not self.table.state_path.endswith(name):
+                self.folders.delete(name)
         left = list[str]()
-        names = [one for one in self.folders.names(DATA) if one not in used]
-        if not names:
-            return left
-        now = self.folders.now()
-        for name in names:
-            if 0 < self.folders.newest(f"{DATA}/{name}") < now - LEFT_AFTER:
+        for name in sorted(names - self._used()):
+            if 0 < self.folders.newest(f"{DATA}/{name}") < limit:
                 self.folders.delete(f"{DATA}/{name}")
                 left.append(name)
         return left
@@ -353,11 +369,16 @@ class Lake:
         """
         gone = self.table.vacuum(hours)
         self._read()
-        live = {one.path for one in self.files}
-        limit = moment - hours * 3_600_000
-        for name, found in self.folders.files(DATA).items():
-            kept = name in live or (hours > 0 and name in self.state.digests)
-            if not kept and found.modified < limit:
+        kept = {one.path for one in self.files} | (self.state.digests.keys() if hours else set())
+        # Other programs write to the root: what they have staged they may commit yet. What they
+        # have taken out no vacuum finds any more when a checkpoint has forgotten it.
+        limits = {
+            True: moment - hours * 3_600_000,
+            False: moment - max(hours, FORGOTTEN_AFTER) * 3_600_000,
+        }
+        for name, found in self.folders.files("").items():
+            known = name.startswith("_") or name in kept
+            if not known and found.modified < limits[name.startswith(f"{DATA}/")]:
                 self.folders.delete(name)
                 gone.append(name)
         return gone
@@ -399,10 +420,9 @@ class Lake:
             return "its bytes have changed (SHA-256)"
         return None
 
-    def unrecorded_of(self, files: Iterable[DataFile]) -> dict[str, str]:
-        """Files that no commit of ours has named: their rows were compared with nothing."""
-        problem = "another program has written it: the log has no SHA-256 of it"
-        return {one.path: problem for one in files if one.path not in self.state.digests}
+    def foreign_of(self, files: Iterable[DataFile]) -> list[DataFile]:
+        """Files of other programs whose rows were not compared yet: their SHA-256 is unknown."""
+        return [one for one in files if one.path not in self.state.digests]
 
     def nameless_of(self, files: Sequence[DataFile]) -> dict[str, str]:
         """Files with rows that lack `id` or `archived_at`; no export writes such rows."""
@@ -416,6 +436,13 @@ class Lake:
             by_name[name]: problem.format(number)
             for name, number in rows.groupBy(FILE_NAME).count().collect()
         }
+
+    def span_of(self, file: DataFile) -> Span | None:
+        """The windows that a file may have rows of, as a span; None if the log does not say."""
+        if file.times is None:
+            return None
+        first, last = (floor(moment, self.size) for moment in file.times)
+        return first, last + LENGTHS[self.size]
 
     def windows_of(self, paths: Iterable[str]) -> list[ExportWindow]:
         """The recorded windows that may have rows in these files."""

@@ -190,7 +190,7 @@ def _prune(
     tell: Callable[[PrunedWindow], Any],
 ) -> tuple[str, ...]:
     """Fill `work.done`; returns the partitions that were dropped."""
-    spans = work.lake.state.covered
+    spans: Sequence[Span] = work.lake.state.covered
     if cutoff is not None:
         spans = cut_spans(spans, None, floor(cutoff, work.lake.size))
     partitions = Partitions(work.database, work.connection, work.selection)
@@ -290,13 +290,12 @@ def _check(work: _Work, window: ExportWindow) -> tuple[Rows, str | None]:
 def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:
     """Names of windows that the lake does not hold as they were verified.
 
-    Their files must have the bytes that were committed, so a file without a recorded SHA-256 does
-    not count; and the rows in them must be as many as the commit says, with the same sums.
+    Their files must have the bytes that were committed, or be another program's that have the same
+    contents; and the rows in them must be as many as are recorded, with the same sums.
     """
     findings = examine(lake, set(windows).__contains__, windows, checksums=False)
-    bad = {*findings.altered, *findings.nameless, *findings.unrecorded}
-    suspect = [one for one in findings.files if one.path in bad]
-    damaged = {one.name for one in windows if any(f.may_hold(one.start, one.end) for f in suspect)}
+    suspects = findings.suspects()
+    damaged = {w.name for w in windows if any(one.may_hold(w.start, w.end) for one in suspects)}
     return damaged | {one.name for one in findings.differing}
 
 

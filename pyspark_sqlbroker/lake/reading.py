@@ -13,8 +13,8 @@ def read_export(
 ) -> DataFrame:
     """The rows of a lake that `export_archive` wrote, as they are committed now.
 
-    Spark reads the files that the log names, and the DataFrame stays with these: after
-    `compact_export` has removed them (`keep=`), make it anew. A session with Delta's own jars can
+    Spark reads the files that the log names, and the DataFrame stays with these: after a vacuum of
+    the table has removed them, make it anew. A session with Delta's own jars can
     also read the path by `spark.read.format("delta")`.
 
     Returns:

@@ -10,7 +10,7 @@ from faststream_sqlbroker.core.times import to_microseconds
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import DataFile
-from pyspark_sqlbroker.lake.entries import Entry, Note
+from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.late_rows import find_late
 from pyspark_sqlbroker.lake.row_checksums import (
@@ -22,7 +22,7 @@ from pyspark_sqlbroker.lake.row_checksums import (
 )
 from pyspark_sqlbroker.lake.transfer import Job, one_moment, only
 from pyspark_sqlbroker.lake.verify import Findings, examine
-from pyspark_sqlbroker.lake.windows import LENGTHS, ExportWindow, Span, floor
+from pyspark_sqlbroker.lake.windows import ExportWindow, Span
 from pyspark_sqlbroker.load.read import scan
 
 _Figures = Mapping[ExportWindow, RowChecksums]
@@ -37,14 +37,12 @@ class RepairResult:
         windows: Rows of each window that is whole again, by name.
         left: Windows that stay damaged, with the reason.
         files: Files that were taken out of the table: damaged ones, and those of other programs.
-        recorded: Files of other programs whose SHA-256 is in the log now: their windows agree.
     """
 
     path: str
     windows: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    recorded: tuple[str, ...] = ()
 
 
 def repair_export(
@@ -66,9 +64,7 @@ def repair_export(
     be repaired. No row that the lake has lost is given up: a window that the database has no longer
     stays damaged, and `verify_export` names what is missing.
 
-    Files of other programs, which have no SHA-256 in the log, are given one if all their windows
-    agree with the log. If a window in them does not, or if its export compared counts only
-    (`verify="counts"`), they count as damaged.
+    Files of other programs count as damaged if a window in them is not as it was exported.
 
     Args:
         spark: A session with the JDBC driver; not Spark Connect.
@@ -98,7 +94,6 @@ def repair_export(
         dict(sorted(repair.windows.items())),
         repair.left,
         tuple(repair.files),
-        tuple(repair.recorded),
     )
 
 
@@ -109,29 +104,22 @@ class _RepairRun:
         windows: Rows of those that are whole again, by name.
         left: Why others stay damaged, by name.
         files: Those that were taken out.
-        recorded: Those of other programs that were recorded.
     """
 
     def __init__(self, job: Job) -> None:
         self.windows: dict[str, int] = {}
         self.left: dict[str, str] = {}
         self.files: list[str] = []
-        self.recorded: list[str] = []
         self._job = job
         self._lake = job.lake
 
     def run(self, connection: Connection) -> None:
-        """Repair each span by a commit of its own, and record files of other programs."""
+        """Repair each span by a commit of its own."""
         findings = examine(self._lake)
-        suspects = _find_suspects(self._lake, findings)
+        suspects = findings.suspects()
         self.left = {}
         for span in _spans(self._lake, findings, suspects):
             self._repair(connection, _DamagedSpan(self._lake, findings, suspects, span))
-        unrecorded = [one for one in findings.files if one.path in findings.unrecorded]
-        proven = [one for one in unrecorded if one not in set(suspects)]
-        if proven:
-            self._lake.commit(Note("repair"), record=proven)
-            self.recorded += [one.path for one in proven]
 
     def _repair(self, connection: Connection, part: "_DamagedSpan") -> None:
         """Export the rows again that only suspect files have, and take these out."""
@@ -145,7 +133,8 @@ class _RepairRun:
         entries = {
             one.name: Entry(figures[one], counts.get(one, NOTHING).counts) for one in part.lacking
         }
-        lake.commit(Note("repair", entries), staged, part.gone, same_rows=part.is_same(figures))
+        same_rows = part.is_same(figures)
+        lake.commit(State(entries), staged, part.gone, same_rows=same_rows)
         self.windows |= {one.name: figures[one].rows for one in part.differing}
         self.files += [one.path for one in part.gone]
 
@@ -168,7 +157,7 @@ class _RepairRun:
                 lake.session, job.database, asked, selection, "auto", snapshot, job.options
             )
             rows = only(there, part.good).where(window_start(lake.size).isin(starts))
-            return counts, *lake.stage(rows, checksums=True)
+            return counts, *lake.stage(rows)
 
 
 class _DamagedSpan:
@@ -219,27 +208,33 @@ class _DamagedSpan:
         }
         late = find_late(rows, self._lake.size, more)
         broken = {
-            one.name: f"the log says {self.wanted[one]}; the database and the files that are whole "
-            f"have {figures[one]}"
+            one.name: f"the record says {self.wanted[one]}; the database and the files that are "
+            f"whole have {figures[one]}"
             for one, sums in more.items()
             if one not in late and not sums.matches(NOTHING)
         }
         reason = "it shares a file with a window that cannot be repaired"
         if unknown := self._count_unknown():
-            reason = f"the log does not say of which windows {unknown} rows of its files were"
+            reason = f"the record does not say of which windows {unknown} rows of its files were"
         elif not broken:
             return {}
         windows = self.differing or [ExportWindow(self.span[0], self._lake.size)]
         return {one.name: broken.get(one.name, reason) for one in windows}
 
     def _count_unknown(self) -> int:
-        """How many rows altered files had beyond those that recorded windows lack."""
-        had = sum(one.rows for one in self.gone if one.path in self._findings.altered)
-        found = self._findings.found
+        """How many rows altered files may have had of windows that are not recorded.
+
+        A file whose SHA-256 is recorded had none. Of others it is known only how many rows they
+        had beyond those that recorded windows lack.
+        """
+        altered = [one for one in self.gone if one.path in self._findings.altered]
         lacking = (
-            self._lake.figures_of(one).rows - found.get(one, NOTHING).rows for one in self.wanted
+            self._lake.figures_of(one).rows - self._findings.found.get(one, NOTHING).rows
+            for one in self.wanted
         )
-        return max(0, had - sum(max(0, rows) for rows in lacking))
+        beyond = sum(one.rows for one in altered) - sum(max(0, rows) for rows in lacking)
+        most = sum(one.rows for one in self._lake.foreign_of(altered))
+        return min(most, max(0, beyond))
 
     def is_same(self, figures: _Figures) -> bool:
         """Whether streams may pass over the commit: it brings back the rows that they have seen."""
@@ -247,32 +242,13 @@ class _DamagedSpan:
         return altered and all(figures[one].matches(self.wanted[one]) for one in self.lacking)
 
 
-def _find_suspects(lake: Lake, findings: Findings) -> list[DataFile]:
-    """Files whose rows do not count: altered ones, and those of other programs of which a window
-    differs, or was only counted.
-    """
-    counted = [one for one in lake.windows() if lake.figures_of(one).columns is None]
-    doubtful = {*findings.differing, *counted}
-    damaged = {*findings.altered, *findings.nameless}
-    return [
-        one
-        for one in findings.files
-        if one.path in damaged
-        or (
-            one.path in findings.unrecorded
-            and any(one.may_hold(each.start, each.end) for each in doubtful)
-        )
-    ]
-
-
 def _spans(lake: Lake, findings: Findings, suspects: Iterable[DataFile]) -> list[Span]:
     """The spans of differing windows and of suspect files; no such file reaches into two."""
     known = sorted({*lake.windows(), *findings.found})
     parts = [(one.start, one.end) for one in findings.differing]
     for one in suspects:
-        if one.times is not None:
-            first, last = (floor(moment, lake.size) for moment in one.times)
-            parts.append((first, last + LENGTHS[lake.size]))
+        if (span := lake.span_of(one)) is not None:
+            parts.append(span)
         elif known:
             parts.append((known[0].start, known[-1].end))
     spans = list[Span]()

@@ -87,7 +87,7 @@ class Freshness:
 def describe_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> ExportStatus:
-    """Describe an export by its log; no data is read.
+    """Describe an export by its log and its state; no data is read.
 
     Raises:
         SetupError: nothing was exported to this path.

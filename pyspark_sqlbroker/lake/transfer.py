@@ -12,7 +12,7 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.databases.base import MOST_PARTITIONS, PARTITION_BYTES, SMALL
-from pyspark_sqlbroker.lake.entries import Entry, Note
+from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, ask_windows, compute_windows
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
@@ -110,7 +110,7 @@ def _attempt(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindo
         frame = _rows(job, asked, selection, snapshot, batch.rows)
         if batch.known:
             frame = only(frame, job.lake.read(start, end))
-        files, found = job.lake.stage(frame, checksums=job.checksums)
+        files, found = job.lake.stage(frame)
         full = ask_windows(job.database, asked, selection, size, checksums=job.checksums)
         if batch.known:
             there = scan(
@@ -124,7 +124,7 @@ def _attempt(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindo
         job.lake.discard(files)
         raise
     noted = {one.name: entry for one, entry in entries.items()}
-    job.lake.commit(Note("export", noted, batch.covered), files)
+    job.lake.commit(State(noted, batch.covered), files)
     return entries
 
 

@@ -1,10 +1,13 @@
-"""Compare the files of a lake with its log: what differs, by file and by window.
+"""Compare the files of a lake with its record: what differs, by file and by window.
 
 `verify_export` and repairs read all rows, a prune those of the windows that it removes. An export
 looks for what others have done since, and reads rows only where the log shows a change.
+
+Other programs may merge files and write them again. Their files count if the windows in them have
+the figures that are recorded.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -18,7 +21,7 @@ from pyspark_sqlbroker.moments import Moment, parse_moment
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What a lake holds, compared with what its commits say.
+    """What a lake holds, compared with what exports have recorded.
 
     Attributes:
         path: Where it is.
@@ -27,9 +30,9 @@ class VerifyResult:
         rows: In the files that are not altered.
         damaged: Files that were altered or are missing, or in which another program has written
             rows without `id` or `archived_at`, by path, with what differs.
-        unrecorded: Files without a SHA-256 in the log, as other programs write them.
-        differing: Windows whose rows in the files that are not altered are not what the log says:
-            how many are missing, the altered files that may have had them, and both figures.
+        differing: Windows whose rows in the files that are not altered are not those that were
+            exported: how many are missing, the altered files that may have had them, and both
+            figures.
     """
 
     path: str
@@ -37,13 +40,12 @@ class VerifyResult:
     windows: int
     rows: int
     damaged: Mapping[str, str]
-    unrecorded: tuple[str, ...]
     differing: Mapping[str, str]
 
     @property
     def intact(self) -> bool:
         """Whether nothing differs."""
-        return not (self.damaged or self.unrecorded or self.differing)
+        return not (self.damaged or self.differing)
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,25 @@ class Findings:
         files: Those that were looked at.
         altered: Other than they were committed, or missing, with what differs.
         nameless: With rows without `id` or `archived_at`, and how many.
-        unrecorded: Without a SHA-256 in the log.
+        foreign: Of other programs, and not altered.
         found: Figures of each window in the files that are not altered.
-        differing: Windows whose figures are not those of the log.
+        differing: Windows whose figures are not those that are recorded.
     """
 
     files: list[DataFile]
     altered: Mapping[str, str]
     nameless: Mapping[str, str]
-    unrecorded: tuple[str, ...]
+    foreign: list[DataFile]
     found: Mapping[ExportWindow, RowChecksums]
     differing: tuple[ExportWindow, ...]
+
+    def suspects(self) -> list[DataFile]:
+        """Files whose rows do not count: damaged ones, and those of other programs with a window
+        that differs.
+        """
+        doubtful = [one for one in self.foreign if _may_hold_any(one, self.differing)]
+        damaged = {*self.altered, *self.nameless, *(one.path for one in doubtful)}
+        return [one for one in self.files if one.path in damaged]
 
 
 @dataclass(frozen=True)
@@ -72,20 +82,22 @@ class Changes:
     """What differs from what exports have committed.
 
     Attributes:
-        files: Altered, missing, or written by another program, with what differs; `LOG` if the
-            table has other rows than the log's notes say.
+        files: Altered, missing, or written by another program with other rows, with what differs;
+            `LOG` if the table has other rows than are recorded.
         windows: Names of the windows that are concerned.
-        unreadable: Altered files, if the notes lack windows: these may have rows in them.
+        unknown: Altered files of which the record does not say what they had.
+        proven: Files of other programs that have the rows of their windows.
     """
 
     files: Mapping[str, str]
     windows: frozenset[str]
-    unreadable: tuple[DataFile, ...] = ()
+    unknown: Sequence[DataFile] = ()
+    proven: Sequence[DataFile] = ()
 
     def concern(self, window: ExportWindow) -> bool:
         """Whether a window may have rows in the lake that are not those that are recorded."""
         return window.name in self.windows or any(
-            one.may_hold(window.start, window.end) for one in self.unreadable
+            one.may_hold(window.start, window.end) for one in self.unknown
         )
 
 
@@ -97,10 +109,11 @@ def verify_export(
     until: Moment | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> VerifyResult:
-    """Read the files of a lake again and compare them with its log.
+    """Read the files of a lake again and compare them with what exports have recorded.
 
     Every file is compared by size and SHA-256, and the figures of every window are computed anew
-    from the files that are as they were committed. No database is asked.
+    from the files that are as they were committed, or that other programs have written in their
+    place (OPTIMIZE). No database is asked.
 
     Args:
         spark: A session; not Spark Connect. No driver is needed.
@@ -130,7 +143,6 @@ def verify_export(
         len(compared),
         sum(one.rows for one in findings.found.values()),
         {**findings.altered, **findings.nameless},
-        findings.unrecorded,
         {one.name: _describe(lake, findings, one) for one in findings.differing},
     )
 
@@ -149,7 +161,7 @@ def _describe(lake: Lake, findings: Findings, window: ExportWindow) -> str:
         if one.path in findings.altered and one.may_hold(window.start, window.end)
     ]
     where = f", which may have been in {', '.join(files)}" if files else ""
-    return f"{problem}{where}: the log says {recorded}; the files have {there}"
+    return f"{problem}{where}: the record says {recorded}; the files have {there}"
 
 
 def examine(
@@ -159,29 +171,36 @@ def examine(
     *,
     checksums: bool = True,
 ) -> Findings:
-    """Compare files and windows with the log.
+    """Compare files and windows with the record.
 
     Args:
         lake: As it is loaded.
         is_wanted: Only these windows, and files that may have their rows; None takes all.
-        windows: Wanted ones that the log may have no record of.
-        checksums: Whether contents of rows are compared, or counts only.
+        windows: Wanted ones that may not be recorded.
+        checksums: Whether contents of rows are compared, or counts only unless other programs have
+            written.
     """
     known = {*lake.windows(), *windows}
     files = lake.files
     if is_wanted is not None:
         known = set(filter(is_wanted, known))
-        files = [one for one in files if any(one.may_hold(each.start, each.end) for each in known)]
+        files = [one for one in files if _may_hold_any(one, known)]
     altered = lake.altered(files)
-    unrecorded = tuple(lake.unrecorded_of(files))
     readable = [one for one in files if one.path not in altered]
-    # No window has these rows, so no figures would show them.
-    nameless = lake.nameless_of([one for one in readable if one.path in unrecorded])
-    found = compute_windows(lake.read_files(readable), lake.size, checksums=checksums)
+    foreign = lake.foreign_of(readable)
+    # Counts do not show what other programs have updated.
+    full = checksums or bool(foreign)
+    found = compute_windows(lake.read_files(readable), lake.size, checksums=full)
     if is_wanted is not None:
         found = {one: figures for one, figures in found.items() if is_wanted(one)}
-    differing = _differing(lake, known, found)
-    return Findings(files, altered, nameless, unrecorded, found, tuple(differing))
+    differing = tuple(_differing(lake, known, found))
+    # No window has these rows, so no figures would show them.
+    nameless = lake.nameless_of(foreign)
+    return Findings(files, altered, nameless, foreign, found, differing)
+
+
+def _may_hold_any(file: DataFile, windows: Iterable[ExportWindow]) -> bool:
+    return any(file.may_hold(one.start, one.end) for one in windows)
 
 
 def _differing(
@@ -189,35 +208,58 @@ def _differing(
     known: Iterable[ExportWindow],
     found: Mapping[ExportWindow, RowChecksums],
 ) -> list[ExportWindow]:
-    """Windows whose figures are not those of the log, in order."""
+    """Windows whose figures are not those that are recorded, in order."""
     windows = sorted({*known, *found})
     return [one for one in windows if not found.get(one, NOTHING).matches(lake.figures_of(one))]
 
 
-def find_changes(lake: Lake, checked_bytes: int) -> Changes:
-    """Compare the table with the log's notes; rows are counted only where the log shows a change.
+def find_changes(lake: Lake, checked_bytes: float) -> Changes:
+    """Compare the table with the record; rows are read only where the log shows a change.
 
     Args:
         lake: As it is loaded.
         checked_bytes: See `Lake.altered`.
     """
     altered = lake.altered(lake.files, checked_bytes)
-    files = lake.unrecorded_of(lake.files) | altered
-    windows = {one.name for one in lake.windows_of(files)}
-    if files.keys() == altered.keys() and _all_recorded(lake):
-        return Changes(files, frozenset(windows))
-    # Other programs add and remove files, and clean-up of the log loses notes with their records.
-    good = lake.read_files(one for one in lake.files if one.path not in altered)
-    found = compute_windows(good, lake.size, checksums=False)
-    others = {one.name for one in _differing(lake, lake.windows(), found)} - windows
-    if others:
-        more = f" and of {len(others) - 1} more windows" if len(others) > 1 else ""
-        files[LOG] = f"the table has other rows of {min(others)}{more} than its log says"
-    unreadable = tuple(one for one in lake.files if one.path in altered)
-    return Changes(files, frozenset(windows | others), unreadable)
+    bad = [one for one in lake.files if one.path in altered]
+    good = [one for one in lake.files if one.path not in altered]
+    foreign = lake.foreign_of(good)
+    nameless = lake.nameless_of(foreign)
+    rewritten = _differing_of(lake, good, foreign)
+    problem = "another program has written it, and not with the rows that were exported"
+    doubtful = {one.path: problem for one in foreign if _may_hold_any(one, rewritten)} | nameless
+    windows = {one.name for one in [*lake.windows_of(altered), *rewritten]}
+    files = altered | doubtful
+    if not _all_recorded(lake):
+        # Other programs remove and restore files.
+        found = compute_windows(lake.read_files(good), lake.size, checksums=False)
+        others = {one.name for one in _differing(lake, lake.windows(), found)} - windows
+        if others:
+            more = f" and of {len(others) - 1} more windows" if len(others) > 1 else ""
+            files[LOG] = f"the table has other rows of {min(others)}{more} than are recorded"
+            windows |= others
+    proven = [one for one in foreign if one.path not in doubtful]
+    return Changes(files, frozenset(windows), lake.foreign_of(bad), proven)
+
+
+def _differing_of(
+    lake: Lake, files: Sequence[DataFile], foreign: Sequence[DataFile]
+) -> list[ExportWindow]:
+    """Windows with rows in foreign files whose figures are not those that are recorded."""
+    if not foreign:
+        return []
+    spans = [lake.span_of(one) for one in foreign]
+    near = [one for one in files if any(span is None or one.may_hold(*span) for span in spans)]
+    found = compute_windows(lake.read_files(near), lake.size, checksums=True)
+    touched = {
+        window: found.get(window, NOTHING)
+        for window in {*lake.windows(), *found}
+        if any(one.may_hold(window.start, window.end) for one in foreign)
+    }
+    return _differing(lake, (), touched)
 
 
 def _all_recorded(lake: Lake) -> bool:
-    """Whether the log's files have as many rows as its notes say."""
+    """Whether the log's files have as many rows as are recorded."""
     recorded = sum(lake.figures_of(one).rows for one in lake.windows())
     return sum(one.rows for one in lake.files) == recorded

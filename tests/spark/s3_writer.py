@@ -20,7 +20,7 @@ for _ in range(int(sys.argv[2])):
     tries = 1
     while True:
         try:
-            writer.commit({"by": sys.argv[3]}, ())
+            writer.commit(sys.argv[3].encode(), ())
             break
         except ConcurrentLoadError:
             tries += 1

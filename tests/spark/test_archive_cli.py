@@ -134,15 +134,8 @@ def test_export_status_and_prune(spark: SparkSession, archive: Archive, tmp_path
     wet = run("prune", "--exported", path, *named, SQLBROKER_URL=archive.url)
     assert (wet.exit_code, archive.count()) == (1, 10)
     assert re.search(r"2026-03-02 .* refused: 1 of its rows are not in the export", wet.output)
-    compacted = run("compact", "--path", path)
-    assert (compacted.exit_code, "0 files were made of smaller ones" in compacted.output) == (
-        0,
-        True,
-    )
-    wrong = run("compact", "--path", path, "--keep", "soon")
-    assert "--keep" in str(wrong.exception)
     secret = archive.engine.url.password
-    printed = "".join(one.output + one.stderr for one in (done, status, dry, wet, compacted))
+    printed = "".join(one.output + one.stderr for one in (done, status, dry, wet))
     assert secret is None or secret not in printed
 
 
@@ -218,7 +211,6 @@ def test_commands_print_json(spark: SparkSession, new_database: Any, tmp_path: P
     status = said("status", path)
     assert (status["rows"], [one["rows"] for one in status["windows"]]) == (10, [5, 5])
     assert status["watermark"] is not None
-    assert isinstance(said("compact", "--path", path), list)
     assert said("prune", "--exported", path, "--dry-run")["rows"] == 10
     replayed = said("replay", "--job", "j", "--path", path, "--id", "1", "--yes")
     assert (replayed["messages"], replayed["queues"]) == (1, {"orders": 1})

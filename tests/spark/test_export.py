@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -23,14 +24,13 @@ from faststream_sqlbroker.exceptions import (
     SetupError,
     StoreError,
 )
-from pyspark_sqlbroker import compact_export, describe_export, export_archive, read_export
+from pyspark_sqlbroker import describe_export, export_archive, read_export, verify_export
 from pyspark_sqlbroker.lake.delta import DataFile
-from pyspark_sqlbroker.lake.entries import Entry, Note
+from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake, lake_schema
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
-    compute_windows,
     figure_columns,
 )
 from pyspark_sqlbroker.lake.windows import parse_window
@@ -146,7 +146,6 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
     # Any reader of Delta sees the same, with the columns by which it may skip files.
     other = DeltaTable(str(path))
     assert other.to_pyarrow_table().num_rows == 7
-    assert other.metadata().configuration["delta.enableExpiredLogCleanup"] == "false"
     assert '"minValues": {"id": 1, "archived_at": "2026-03-07T' in log.replace("\\", "")
 
 
@@ -332,9 +331,9 @@ def put(lake: Lake, window: Any, rows: int, files: int = 1) -> None:
             for name in NAMES
         )
     )
-    staged, figures = lake.stage(frame.repartition(files), checksums=True)
+    staged, figures = lake.stage(frame.repartition(files))
     entry = Entry(figures[window], figures[window].counts)
-    lake.commit(Note("export", {window.name: entry}, ((window.start, window.end),)), staged)
+    lake.commit(State({window.name: entry}, ((window.start, window.end),)), staged)
 
 
 def test_of_two_plans_from_one_state_one_is_committed(spark: SparkSession, tmp_path: Path) -> None:
@@ -350,70 +349,59 @@ def test_of_two_plans_from_one_state_one_is_committed(spark: SparkSession, tmp_p
     assert first.windows() == [window, following]
 
 
-def test_compaction_makes_files_few_and_keeps_every_row(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    lake, window = lake_of_one(spark, tmp_path)
-    before = compute_windows(lake.read(window.start, window.end), "day", checksums=True)
-    assert compact_export(spark, str(tmp_path), since="2026-03-08") == []
-    done = compact_export(spark, str(tmp_path), until="2026-03-08")
-    assert [(one.name, one.rows, one.files_before) for one in done] == [("2026-03-07", 10, 3)]
-    lake.load()
-    after = compute_windows(lake.read(window.start, window.end), "day", checksums=True)
-    assert after == before
-    assert len(lake.files) == 1
-    # Who reads an earlier version still can, until the files that were replaced are removed.
-    assert len(contents(tmp_path)) == 4
-    assert compact_export(spark, str(tmp_path), keep=0) == []
-    assert len(contents(tmp_path)) == 1
-    assert read_export(spark, str(tmp_path)).count() == 10
-    assert compact_export(spark, str(tmp_path), keep=0) == []
-
-
-def test_an_export_and_a_compaction_at_the_same_time(
+def test_a_merge_by_another_program_during_an_export_is_planned_around(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that commits second plans again; nothing is lost or doubled."""
-    lake, _ = lake_of_one(spark, tmp_path)
-    stage = Lake.stage
-    calls = list[int]()
-
-    def overtaken(self: Lake, frame: DataFrame, **options: Any) -> Any:
-        staged = stage(self, frame, **options)
-        calls.append(1)
-        if len(calls) == 1:
-            put(lake, parse_window("2026-03-08", "day"), 5)
-        return staged
-
+    """The plan that was made before it is not committed; the next one has each row once."""
+    lake, window = lake_of_one(spark, tmp_path)
+    following = parse_window("2026-03-08", "day")
     with monkeypatch.context() as patched:
-        patched.setattr(Lake, "stage", overtaken)
-        done = compact_export(spark, str(tmp_path), keep=0)
-    assert [(one.name, one.rows, one.files_before) for one in done] == [
-        ("2026-03-07 to 2026-03-08", 15, 4)
-    ]
-    assert read_export(spark, str(tmp_path)).count() == 15
-    with pytest.raises(ConcurrentLoadError):
-        put(lake, parse_window("2026-03-09", "day"), 5)
+        change_after_write(
+            patched,
+            lambda _, number: DeltaTable(str(tmp_path)).optimize.compact() if number == 1 else None,
+        )
+        with pytest.raises(ConcurrentLoadError):
+            put(lake, following, 5)
+        put(lake, following, 5)
+    assert (lake.windows(), read_export(spark, str(tmp_path)).count()) == ([window, following], 15)
+    assert verify_export(spark, str(tmp_path)).intact
+
+
+def test_a_state_is_as_large_as_the_lake_and_old_ones_go(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Also the SHA-256 of files that others have replaced and removed."""
+    lake, _ = lake_of_one(spark, tmp_path)
+    put(lake, parse_window("2026-03-08", "day"), 5)
+    table = DeltaTable(str(tmp_path))
+    table.optimize.compact()
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    for file in (tmp_path / "data").iterdir():
+        shutil.rmtree(file)
+    states = list((tmp_path / "_state").iterdir())
+    for file in states:
+        os.utime(file, times=(1, 1))
+    lake.load()
+    lake.sweep()
+    (kept,) = (tmp_path / "_state").iterdir()
+    assert len(states) == 2
+    assert kept.name in lake.table.state_path
+    put(lake, parse_window("2026-03-09", "day"), 5)
+    assert len(lake.state.digests) == 1
 
 
 def test_files_that_are_not_as_they_were_committed_are_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A missing file by readers; one with other bytes by the compaction, which would hide it."""
     lake, _ = lake_of_one(spark, tmp_path)
     file = tmp_path / lake.files[0].path
     good = file.read_bytes()
-    file.write_bytes(good[:-12] + b"\0" + good[-11:])
-    with pytest.raises(ExportMismatchError, match=r"its bytes have changed \(SHA-256\)"):
-        compact_export(spark, str(tmp_path))
     file.write_bytes(good + b"x")
     with pytest.raises(SetupError, match=rf"it has {len(good) + 1} bytes, and not {len(good)}"):
         read_export(spark, str(tmp_path))
     file.unlink()
     with pytest.raises(SetupError, match="it is missing; put it back from a copy"):
         read_export(spark, str(tmp_path))
-    file.write_bytes(good)
-    assert compact_export(spark, str(tmp_path))[0].rows == 10
 
 
 def test_what_dead_attempts_have_left_is_removed_by_age(
@@ -467,19 +455,30 @@ def test_a_path_that_holds_something_else_is_refused(
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("format", 99, "has notes of format 99"),
-        ("windows", None, "has a damaged note of an export"),
-        ("windows", {"last week": {}}, "has a damaged note of an export"),
-        ("windows", {"2026-03-07": {"lake": {"rows": 1}}}, "has a damaged note of an export"),
-        ("covered", [["2026-03-07"]], "has a damaged note of an export"),
+        ("format", 99, "is of format 99, this version knows 1"),
+        ("windows", None, "of an export is damaged"),
+        ("windows", {"last week": {}}, "of an export is damaged"),
+        ("windows", {"2026-03-07": {"lake": {"rows": 1}}}, "of an export is damaged"),
+        ("covered", [["2026-03-07"]], "of an export is damaged"),
     ],
 )
-def test_a_damaged_note_is_named(
+def test_a_damaged_state_is_named(
     spark: SparkSession, tmp_path: Path, part: str, value: Any, message: str
 ) -> None:
     lake, _ = lake_of_one(spark, tmp_path, 1)
-    lake.table.commit(Note("export").to_json() | {part: value}, ())
-    with pytest.raises(SetupError, match=message):
+    content = json.loads(lake.state.pack()) | {part: value}
+    lake.table.commit(json.dumps(content).encode(), ())
+    with pytest.raises(SetupError, match=rf"_state/\d+.json.gz {message}"):
+        read_export(spark, str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[", b"\xff"])
+def test_a_state_that_cannot_be_read_is_named(
+    spark: SparkSession, tmp_path: Path, content: bytes
+) -> None:
+    lake, _ = lake_of_one(spark, tmp_path, 1)
+    lake.table.commit(content, ())
+    with pytest.raises(SetupError, match=r"of an export is damaged .* or remove it, and sqlbroker"):
         read_export(spark, str(tmp_path))
 
 
@@ -516,7 +515,7 @@ def test_an_empty_archive_and_wrong_options(
         export_archive(spark, archive.url, path, window="week")  # type: ignore[arg-type]
     with pytest.raises(SetupError, match="verify"):
         export_archive(spark, archive.url, path, verify="no")  # type: ignore[arg-type]
-    for look in (read_export, describe_export, compact_export):
+    for look in (read_export, describe_export):
         with pytest.raises(SetupError, match="give the path of an export"):
             look(spark, path)
     result = export_archive(spark, archive.url, path)

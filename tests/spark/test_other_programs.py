@@ -1,6 +1,8 @@
 """A lake that other programs have written to: nothing is taken for what an export has verified."""
 
+import os
 import shutil
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from sqlalchemy import text
 
-from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
+from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import (
-    compact_export,
+    erase_messages,
     export_archive,
     prune_archive,
     read_export,
@@ -42,39 +44,93 @@ def exported(spark: SparkSession, archive: Archive, path: Path, **options: Any) 
     export_archive(spark, archive.url, str(path), rows_per_commit=5, **SPAN, **options)
 
 
-def test_files_that_were_merged_by_another_program_are_recorded(
-    spark: SparkSession, archive: Archive, tmp_path: Path
+def clean_up(path: Path) -> None:
+    """Leave of the log a checkpoint and what came after it, as its clean-up does."""
+    table = DeltaTable(str(path))
+    table.create_checkpoint()
+    for one in (path / "_delta_log").glob("*.json"):
+        if int(one.stem) < table.version():
+            one.unlink()
+
+
+def lose_state(path: Path) -> None:
+    """As a copy of the table does that takes its data alone."""
+    shutil.rmtree(path / "_state")
+
+
+@pytest.mark.parametrize("look", ["prune", "export", "erase"])
+def test_files_that_another_program_has_merged_count_as_ours(
+    spark: SparkSession, archive: Archive, tmp_path: Path, look: str
 ) -> None:
-    """They lie at the table's root, and may hold the only copy of a row."""
+    """They lie at the table's root, and may hold the only copy of a row. The table is vacuumed, and
+    its log cleaned up."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
     before = of_lake(read_export(spark, str(path)))
     archive.execute("DELETE FROM message_archive WHERE id = 1")
-    DeltaTable(str(path)).optimize.compact()
+    table = DeltaTable(str(path))
+    table.optimize.compact()
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    clean_up(path)
     (merged,) = Lake(spark, str(path)).files
     assert "/" not in merged.path
-    found = verify_export(spark, str(path))
-    assert (found.damaged, found.unrecorded, found.differing) == ({}, (merged.path,), {})
+    assert list(path.rglob("*.parquet")) == [
+        path / merged.path,
+        *(path / "_delta_log").glob("*.c*"),
+    ]
+    assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == before
-    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 0
     done = repair_export(spark, archive.url, str(path))
-    assert (done.recorded, done.windows, done.left) == ((merged.path,), {}, {})
-    assert of_lake(read_export(spark, str(path))) == before
+    assert (done.files, done.windows, done.left) == ((), {}, {})
+    if look == "export":
+        found = export_archive(spark, archive.url, str(path), **SPAN)
+        assert [one.action for one in found.windows] == ["left", "unchanged", "unchanged"]
+        assert (found.damaged, list(Lake(spark, str(path)).state.digests)) == ({}, [merged.path])
+    elif look == "erase":
+        assert erase_messages(spark, archive.url, str(path), ids=[1], dry_run=False).lake == 1
+        assert verify_export(spark, str(path)).rows == 14
+        assert not (path / merged.path).exists()
     assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 14
 
 
-def test_files_of_another_program_are_not_merged_with_ours(
-    spark: SparkSession, archive: Archive, tmp_path: Path
+def test_an_export_reads_files_of_other_programs_once(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A merged file has a SHA-256 in the log, so that its rows would count as compared."""
+    """And only what lies in the same windows."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
-    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "other"})
-    with pytest.raises(ExportMismatchError, match="another program has written it"):
-        compact_export(spark, str(path))
-    assert len(Lake(spark, str(path)).files) == 3
+    DeltaTable(str(path)).update(predicate="id = 2", new_values={"id": "2"})
+    compared = list[set[str]]()
+
+    def reading(lake: Lake, files: Any) -> Any:
+        places = list(files)
+        compared.append({one.path for one in places})
+        return read_files(lake, places)
+
+    read_files = Lake.read_files
+    monkeypatch.setattr(Lake, "read_files", reading)
+    for _ in range(2):
+        assert export_archive(spark, archive.url, str(path), **SPAN).damaged == {}
+    first, *_ = Lake(spark, str(path)).files
+    assert compared == [{first.path}]
+
+
+def test_rows_that_another_program_has_changed_do_not_count_as_ours(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Nor are they written to a file of ours, whose rows would count as compared."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
+    DeltaTable(str(path)).optimize.compact()
+    assert list(verify_export(spark, str(path)).differing) == ["2026-03-01"]
+    with pytest.raises(SetupError, match=r"another program has written it.*nothing was erased"):
+        erase_messages(spark, archive.url, str(path), ids=[3], dry_run=False)
     pruned = prune_archive(archive.url, exported=str(path), spark=spark, dry_run=True)
-    assert [one.name for one in pruned.windows if one.refused] == ["2026-03-01"]
+    # The others share its file.
+    assert len([one for one in pruned.windows if one.refused]) == 3
+    assert set(repair_export(spark, archive.url, str(path)).windows) == {"2026-03-01"}
+    held_in(archive, path, spark)
 
 
 def held_in(archive: Archive, path: Path, spark: SparkSession) -> None:
@@ -154,23 +210,23 @@ def test_rows_that_were_updated_are_read_again(
     assert verify_export(spark, str(path)).intact
 
 
-def test_contents_of_windows_that_were_only_counted_are_not_taken_for_verified(
+def test_updates_of_windows_that_were_only_counted_are_noticed(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """An update changes no count, so its file is not recorded but taken out."""
+    """An update changes no count; the figures of the files that were written have all columns."""
     path = tmp_path / "lake"
     exported(spark, archive, path, verify="counts")
     DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
     found = export_archive(spark, archive.url, str(path), verify="counts", **SPAN)
     assert [one.action for one in found.windows] == ["damaged", "unchanged", "unchanged"]
     done = repair_export(spark, archive.url, str(path))
-    assert (done.windows, done.left, done.recorded) == ({"2026-03-01": 5}, {}, ())
+    assert (done.windows, done.left) == ({"2026-03-01": 5}, {})
     held_in(archive, path, spark)
     version = DeltaTable(str(path)).version()
     DeltaTable(str(path)).update(predicate="id = 12", new_values={"queue": "'other'"})
     archive.execute("DELETE FROM message_archive WHERE id = 11")
     done = repair_export(spark, archive.url, str(path))
-    assert (list(done.left), done.files, done.recorded) == (["2026-03-02"], (), ())
+    assert (list(done.left), done.files) == (["2026-03-02"], ())
     DeltaTable(str(path)).restore(version)
     assert verify_export(spark, str(path)).intact
 
@@ -196,7 +252,7 @@ def test_nothing_is_taken_out_that_the_database_cannot_replace(
     append(path, later.set_column(time, later.schema.field(time), [[moment]]))
     files = Lake(spark, str(path)).files
     found = repair_export(spark, archive.url, str(path))
-    assert (found.windows, found.files, found.recorded) == ({}, (), ())
+    assert (found.windows, found.files) == ({}, ())
     assert list(found.left) == ["2026-03-01", "2026-03-02", "2026-03-03", "2026-03-11"]
     assert Lake(spark, str(path)).files == files
     DeltaTable(str(path)).restore(version)
@@ -240,7 +296,7 @@ def test_an_export_notices_rows_that_another_program_has_removed(
     found = export_archive(spark, archive.url, str(path), record_as="shop", **SPAN)
     assert [one.action for one in found.windows] == ["unchanged", "unchanged", "damaged"]
     assert found.damaged == {
-        "_delta_log": "the table has other rows of 2026-03-03 than its log says"
+        "_delta_log": "the table has other rows of 2026-03-03 than are recorded"
     }
     assert recorded(archive)["2026-03-03"] == "lake_differs:shop"
     repair_export(spark, archive.url, str(path))
@@ -250,67 +306,66 @@ def test_an_export_notices_rows_that_another_program_has_removed(
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
 
 
-def test_a_lake_whose_log_was_cleaned_up_is_not_exported_twice(
+def test_a_lake_whose_state_was_lost_is_not_exported_twice(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
     """Without their records, its windows look as if the lake had none."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
-    compact_export(spark, str(path))
-    table = DeltaTable(str(path))
-    table.create_checkpoint()
-    for one in (path / "_delta_log").glob("*.json"):
-        if int(one.stem) < table.version():
-            one.unlink()
+    lose_state(path)
     assert Lake(spark, str(path)).state.entries == {}
     archive.add({"id": 99, "archived_at": START + DAY * 5})
     given = SPAN | {"until": "2026-03-07"}
     found = export_archive(spark, archive.url, str(path), **given)
     assert [one.action for one in found.windows] == ["damaged", "damaged", "damaged", "exported"]
     done = repair_export(spark, archive.url, str(path))
-    assert (set(done.windows.values()), done.left, done.files) == ({5}, {}, ())
+    assert (set(done.windows.values()), done.left) == ({5}, {})
     again = export_archive(spark, archive.url, str(path), **given)
     assert {one.action for one in again.windows} == {"unchanged"}
-    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 6)
+    held = of_table(archive, START + DAY * 6)
+    assert of_lake(read_export(spark, str(path))) == held
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_altered_file_stays_if_the_log_does_not_say_what_it_had(
+def test_an_altered_file_stays_if_no_record_says_what_it_had(
     spark: SparkSession, archive: Archive, tmp_path: Path, *, lost: bool
 ) -> None:
     """The record of its window is lost; the database has its rows, or has lost them, too."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
-    table = DeltaTable(str(path))
-    table.create_checkpoint()
-    for one in (path / "_delta_log").glob("*.json"):
-        if int(one.stem) < table.version():
-            one.unlink()
+    lose_state(path)
     files = Lake(spark, str(path)).files
     if lost:
         archive.execute("DELETE FROM message_archive")
     (path / files[0].path).unlink()
     done = repair_export(spark, archive.url, str(path))
-    assert done.left["2026-03-01"].startswith("the log does not say of which windows 5 rows")
+    assert done.left["2026-03-01"].startswith("the record does not say of which windows 5 rows")
     assert files[0].path not in done.files
     assert files[0] in Lake(spark, str(path)).files
     assert files[0].path in verify_export(spark, str(path)).damaged
 
 
-def test_files_that_were_replaced_are_removed_after_a_checkpoint_too(
+def test_an_erasure_removes_files_that_a_checkpoint_has_forgotten(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """A checkpoint forgets what was removed longer ago than the table's retention."""
+    """Files at the root after a week: another program may still commit what it has written."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
-    now = Folders.now
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Folders, "now", lambda folders: now(folders) - 200 * 3_600_000)
-        compact_export(spark, str(path), keep="9999h")
+    table = DeltaTable(str(path))
+    table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 seconds"})
+    table.optimize.compact()
     DeltaTable(str(path)).create_checkpoint()
-    assert len(list((path / "data").rglob("*.parquet"))) == 4
-    compact_export(spark, str(path), keep="168h")
-    assert len(list((path / "data").rglob("*.parquet"))) == 1
+    (live,) = (one.path for one in Lake(spark, str(path)).files)
+    for name, days in (("old.parquet", 8), ("new.parquet", 6)):
+        (path / name).write_bytes(b"x")
+        moment = time.time() - days * 86_400
+        os.utime(path / name, times=(moment, moment))
+    assert erase_messages(spark, archive.url, str(path), ids=[999], dry_run=False).files >= 1
+    assert {one.name for one in path.rglob("*.parquet") if one.parent == path} == {
+        live,
+        "new.parquet",
+    }
+    assert list((path / "data").rglob("*.parquet")) == []
 
 
 @pytest.mark.parametrize("name", ["50%20off", "a[1]", "{a,b}", "a*", "a?", "a#b", "a\\b"])
@@ -335,7 +390,6 @@ def test_other_paths_and_a_log_without_a_commit(
     spark.createDataFrame([], "id INT")  # makes it the active one
     assert SparkSession.getActiveSession() is spark
     exported(spark, archive, path)
-    compact_export(spark, str(path), keep=0)
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
     assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
@@ -362,15 +416,15 @@ def test_folders_that_go_while_they_are_listed_are_left_out(
     assert folders.files("none") == {}
 
 
-def test_commits_that_come_between_two_looks_at_the_log_are_left_out(
+def test_a_state_is_that_of_the_version_that_was_loaded(
     spark: SparkSession, archive: Archive, tmp_path: Path
 ) -> None:
-    """The notes are those of the files that were loaded."""
+    """Whatever has been committed since."""
     path = tmp_path / "lake"
     exported(spark, archive, path)
     loaded = Lake(spark, str(path))
-    before = loaded.table.notes()
+    before = loaded.table.state()
     archive.add({"id": 99, "archived_at": START + DAY})
     export_archive(spark, archive.url, str(path), **SPAN)
-    assert loaded.table.notes() == before
-    assert len(Lake(spark, str(path)).table.notes()) == len(before) + 1
+    assert loaded.table.state() == before
+    assert Lake(spark, str(path)).table.state() != before

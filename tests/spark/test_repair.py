@@ -2,22 +2,23 @@
 
 import json
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.core.times import TICK
-from faststream_sqlbroker.exceptions import ExportMismatchError, SetupError
+from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import (
-    compact_export,
     erase_messages,
     export_archive,
     prune_archive,
@@ -27,7 +28,6 @@ from pyspark_sqlbroker import (
 )
 from pyspark_sqlbroker.lake import repair as module
 from pyspark_sqlbroker.lake.delta import DataFile
-from pyspark_sqlbroker.lake.entries import Note
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from tests.spark.conftest import START, Archive
@@ -83,7 +83,7 @@ def test_damage_is_found_kept_from_pruning_and_repaired(
     assert list(found.differing) == ["2026-03-01", "2026-03-02", "2026-03-03"]
     for file, problem in zip(found.damaged, found.differing.values(), strict=True):
         missing = "5 of its 5 rows are missing, which may have been in "
-        assert problem.startswith(f"{missing}{file}: the log says rows=5, ")
+        assert problem.startswith(f"{missing}{file}: the record says rows=5, ")
     refused = prune_archive(archive.url, exported=str(path), spark=spark)
     assert (refused.rows, archive.count()) == (0, 15)
     done = repair_export(spark, archive.url, str(path))
@@ -92,7 +92,7 @@ def test_damage_is_found_kept_from_pruning_and_repaired(
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
     again = repair_export(spark, archive.url, str(path))
-    assert (again.windows, again.files, again.recorded) == ({}, (), ())
+    assert (again.windows, again.files) == ({}, ())
     assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
 
 
@@ -111,7 +111,7 @@ def test_rows_that_the_database_has_lost_are_never_given_up(
     assert (stays.windows, stays.files) == ({}, ())
     assert list(stays.left) == ["2026-03-01", "2026-03-02", "2026-03-03"]
     assert re.search(
-        r"the log says rows=5, .* files that are whole have rows=3", stays.left["2026-03-01"]
+        r"the record says rows=5, .* files that are whole have rows=3", stays.left["2026-03-01"]
     )
     assert "shares a file with" in stays.left["2026-03-02"]
     with pytest.raises(SetupError, match="sqlbroker archive repair"):
@@ -137,7 +137,9 @@ def test_a_lake_without_a_lost_file_can_be_read_and_names_what_is_missing(
     for _ in range(2):
         found = verify_export(spark, str(path))
         assert (found.damaged, list(found.differing)) == ({}, ["2026-03-01"])
-        assert found.differing["2026-03-01"].startswith("5 of its 5 rows are missing: the log says")
+        assert found.differing["2026-03-01"].startswith(
+            "5 of its 5 rows are missing: the record says"
+        )
         assert list(repair_export(spark, archive.url, str(path)).left) == ["2026-03-01"]
         erase_messages(spark, archive.url, str(path), ids=[11], dry_run=False)
     assert read_export(spark, str(path)).count() == 9
@@ -154,6 +156,7 @@ def test_files_that_reach_into_a_common_window_are_repaired_together() -> None:
     windows."""
     days = [ExportWindow(START + DAY * number, "day") for number in range(6)]
     lake: Any = SimpleNamespace(size="day", windows=lambda: days)
+    lake.span_of = partial(Lake.span_of, lake)
 
     def file(first: int, last: int) -> DataFile:
         return DataFile("", 1, 1, times=(START + DAY * first, START + DAY * (last + 1) - TICK))
@@ -212,21 +215,20 @@ def test_rows_that_came_late_are_no_loss(
 
 
 @OF_SQLITE
-def test_a_file_whose_sha256_is_unknown_is_recorded_if_the_figures_agree(
-    spark: SparkSession, archive: Archive, tmp_path: Path
+@pytest.mark.parametrize("damage", [reversed_bytes, without_a_row, Path.unlink])
+def test_a_damaged_file_is_repaired_next_to_copies_of_its_rows(
+    spark: SparkSession, archive: Archive, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """As after a compaction by another program; until then nothing of it is pruned."""
+    """Another program has appended them. A file of ours had rows of recorded windows only."""
     path = tmp_path / "lake"
     lake = made(spark, archive, path)
-    rows = lake.read_files(lake.files)
-    staged = lake.table.stage(lake.stage(rows, checksums=True) and rows.coalesce(1))
-    lake.table.commit(Note("export").to_json(), staged, lake.files)
-    found = verify_export(spark, str(path))
-    assert (found.unrecorded, found.differing) == ((staged[0].path,), {})
-    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 0
-    assert repair_export(spark, archive.url, str(path)).recorded == (staged[0].path,)
+    rows = DeltaTable(str(path)).to_pyarrow_table().sort_by("id")
+    damage(path / lake.files[0].path)
+    write_deltalake(str(path), rows.slice(0, 7), mode="append")
+    done = repair_export(spark, archive.url, str(path))
+    assert (done.windows, done.left) == ({"2026-03-01": 5, "2026-03-02": 5}, {})
     assert verify_export(spark, str(path)).intact
-    assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
 
 
 @OF_SQLITE
@@ -257,8 +259,6 @@ def test_a_span_and_wrong_paths(spark: SparkSession, archive: Archive, tmp_path:
     later = verify_export(spark, str(path), since="2026-03-02")
     assert (later.intact, later.windows) == (True, 2)
     assert not verify_export(spark, str(path), until="2026-03-02").intact
-    with pytest.raises(ExportMismatchError, match="it is missing"):
-        compact_export(spark, str(path))
     with pytest.raises(SetupError, match="give the path of an export"):
         verify_export(spark, str(tmp_path / "none"))
     with pytest.raises(SetupError, match="give the path of an export"):
@@ -277,7 +277,7 @@ def test_the_commands(spark: SparkSession, archive: Archive, tmp_path: Path) -> 
     bad = run("verify", str(path))
     assert bad.exit_code == 1
     assert f"file {lake.files[0].path}: it is missing" in bad.output
-    assert "1 files are damaged, 0 are not recorded, 1 windows differ" in bad.output
+    assert "1 files are damaged, 1 windows differ" in bad.output
     found = json.loads(run("verify", str(path), "--json").output)
     assert (found["intact"], list(found["differing"])) == (False, ["2026-03-01"])
     later = run("verify", str(path), "--since", "2026-03-02", "--until", "2026-03-03")
