@@ -110,10 +110,10 @@ def prune_archive(
     have the SHA-256 and the rows that were committed, and every row that the database has in it
     is among them. A window with any other row is refused and named; the others go on. Rows that
     come while it runs stay. Rows are deleted by id, 5 000 a transaction. Where PostgreSQL's archive
-    is partitioned by range of `archived_at`, partitions that lie within such windows are detached
-    (CONCURRENTLY, unless there is a default partition), compared once more, and dropped. If it
-    dies, run it again: it attaches what is still detached, and compares it anew. The ids and times
-    of a window are held in memory, at most 40 bytes a row: a day of 20 million takes 0.8 GB.
+    is partitioned by range of `archived_at`, partitions that lie within such windows are locked
+    against writers, compared once more, and dropped; if a lock is not free within 2 seconds, their
+    rows are deleted like others. If it dies, run it again. The ids and times of a window are held
+    in memory, at most 40 bytes a row: a day of 20 million takes 0.8 GB.
 
     Without `exported`, all rows older than `older_than` are lost for ever.
 
@@ -135,8 +135,7 @@ def prune_archive(
         What was removed.
 
     Raises:
-        SetupError: neither `exported` nor `older_than`, no session, an export of something else, or
-            a partition that a prune has detached and that cannot be attached again.
+        SetupError: neither `exported` nor `older_than`, no session, or an export of something else.
         NotSupportedError: Spark Connect.
     """
     _check_options(exported, older_than, spark, queues)
@@ -194,8 +193,6 @@ def _prune(
     if cutoff is not None:
         spans = cut_spans(spans, None, floor(cutoff, work.lake.size))
     partitions = Partitions(work.database, work.connection, work.selection)
-    if not dry_run:
-        partitions.resume()
     with_rows = count_windows(work.database, work.connection, work.selection, spans, work.lake.size)
     windows = sorted(with_rows)
     work.damaged = _damaged(work.lake, windows)

@@ -1,26 +1,22 @@
 """Remove rows of the archive: by id in small transactions, or a partition of PostgreSQL as a whole.
 
-A partition of an archive that is partitioned by range of `archived_at` is detached first, then
-compared, then dropped or attached again: once it is detached, no row can be added to it. A comment
-on it names its archive, so that the next prune can attach it again if this one dies. A prune drops
-only what it has compared itself.
+A partition of an archive that is partitioned by range of `archived_at` is locked against writers,
+compared, and dropped, in one transaction.
 """
 
-import json
-import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from logging import getLogger
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
+from sqlalchemy import Connection, MetaData, Table
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.schema.partitions import LOCK_TIMEOUT, list_partitions
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.row_checksums import RowChecksums, asked_figures
 from pyspark_sqlbroker.load.selection import Selection
@@ -31,27 +27,7 @@ CHUNK = 5_000
 PAGE = 100_000
 """Rows in one listing: drivers hold the whole result in memory, up to 175 bytes a row."""
 
-_BOUNDS = re.compile(r"FOR VALUES FROM \('([^']+)'\) TO \('([^']+)'\)")
-
-_MARK = "faststream_sqlbroker prune: "
-
-_PARTITIONS = """
-SELECT c.oid::regclass::text, pg_get_expr(c.relpartbound, c.oid), i.inhdetachpending,
-  obj_description(c.oid, 'pg_class'), p.partdefid <> 0
-FROM pg_partitioned_table p
-JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = p.partattrs[0]
-  AND a.attname = 'archived_at'
-JOIN pg_inherits i ON i.inhparent = p.partrelid
-JOIN pg_class c ON c.oid = i.inhrelid AND c.relkind = 'r'
-WHERE p.partrelid = {table} AND p.partstrat = 'r' AND p.partnatts = 1
-ORDER BY 1
-"""
-
-_DETACHED = """
-SELECT c.oid::regclass::text, d.description FROM pg_description d
-JOIN pg_class c ON c.oid = d.objoid AND d.classoid = 'pg_class'::regclass AND d.objsubid = 0
-WHERE NOT c.relispartition AND starts_with(d.description, {mark}) ORDER BY 1
-"""
+logger = getLogger("faststream_sqlbroker.spark")
 
 
 @dataclass(frozen=True)
@@ -151,22 +127,17 @@ def delete_rows(
 
 @dataclass(frozen=True)
 class Partition:
-    """A leaf of the archive.
+    """A partition of the archive.
 
     Attributes:
         name: As SQL takes it.
-        bounds: PostgreSQL's own words.
         start: Its first moment.
         end: The first moment that does not belong to it.
-        with_default: Whether the archive has a default partition, which makes CONCURRENTLY
-            impossible.
     """
 
     name: str
-    bounds: str
     start: datetime
     end: datetime
-    with_default: bool
 
 
 class Partitions:
@@ -178,127 +149,47 @@ class Partitions:
         self._database = database
         self._connection = connection
         self._selection = selection
-        self._parent = selection.name(database)
-        self._possible = database.kind == "postgresql" and selection.queues is None
 
     def find(self) -> list[Partition]:
         """The partitions whose begin and end are both moments."""
-        if not self._possible:
+        if self._database.kind != "postgresql" or self._selection.queues is not None:
             return []
-        found = []
-        for name, bounds, pending, _, default in self._rows():
-            match = _BOUNDS.fullmatch(bounds or "")
-            if match is None or pending:
-                continue
-            with suppress(ValueError):  # infinity, or a date that Python does not have
-                start, end = (datetime.fromisoformat(text) for text in match.groups())
-                found.append(Partition(name, bounds, start, end, default))
-        return found
+        archive = Table(self._selection.table, MetaData(), schema=self._selection.schema)
+        return [
+            Partition(one.name, one.start, one.end)
+            for one in list_partitions(self._connection, archive)
+            # Bounds of other columns may look like dates, which have no time zone.
+            if one.start is not None and one.start.tzinfo is not None
+        ]
 
     def drop(self, partition: Partition, expected: RowChecksums) -> bool:
-        """Detach and drop a partition; if it has other rows than expected, attach it again: False.
+        """Drop a partition if it has the expected rows and no others.
 
-        Raises:
-            SetupError: it cannot be attached again.
-            DBAPIError: it cannot be detached, for example because a reader holds the archive for
-                too long. It stays as it was, or the next `resume` attaches it again.
+        It gives up, with a warning, if a lock is not free within 2 seconds: what comes later waits
+        behind it.
         """
-        self._detach(partition)
-        with self._transaction():
-            self._run(f"LOCK TABLE {partition.name} IN ACCESS EXCLUSIVE MODE")
-            if self._pending(partition.name) is not None:
-                return False  # another prune has attached it again
-            if self._figures(partition.name) == expected:
+        try:
+            with self._transaction():
+                self._run(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
+                # Readers go on; no row can come between the look and the drop.
+                self._run(f"LOCK TABLE {partition.name} IN SHARE ROW EXCLUSIVE MODE")
+                if self._figures(partition.name) != expected:
+                    return False
                 self._run(f"DROP TABLE {partition.name}")
                 return True
-        self._attach(partition.name, partition.bounds)
-        return False
-
-    def resume(self) -> None:
-        """Attach partitions again that a dead prune has detached, and remove its notes.
-
-        Raises:
-            SetupError: a partition cannot be attached again.
-        """
-        if not self._possible:
-            return
-        for name, _, pending, comment, _ in self._rows():
-            if (comment or "").startswith(_MARK):
-                if pending:
-                    self._run(f"ALTER TABLE {self._parent} DETACH PARTITION {name} FINALIZE")
-                else:
-                    self._run(f"COMMENT ON TABLE {name} IS NULL")
-        mark = self._database.text(_MARK)
-        for name, comment in self._connection.exec_driver_sql(_DETACHED.format(mark=mark)).all():
-            note = json.loads(comment.removeprefix(_MARK))
-            if note["archive"] == self._archive():
-                self._attach(name, note["bounds"])
-
-    def _detach(self, partition: Partition) -> None:
-        note = json.dumps({"archive": self._archive(), "bounds": partition.bounds})
-        comment = f"COMMENT ON TABLE {partition.name} IS {self._database.text(_MARK + note)}"
-        detach = f"ALTER TABLE {self._parent} DETACH PARTITION {partition.name}"
-        if partition.with_default:
-            with self._transaction():
-                # This locks the whole archive, so it gives up soon and is tried again later.
-                self._run("SET LOCAL lock_timeout = '10s'")
-                self._run(detach)
-                self._run(comment)
-            return
-        self._run(comment)
-        try:
-            self._run(f"{detach} CONCURRENTLY")
-        except BaseException:
-            self._take_back(partition.name)
-            raise
-
-    def _take_back(self, name: str) -> None:
-        """Remove the note from a partition that stays: who detaches it by hand later wants to keep
-        it.
-        """
-        # After a time-out or Ctrl-C the connection is of no use, or has too little time.
-        with suppress(SQLAlchemyError), self._database.connect() as connection:
-            Partitions(self._database, connection, self._selection)._forget(name)  # noqa: SLF001 - our own
-
-    def _forget(self, name: str) -> None:
-        if self._pending(name) is False:
-            self._run(f"COMMENT ON TABLE {name} IS NULL")
-
-    def _attach(self, name: str, bounds: str) -> None:
-        """Attach the partition again, and remove its note."""
-        try:
-            with self._transaction():
-                self._run(f"ALTER TABLE {self._parent} ATTACH PARTITION {name} {bounds}")
-                self._run(f"COMMENT ON TABLE {name} IS NULL")
-        except (IntegrityError, ProgrammingError) as error:
-            raise SetupError(
-                f"{name} was a partition of {self._parent}, a prune has detached it, and it cannot "
-                f"be attached again ({str(error.orig).strip()}): make room for it there; or, to "
-                f"leave it detached, COMMENT ON TABLE {name} IS NULL"
-            ) from error
-
-    def _pending(self, name: str) -> bool | None:
-        """Whether the partition is being detached; None if it is none of the archive."""
-        pending = self._connection.exec_driver_sql(
-            "SELECT inhdetachpending FROM pg_inherits "
-            f"WHERE inhparent = {self._archive()} "
-            f"AND inhrelid = to_regclass({self._database.text(name)})"
-        ).scalar()
-        return None if pending is None else bool(pending)
-
-    def _archive(self) -> Any:
-        """What tells the archive from others of its name."""
-        name = self._database.text(self._parent)
-        return self._connection.exec_driver_sql(f"SELECT to_regclass({name})::oid").scalar()
+        except DBAPIError as error:
+            problem = " ".join(str(error.orig).split())
+            logger.warning(
+                "partition %s cannot be dropped, so its rows are deleted one by one: %s",
+                partition.name,
+                problem,
+            )
+            return False
 
     def _figures(self, name: str) -> RowChecksums:
         asked = ", ".join(asked_figures(self._database, checksums=False))
         row = self._connection.exec_driver_sql(f"SELECT {asked} FROM {name}").one()
         return RowChecksums(*(int(value) for value in row))
-
-    def _rows(self) -> Sequence[Any]:
-        table = f"to_regclass({self._database.text(self._parent)})"
-        return self._connection.exec_driver_sql(_PARTITIONS.format(table=table)).all()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -1,16 +1,12 @@
 """Transactions of other sessions, and horizons found during them."""
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
 from sqlalchemy import Connection, Table, create_engine, select
-from sqlalchemy.exc import OperationalError
 
 from faststream_sqlbroker.schema.types import clock
 from pyspark_sqlbroker.address import parse_address
@@ -130,22 +126,3 @@ def running(archive: Archive, statement: str) -> Iterator[None]:
     finally:
         thread.join()
         engine.dispose()
-
-
-WAITS = "SELECT count(*) FROM pg_locks WHERE pid = {pid} AND NOT granted"
-
-
-def cut_short(
-    archive: Archive, connection: Connection, work: Callable[[], object], until: str = WAITS
-) -> None:
-    """Cancel what `work` does on `connection` (PostgreSQL) when it waits for a lock, or `until`
-    finds something."""
-    pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(work)
-        found = until.format(pid=pid)
-        asyncio.run(eventually(lambda: done.done() or archive.execute(found).scalar()))
-        archive.execute(f"SELECT pg_cancel_backend({pid})")
-        # A prune of an archive with a default partition waits for ten seconds itself.
-        with pytest.raises(OperationalError, match=r"user request|lock timeout"):
-            done.result()

@@ -24,7 +24,6 @@ from pyspark_sqlbroker.lake.row_checksums import RowChecksums
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
-from tests.spark.horizons import cut_short
 
 pytestmark = pytest.mark.capability("Spark: the archive pruned by a verified export, or by age")
 
@@ -199,7 +198,7 @@ def archive_rows(archive: Archive, statement: str) -> list[Any]:
 
 @OF_POSTGRESQL
 @pytest.mark.capability("Spark: whole partitions of the archive pruned")
-@pytest.mark.parametrize("default", [False, True], ids=["concurrently", "with a default"])
+@pytest.mark.parametrize("default", [False, True], ids=["without", "with a default"])
 def test_partitions_go_as_a_whole(
     spark: SparkSession, archive: Archive, tmp_path: Path, default: bool
 ) -> None:
@@ -235,10 +234,10 @@ def test_partitions_go_as_a_whole(
 
 
 @OF_POSTGRESQL
-def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
+def test_a_partition_that_got_a_row_before_it_was_locked_stays(
     spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proves M5: and what a prune that died has detached is ended by the next."""
+    """Proves M5: and a prune that dies leaves it as it was."""
     partition(archive, 0, 1)
     archive.add_days(2)
     path = str(tmp_path / "lake")
@@ -265,12 +264,9 @@ def test_a_partition_that_got_a_row_before_it_was_detached_comes_back(
         patched.setattr(Partitions, "_figures", die)
         with pytest.raises(KeyboardInterrupt):
             prune_archive(archive.url, exported=path, spark=spark)
+    assert partitions(archive) == ["archive_2026_03_01"]
+    assert prune_archive(archive.url, exported=path, spark=spark).rows == 6
     assert (partitions(archive), archive.ids()) == ([], [])
-    prune_archive(archive.url, exported=path, spark=spark)
-    assert (
-        archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'")
-        == []
-    )
 
 
 @OF_POSTGRESQL
@@ -304,29 +300,31 @@ def test_rows_that_went_with_a_partition_count_when_their_window_is_refused_late
 
 
 @OF_POSTGRESQL
-def test_a_detachment_that_was_cut_short_is_ended(
-    spark: SparkSession, archive: Archive, tmp_path: Path
+@pytest.mark.parametrize("held", ["a reader", "another prune"])
+def test_a_partition_that_cannot_be_locked_is_emptied(
+    spark: SparkSession,
+    archive: Archive,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    held: str,
 ) -> None:
-    """A transaction holds it up until it is cancelled: the partition is neither in nor out."""
+    """Its rows are deleted, and the next prune drops it."""
     partition(archive, 0)
     archive.add_days(1)
     path = str(tmp_path / "lake")
     export_archive(spark, archive.url, path, until="2026-03-02")
-    database = database_of(parse_address(archive.url))
-    with archive.engine.connect() as reader, database.connect() as connection:
-        reader.execute(text("SELECT count(*) FROM message_archive"))
-        partitions_ = Partitions(database, connection, select_rows(ARCHIVE))
-        (part,) = partitions_.find()
-        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
-        pending = "SELECT count(*) FROM pg_inherits WHERE inhdetachpending"
-        cut_short(archive, connection, lambda: partitions_.drop(part, figures), pending)
-    assert archive_rows(archive, pending) == [1]
-    prune_archive(archive.url, exported=path, spark=spark)
-    assert (partitions(archive), archive.ids()) == ([], [])
-    assert (
-        archive_rows(archive, "SELECT relname FROM pg_class WHERE relname LIKE 'archive_2026%'")
-        == []
-    )
+    lock = {
+        "a reader": "SELECT count(*) FROM message_archive",
+        "another prune": "LOCK TABLE archive_2026_03_01 IN SHARE UPDATE EXCLUSIVE MODE",
+    }
+    with archive.engine.connect() as other:
+        other.execute(text(lock[held]))
+        result = prune_archive(archive.url, exported=path, spark=spark)
+    assert (result.rows, result.partitions, archive.ids()) == (5, (), [])
+    assert "archive_2026_03_01 cannot be dropped, so its rows are deleted" in caplog.text
+    assert partitions(archive) == ["archive_2026_03_01"]
+    result = prune_archive(archive.url, exported=path, spark=spark)
+    assert (result.rows, result.partitions) == (0, ("archive_2026_03_01",))
 
 
 def die(*_given: Any) -> bool:
@@ -334,118 +332,17 @@ def die(*_given: Any) -> bool:
     raise KeyboardInterrupt
 
 
-def notes(archive: Archive) -> list[str]:
-    """Comments on tables."""
-    return archive_rows(
-        archive,
-        "SELECT description FROM pg_description WHERE objsubid = 0 AND "
-        "description LIKE 'faststream_sqlbroker prune%'",
+@OF_POSTGRESQL
+def test_bounds_of_other_columns_are_left_alone(archive: Archive) -> None:
+    """Numbers may look like dates."""
+    archive.execute("DROP TABLE message_archive")
+    archive.execute("CREATE TABLE message_archive (id bigint) PARTITION BY RANGE (id)")
+    archive.execute(
+        "CREATE TABLE one PARTITION OF message_archive FOR VALUES FROM (20260301) TO (20260302)"
     )
-
-
-@OF_POSTGRESQL
-@pytest.mark.parametrize("default", [False, True], ids=["concurrently", "with a default"])
-@pytest.mark.parametrize("killed", [False, True], ids=["it fails", "it is killed"])
-def test_a_partition_that_could_not_be_detached_may_be_kept(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch, default: bool, killed: bool
-) -> None:
-    """Detached by hand, it is not taken for one that a prune has detached."""
-    partition(archive, 0, default=default)
-    archive.add_days(1)
-    database = database_of(parse_address(archive.url))
-    if killed:
-        monkeypatch.setattr(Partitions, "_take_back", lambda *_: None)
-    with archive.engine.connect() as other, database.connect() as connection:
-        other.execute(text("LOCK TABLE ONLY message_archive IN SHARE UPDATE EXCLUSIVE MODE"))
-        pruning = Partitions(database, connection, select_rows(ARCHIVE))
-        (part,) = pruning.find()
-        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
-        cut_short(archive, connection, lambda: pruning.drop(part, figures))
-    with database.connect() as connection:
-        pruning = Partitions(database, connection, select_rows(ARCHIVE))
-        if killed:
-            pruning.resume()
-        assert notes(archive) == []
-        archive.execute("ALTER TABLE message_archive DETACH PARTITION archive_2026_03_01")
-        pruning.resume()
-    assert archive_rows(archive, "SELECT count(*) FROM archive_2026_03_01") == [5]
-    assert archive.ids() == []
-
-
-@OF_POSTGRESQL
-def test_a_detached_partition_goes_back_to_its_own_archive(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not to one of the same name in another schema; nor is it dropped by checksums that were
-    not compared."""
-    partition(archive, 0)
-    archive.add_days(1)
     database = database_of(parse_address(archive.url))
     with database.connect() as connection:
-        pruning = Partitions(database, connection, select_rows(ARCHIVE))
-        (part,) = pruning.find()
-        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
-        with monkeypatch.context() as patched:
-            patched.setattr(Partitions, "_figures", die)
-            with pytest.raises(KeyboardInterrupt):
-                pruning.drop(part, figures)
-        assert (archive.ids(), len(notes(archive))) == ([], 1)
-        connection.exec_driver_sql("CREATE SCHEMA other")
-        connection.exec_driver_sql("SET search_path = other")
-        connection.exec_driver_sql(
-            "CREATE TABLE message_archive (LIKE public.message_archive) "
-            "PARTITION BY RANGE (archived_at)"
-        )
-        pruning.resume()
-        assert connection.exec_driver_sql("SELECT count(*) FROM message_archive").scalar() == 0
-        connection.exec_driver_sql("SET search_path = public")
-        pruning.resume()
-    assert (archive.ids(), notes(archive)) == ([1, 2, 3, 4, 5], [])
-
-
-@OF_POSTGRESQL
-def test_a_partition_whose_place_was_taken_is_named(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partition(archive, 0, default=True)
-    archive.add_days(1)
-    database = database_of(parse_address(archive.url))
-    with database.connect() as connection:
-        pruning = Partitions(database, connection, select_rows(ARCHIVE))
-        with monkeypatch.context() as patched:
-            patched.setattr(Partitions, "_figures", die)
-            with pytest.raises(KeyboardInterrupt):
-                pruning.drop(pruning.find()[0], RowChecksums())
-        archive.add({"id": 99, "archived_at": START})
-        with pytest.raises(
-            SetupError, match=r"archive_2026_03_01 was a partition .* make room for it"
-        ):
-            pruning.resume()
-        archive.execute("COMMENT ON TABLE archive_2026_03_01 IS NULL")
-        pruning.resume()
-    assert archive.ids() == [99]
-
-
-@OF_POSTGRESQL
-def test_a_partition_that_another_prune_attaches_is_not_dropped(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    partition(archive, 0)
-    archive.add_days(1)
-    database = database_of(parse_address(archive.url))
-    detach = Partitions._detach
-
-    def resumed(self: Partitions, part: Partition) -> None:
-        detach(self, part)
-        with database.connect() as other:
-            Partitions(database, other, select_rows(ARCHIVE)).resume()
-
-    monkeypatch.setattr(Partitions, "_detach", resumed)
-    with database.connect() as connection:
-        pruning = Partitions(database, connection, select_rows(ARCHIVE))
-        figures = list_rows(database, connection, select_rows(ARCHIVE)).figures
-        assert not pruning.drop(pruning.find()[0], figures)
-    assert (archive.ids(), notes(archive)) == ([1, 2, 3, 4, 5], [])
+        assert Partitions(database, connection, select_rows(ARCHIVE)).find() == []
 
 
 @OF_POSTGRESQL
