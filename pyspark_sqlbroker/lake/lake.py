@@ -338,15 +338,13 @@ class Lake:
 
         A folder counts as left if no commit has named a file of it, and what is newest in it, or
         the folder itself if it is empty, is older than a day by the clock of the file system. The
-        next commit forgets the SHA-256 of files whose folders are gone.
+        next commit forgets the SHA-256 of files that are gone.
         """
         names = set(self.folders.names(DATA))
-        live = {one.path for one in self.files}
-        digests = {
-            path: digest
-            for path, digest in self.state.digests.items()
-            if path in live or (path.startswith(f"{DATA}/") and path.split("/")[1] in names)
-        }
+        known = {one.path for one in self.files}
+        if self.state.digests.keys() - known:  # others have merged files, and removed some
+            known |= self.folders.files(DATA).keys()
+        digests = {path: one for path, one in self.state.digests.items() if path in known}
         self.state = replace(self.state, digests=digests)
         limit = self.folders.now() - LEFT_AFTER
         for name, found in self.folders.files(STATES).items():

@@ -74,10 +74,7 @@ def test_files_that_another_program_has_merged_count_as_ours(
     clean_up(path)
     (merged,) = Lake(spark, str(path)).files
     assert "/" not in merged.path
-    assert list(path.rglob("*.parquet")) == [
-        path / merged.path,
-        *(path / "_delta_log").glob("*.c*"),
-    ]
+    assert [one.name for one in path.glob("[!_]*/**/*.parquet")] == []
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == before
     done = repair_export(spark, archive.url, str(path))
@@ -129,7 +126,7 @@ def test_rows_that_another_program_has_changed_do_not_count_as_ours(
     pruned = prune_archive(archive.url, exported=str(path), spark=spark, dry_run=True)
     # The others share its file.
     assert len([one for one in pruned.windows if one.refused]) == 3
-    assert set(repair_export(spark, archive.url, str(path)).windows) == {"2026-03-01"}
+    assert len(repair_export(spark, archive.url, str(path)).windows) == 3
     held_in(archive, path, spark)
 
 
