@@ -204,7 +204,7 @@ class DeltaWriter:
         self.load()
 
     def state(self) -> bytes | None:
-        """The state of the table that was loaded; None if it has none, or has lost it."""
+        """Read the loaded table's state; None if there is none, or it was lost."""
         if not (version := self._version_of_state()):
             return None
         with self._errors():
@@ -216,11 +216,11 @@ class DeltaWriter:
 
     @property
     def state_path(self) -> str:
-        """Where the state is, for messages."""
+        """The full path of the state, for messages."""
         return self.folders.path(state_place(self._version_of_state()))
 
     def _version_of_state(self) -> int:
-        """Of our last commit in the table that was loaded; 0 if there is none."""
+        """Return the version of our last commit to the loaded table; 0 if there is none."""
         return self._need().transaction_version(APPLICATION) or 0
 
     def _write_state(self, version: int, state: bytes) -> None:
@@ -228,7 +228,7 @@ class DeltaWriter:
             stream.write(state)
 
     def _states(self) -> Any:
-        """Where states are, by the library that writes the log, with the same settings.
+        """Open the lake by the library that writes the log, with the same settings.
 
         PyArrow compresses what is named so.
         """
@@ -318,7 +318,7 @@ class DeltaWriter:
 
 
 def state_place(version: int) -> str:
-    """Where the state of a version is, below the root."""
+    """Return the place of a version's state below the root."""
     return f"{STATES}/{version}.json.gz"
 
 

@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class State:
-    """What is known of one version of a lake.
+    """Windows, spans and files of one version of a lake.
 
     Attributes:
         entries: Records of windows that have rows, in the lake or in the database, by name.
@@ -62,7 +62,7 @@ class State:
         )
 
     def pack(self) -> bytes:
-        """As JSON."""
+        """Write it as JSON."""
         content = {
             "format": FORMAT,
             "windows": {

@@ -233,7 +233,7 @@ def export_archive(
 
 
 def _find_changes(lake: Lake) -> Changes:
-    """What others have changed; files that have the same rows as before count as ours."""
+    """Look for changes of others, and take over their files with unchanged rows."""
     found = list[Changes]()
 
     def compare() -> None:

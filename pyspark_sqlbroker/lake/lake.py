@@ -419,7 +419,7 @@ class Lake:
         return None
 
     def foreign_of(self, files: Iterable[DataFile]) -> list[DataFile]:
-        """Files of other programs whose rows were not compared yet: their SHA-256 is unknown."""
+        """List files of other programs that were not compared yet: their SHA-256 is unknown."""
         return [one for one in files if one.path not in self.state.digests]
 
     def nameless_of(self, files: Sequence[DataFile]) -> dict[str, str]:
@@ -436,7 +436,7 @@ class Lake:
         }
 
     def span_of(self, file: DataFile) -> Span | None:
-        """The windows that a file may have rows of, as a span; None if the log does not say."""
+        """Return the span of a file's windows; None if the log does not say."""
         if file.times is None:
             return None
         first, last = (floor(moment, self.size) for moment in file.times)

@@ -163,7 +163,7 @@ class Partitions:
         ]
 
     def drop(self, partition: Partition, expected: RowChecksums) -> bool:
-        """Drop a partition if it has the expected rows and no others.
+        """Drop a partition if it has exactly the expected rows.
 
         It gives up, with a warning, if a lock is not free within 2 seconds: what comes later waits
         behind it.

@@ -222,7 +222,7 @@ class _DamagedSpan:
         return {one.name: broken.get(one.name, reason) for one in windows}
 
     def _count_unknown(self) -> int:
-        """How many rows altered files may have had of windows that are not recorded.
+        """Count rows of altered files that may belong to unrecorded windows.
 
         A file whose SHA-256 is recorded had none. Of others it is known only how many rows they
         had beyond those that recorded windows lack.

@@ -69,9 +69,7 @@ class Findings:
     differing: tuple[ExportWindow, ...]
 
     def suspects(self) -> list[DataFile]:
-        """Files whose rows do not count: damaged ones, and those of other programs with a window
-        that differs.
-        """
+        """List damaged files, and files of other programs in which a window differs."""
         doubtful = [one for one in self.foreign if _may_hold_any(one, self.differing)]
         damaged = {*self.altered, *self.nameless, *(one.path for one in doubtful)}
         return [one for one in self.files if one.path in damaged]
@@ -208,7 +206,7 @@ def _differing(
     known: Iterable[ExportWindow],
     found: Mapping[ExportWindow, RowChecksums],
 ) -> list[ExportWindow]:
-    """Windows whose figures are not those that are recorded, in order."""
+    """List windows with figures other than the recorded ones, in order."""
     windows = sorted({*known, *found})
     return [one for one in windows if not found.get(one, NOTHING).matches(lake.figures_of(one))]
 
@@ -245,7 +243,7 @@ def find_changes(lake: Lake, checked_bytes: float) -> Changes:
 def _differing_of(
     lake: Lake, files: Sequence[DataFile], foreign: Sequence[DataFile]
 ) -> list[ExportWindow]:
-    """Windows with rows in foreign files whose figures are not those that are recorded."""
+    """List differing windows among those of foreign files."""
     if not foreign:
         return []
     spans = [lake.span_of(one) for one in foreign]
@@ -260,6 +258,6 @@ def _differing_of(
 
 
 def _all_recorded(lake: Lake) -> bool:
-    """Whether the log's files have as many rows as are recorded."""
+    """Compare the number of rows in the log with the recorded number."""
     recorded = sum(lake.figures_of(one).rows for one in lake.windows())
     return sum(one.rows for one in lake.files) == recorded
