@@ -21,8 +21,6 @@ from faststream_sqlbroker.exceptions import SetupError
 if TYPE_CHECKING:
     from faststream.message import StreamMessage
 
-Describe = Callable[[], str]
-
 
 class ExpectedMessage(TypedDict, total=False):
     """Fields that the message of a call is compared by."""
@@ -71,7 +69,7 @@ class SqlCallAssertions(CallAssertions):
             SetupError: it is not under a test broker, or the call was a batch and more than `body`
                 is given.
         """
-        with self._telling_what_waits():
+        with naming_what_waits(self._recorder.mock):
             await self._assert_called_once_with(_call(body, expected))
 
     @override
@@ -79,7 +77,7 @@ class SqlCallAssertions(CallAssertions):
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
         """Assert that the last call was with this message; see `assert_called_once_with`."""
-        with self._telling_what_waits():
+        with naming_what_waits(self._recorder.mock):
             await self._assert_called_with(_call(body, expected))
 
     @override
@@ -87,23 +85,21 @@ class SqlCallAssertions(CallAssertions):
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
         """Assert that any call was with this message; see `assert_called_once_with`."""
-        with self._telling_what_waits():
+        with naming_what_waits(self._recorder.mock):
             await self._assert_any_call(_call(body, expected))
 
-    @contextmanager
-    def _telling_what_waits(self) -> Iterator[None]:
-        try:
-            yield
-        except AssertionError as error:
-            raise self._told(error) from None
 
-    def _told(self, error: AssertionError) -> AssertionError:
-        """`error`, and what waits, if the mock knows."""
-        what_waits: Describe | None = getattr(self._recorder.mock, "what_waits", None)
-        text = what_waits() if callable(what_waits) else ""
-        if not isinstance(text, str) or not text or text in str(error):
-            return error
-        return AssertionError(f"{error}\n{text}")
+@contextmanager
+def naming_what_waits(mock: Any) -> Iterator[None]:
+    """Add what waits to an AssertionError, once, if `mock` can tell it."""
+    try:
+        yield
+    except AssertionError as error:
+        what_waits: Callable[[], str] | None = mock.__dict__.get("what_waits")
+        text = "" if what_waits is None else what_waits()
+        if not text or text in str(error):
+            raise
+        raise AssertionError(f"{error}\n{text}") from None
 
 
 class SqlHandlerCallWrapper(

@@ -3,14 +3,15 @@
 A mock that fails says what waits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import wraps
 from typing import Any
 from unittest.mock import MagicMock
 
 from faststream_sqlbroker.adapter.testing import CallRecorder
+from faststream_sqlbroker.call_assertions import naming_what_waits
 
 
 class NamingMock(MagicMock):
@@ -19,43 +20,26 @@ class NamingMock(MagicMock):
     def _get_child_mock(self, /, **options: Any) -> MagicMock:
         return MagicMock(**options)
 
-    def assert_called(self, *args: Any, **kwargs: Any) -> None:
-        """As MagicMock's."""
-        with saying(self):
-            super().assert_called(*args, **kwargs)
 
-    def assert_called_once(self, *args: Any, **kwargs: Any) -> None:
-        """As MagicMock's."""
-        with saying(self):
-            super().assert_called_once(*args, **kwargs)
+def _naming(name: str) -> Callable[..., None]:
+    check = getattr(MagicMock, name)
 
-    def assert_called_with(self, /, *args: Any, **kwargs: Any) -> None:
-        """As MagicMock's."""
-        with saying(self):
-            super().assert_called_with(*args, **kwargs)
+    @wraps(check)
+    def assertion(mock: NamingMock, /, *args: Any, **kwargs: Any) -> None:
+        with naming_what_waits(mock):
+            check(mock, *args, **kwargs)
 
-    def assert_called_once_with(self, /, *args: Any, **kwargs: Any) -> None:
-        """As MagicMock's."""
-        with saying(self):
-            super().assert_called_once_with(*args, **kwargs)
-
-    def assert_any_call(self, /, *args: Any, **kwargs: Any) -> None:
-        """As MagicMock's."""
-        with saying(self):
-            super().assert_any_call(*args, **kwargs)
+    return assertion
 
 
-@contextmanager
-def saying(mock: Any) -> Iterator[None]:
-    """Add what waits to an AssertionError, once."""
-    try:
-        yield
-    except AssertionError as error:
-        describe = mock.__dict__.get("what_waits")
-        text = "" if describe is None else describe()
-        if not text or text in str(error):
-            raise
-        raise AssertionError(f"{error}\n{text}") from None
+for _name in (
+    "assert_called",
+    "assert_called_once",
+    "assert_called_with",
+    "assert_called_once_with",
+    "assert_any_call",
+):
+    setattr(NamingMock, _name, _naming(_name))
 
 
 def name_what_waits(recorder: CallRecorder, describe: Callable[[], str]) -> None:
