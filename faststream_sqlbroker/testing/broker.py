@@ -322,17 +322,17 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             broker._scheduler.plan(broker.schedules)  # noqa: SLF001
             under_test.pump.members.append(
                 Member(
-                    broker._store,  # noqa: SLF001
+                    broker._store.tables.config.message_table_name,  # noqa: SLF001
                     broker._scheduler,  # noqa: SLF001
                     broker._wakeups,  # noqa: SLF001
                     broker._heartbeat.refresh,  # noqa: SLF001
+                    fires_at=0 if broker.schedules else None,
                 )
             )
         for subscriber in broker.subscribers:
             if subscriber._consumer is None:  # noqa: SLF001
                 consumer = subscriber.attach()
                 if isinstance(consumer, SteppedConsumer):
-                    consumer.name_after([call.name for call in subscriber.calls])
                     consumer.begin()
 
     def _refuse_transactions(self, broker: Any) -> None:

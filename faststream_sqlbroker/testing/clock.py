@@ -42,9 +42,6 @@ class Participant(Protocol):
     async def finish_running(self, *, time_follows: bool = False) -> None:
         """Wait until no handler runs, but for those that wait for time, which may follow."""
 
-    def may_be_due(self) -> bool:
-        """Whether `run_due` may find anything."""
-
     def next_moment(self) -> int | None:
         """When something is due next, after now, in microseconds since 1970."""
 
@@ -203,8 +200,7 @@ class VirtualClock:
         while worked:
             worked = False
             for pump in self._pumps:
-                if pump.may_be_due():
-                    worked = await pump.run_due(limit=STUCK) or worked
+                worked = await pump.run_due(limit=STUCK) or worked
             await self.quiet()
 
     async def quiet(self) -> None:

@@ -1,88 +1,57 @@
 """A subscriber's loops that do not run by themselves: the test moves them on, step by step."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, ReadyPair
 from faststream_sqlbroker.flow.consumer import Consumer
+from faststream_sqlbroker.flow.deliver.worker_ends import Workers
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.database.store import Store
-
-
-class Owner(Protocol):
-    """What moves subscribers on: a `Pump`."""
-
-    def add(self, consumer: Any) -> None:
-        """`consumer` claims from now on."""
-
-    def remove(self, consumer: Any) -> None:
-        """No longer."""
-
-    def deliveries_of(self, consumer: Any) -> "set[asyncio.Task[Any]]":
-        """The tasks that run its handlers."""
-
-    async def run_due(self, *, limit: float | None = None) -> bool:
-        """Deliver what is due."""
+from faststream_sqlbroker.testing.database import LiveRow
 
 
 class SteppedConsumer(Consumer):
     """The parts of a real subscriber, in the hands of a `Pump`: claims, workers, writes."""
 
     def __init__(
-        self, pump: Owner, *, time_passes: bool, settings: SubscriberSettings, **options: Any
+        self,
+        pump: Any,
+        *,
+        time_passes: bool,
+        settings: SubscriberSettings,
+        **options: Any,
     ) -> None:
-        """`settings` and `options` are those of `Consumer`.
+        """`pump` is a `Pump`; `settings` and `options` are those of `Consumer`.
 
         Unless `time_passes`, no batch waits to be filled: it would wait for ever.
         """
         if not time_passes:
             settings = changed(settings, batch_max_wait=None)
         # Each delivery has a task, and so a context, of its own.
-        settings = changed(settings, task_per_message=False)
+        self.settings = settings = changed(settings, task_per_message=False)
         super().__init__(settings=settings, **options)
         self._pump = pump
         self._writing = asyncio.Lock()
-        self.title = f"the subscriber of {', '.join(map(repr, self._settings.queues))}"
-
-    @property
-    def subscribed(self) -> tuple[str, ...]:
-        """Its queues, also while they are paused."""
-        return tuple(self._settings.queues)
+        self.store = self._store
+        self.table = self._store.tables.config.message_table_name
+        self.title = f"the handler {', '.join(map(repr, self._handlers))}"
 
     @property
     def queues(self) -> tuple[str, ...]:
         """Those that are not paused."""
         return () if self._stopping else self.registration.open
 
-    @property
-    def store(self) -> "Store":
-        """Of its broker."""
-        return self._store
+    def live(self) -> Iterator[LiveRow]:
+        """The messages of these, by due time, priority, id."""
+        queues = self.queues
+        return (row for row in self._pump.database.live(self.table) if row.queue in queues)
 
-    @property
-    def table(self) -> str:
-        """The name of the table of messages."""
-        return self._store.tables.config.message_table_name
-
-    @property
-    def settings(self) -> Any:
-        """The subscriber's."""
-        return self._settings
-
-    @property
-    def looks_at_all(self) -> bool:
-        """Whether a claim needs all due pairs: policies and order keep messages back."""
-        return bool(self._settings.policies or self._settings.ordered)
-
-    def name_after(self, handlers: Sequence[str]) -> None:
-        """Name it in errors after its handlers."""
-        if handlers:
-            self.title = f"the handler {', '.join(map(repr, handlers))}"
+    def due(self, now: int) -> Iterator[LiveRow]:
+        """Those of them that may start."""
+        return (row for row in self.live() if row.due <= now and row.lease_ends is None)
 
     def begin(self) -> None:
         """`start`, without an event loop."""
@@ -103,16 +72,9 @@ class SteppedConsumer(Consumer):
         await self._pump.run_due()
 
     @override
-    async def _end_workers(self, graceful_timeout: float | None) -> "set[asyncio.Task[None]]":
-        self._pump.remove(self)
-        running = self._pump.deliveries_of(self) - {asyncio.current_task()}
-        if running:
-            _, late = await asyncio.wait(running, timeout=graceful_timeout)
-            for task in late:
-                self.cancel_worker(task)
-            if late:
-                await asyncio.wait(late)
-        return set()
+    async def _end_workers(self, graceful_timeout: float | None) -> Workers:
+        self._workers = self._pump.deliveries_of(self)
+        return await super()._end_workers(graceful_timeout)
 
     async def stopped(self) -> None:
         """Wait for a stop that a handler has asked for."""
@@ -126,14 +88,18 @@ class SteppedConsumer(Consumer):
         if self._heartbeat is not None:
             self._heartbeat.forget(self.registration)
 
-    async def claim(self, pairs: list[tuple[str, int]]) -> float | None:
+    async def claim(self, now: int) -> float | None:
         """Claim one message, or a batch; in how many seconds to look again, if that is known."""
-        limit = self.inflight.missing or self._settings.run_size
-        wanted = [ReadyPair(queue, priority, 0.0) for queue, priority in pairs]
+        s = self.settings
+        pairs = dict.fromkeys((row.queue, -row.rank) for row in self.due(now))
+        # Policies and order keep messages back, and a batch takes more than the first.
+        several = s.policies or s.ordered or s.batch
+        wanted = [ReadyPair(*pair, 0.0) for pair in list(pairs)[: None if several else 1]]
         again: float | None = 0.0
         # How long ago everything was read is measured in real time.
         self._fetcher.look_at_all()
         for _ in range(LOOKS):
+            limit = self.inflight.missing or s.run_size
             count, again = await self._fetcher.claim_now(wanted, limit)
             if count or again != 0:
                 break
@@ -151,9 +117,8 @@ class SteppedConsumer(Consumer):
 
     async def deliver(self) -> None:
         """Run the handler on what waits first, and write the outcome."""
-        worker = self._make_worker()
         try:
-            await worker.run_one()
+            await self._make_worker().run_one()
         finally:
             await self.write()
 
@@ -163,8 +128,7 @@ class SteppedConsumer(Consumer):
             self._flusher.hurry()
             await self._flusher.empty()
             for _ in range(REPEATS):
-                wait = await self._flusher.repeater.tick()
-                if wait is None:
+                if await self._flusher.repeater.tick() is None:
                     break
             if self._first is not None:
                 await self._first.write()
@@ -173,16 +137,6 @@ class SteppedConsumer(Consumer):
         """Renew leases that are old."""
         if self.inflight.held:
             await self._keeper.tick()
-
-    @property
-    def lease(self) -> float:
-        """Seconds."""
-        return self._settings.release_stuck_timeout
-
-    @property
-    def holds(self) -> bool:
-        """Whether it has leases."""
-        return bool(self.inflight.held)
 
 
 LOOKS = 100

@@ -4,14 +4,14 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, create_engine, event
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
 from faststream_sqlbroker.core.policies.flags import HELD_BURST
@@ -70,6 +70,29 @@ class TestNow:
         return _UNIX_EPOCH + seconds / _DAY
 
 
+Insert = Callable[[AsyncConnection], Awaitable[list[int | None]]]
+
+
+class LiveRow(NamedTuple):
+    """A message that is not finished; in order they stand by due time, priority, id."""
+
+    due: int
+    """Microseconds since 1970."""
+    rank: int
+    """The negative priority."""
+    id: int
+    queue: str
+    lease_ends: int | None
+    """None if nothing has its lease."""
+    attempts: int
+    error: str | None
+
+    @property
+    def moment(self) -> int:
+        """When something happens to it: it is due, or its lease is over."""
+        return self.due if self.lease_ends is None else self.lease_ends + 1
+
+
 class TestDatabase:
     """A SQLite file with the tables of one or several sets of names, and a reader of its own.
 
@@ -97,6 +120,7 @@ class TestDatabase:
         event.listen(engine.sync_engine, "checkout", self._checked_out)
         self._configs: set[SqlBrokerSchemaConfig] = set()
         self._reader: sqlite3.Connection | None = None
+        self._live: dict[str, tuple[int, list[LiveRow]]] = {}
 
     @property
     def given(self) -> bool:
@@ -149,67 +173,17 @@ class TestDatabase:
             self._reader.isolation_level = None
         return self._reader.execute(statement, values).fetchall()
 
-    def version(self) -> int:
-        """Another number after each commit."""
-        return int(self.read("PRAGMA data_version")[0][0])
-
-    def due_pairs(self, table: str, queues: Sequence[str], now: int) -> list[tuple[str, int]]:
-        """(queue, priority) of due messages, in the order of their first: by due time, priority,
-        id.
-        """
-        rows = self.read(
-            f"SELECT queue, priority, min({_DUE}), min(id) FROM {table} "
-            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND {_DUE} <= ? "
-            "GROUP BY queue, priority ORDER BY 3, 2 DESC, 4",
-            (*queues, now),
-        )
-        return [(queue, priority) for queue, priority, _, _ in rows]
-
-    def head(self, table: str, queues: Sequence[str], now: int) -> tuple[int, int, int, str] | None:
-        """(due time, -priority, id, queue) of the first due message, in this order."""
-        rows = self.read(
-            f"SELECT {_DUE}, -priority, id, queue FROM {table} "
-            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND {_DUE} <= ? "
-            "ORDER BY 1, priority DESC, id LIMIT 1",
-            (*queues, now),
-        )
-        return rows[0] if rows else None
-
-    def are_due(self, table: str, ids: Collection[int], now: int) -> bool:
-        """Whether one of the messages `ids` could be claimed."""
-        rows = self.read(
-            f"SELECT 1 FROM {table} WHERE id IN ({_marks(list(ids))}) "
-            f"AND state IN ({_LIVE}) AND next_attempt_at <= ? LIMIT 1",
-            (*ids, now),
-        )
-        return bool(rows)
-
-    def next_due(self, table: str, queues: Sequence[str], after: int) -> int | None:
-        """When the next message becomes due, in microseconds since 1970."""
-        [(found,)] = self.read(
-            f"SELECT min({_DUE}) FROM {table} "
-            f"WHERE state IN ({_LIVE}) AND queue IN ({_marks(queues)}) AND {_DUE} > ?",
-            (*queues, after),
-        )
-        return None if found is None else int(found)
-
-    def next_lease_end(self, table: str, queues: Sequence[str]) -> int | None:
-        """When the first lease ends."""
-        [(found,)] = self.read(
-            f"SELECT min(lease_expires_at) FROM {table} "
-            f"WHERE state = 'PROCESSING' AND queue IN ({_marks(queues)})",
-            tuple(queues),
-        )
-        return None if found is None else int(found)
-
-    def live(self, table: str) -> list[Any]:
-        """(id, queue, state, next_attempt_at, attempts_count, last_error, lease_expires_at) of all
-        live messages, by due time, priority, id.
-        """
-        return self.read(
-            f"SELECT id, queue, state, {_DUE}, attempts_count, last_error, "
-            f"lease_expires_at FROM {table} ORDER BY 4, priority DESC, id"
-        )
+    def live(self, table: str) -> "list[LiveRow]":
+        """The live messages, by due time, priority, id."""
+        # Another number after each commit.
+        [(version,)] = self.read("PRAGMA data_version")
+        if self._live.get(table, (None,))[0] != version:
+            rows = self.read(
+                f"SELECT {_DUE}, -priority, id, queue, lease_expires_at, "
+                f"attempts_count, last_error FROM {table} ORDER BY 1, 2, 3"
+            )
+            self._live[table] = version, [LiveRow(*row) for row in rows]
+        return self._live[table][1]
 
     def published(self, table: str, queue: str | None) -> list[Any]:
         """The columns `COPIED` of what was published, in order; of all queues if it is None."""
@@ -224,40 +198,47 @@ class TestDatabase:
         [(found,)] = self.read(f"SELECT max(id) FROM {table}_outbox")
         return 0 if found is None else int(found)
 
-    async def renumber(self, table: str, ids: dict[int, int]) -> None:
-        """Give new messages the ids that their publishers were told."""
+    async def reserve(self, insert: "Insert", table: str) -> list[int | None]:
+        """The ids that `insert` gives: its effect is undone, and they are not used again."""
         async with self.engine.begin() as connection:
-            for new, told in ids.items():
+            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            inserted = await connection.begin_nested()
+            ids = await insert(connection)
+            await inserted.rollback()
+            if last := max((i for i in ids if i is not None), default=None):
+                await connection.exec_driver_sql(
+                    "DELETE FROM sqlite_sequence WHERE name = ?", (table,)
+                )
+                await connection.exec_driver_sql(
+                    "INSERT INTO sqlite_sequence VALUES (?, ?)", (table, last)
+                )
+        return ids
+
+    async def insert_as(self, told: Sequence[int], insert: "Insert", table: str) -> list[int]:
+        """Give the messages of `insert` the ids that their publishers were `told`; those that it
+        has inserted.
+        """
+        async with self.engine.begin() as connection:
+            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            ids = dict(zip(told, await insert(connection), strict=True))
+            for old, new in ids.items():
                 for name in (table, f"{table}_outbox"):
                     await connection.exec_driver_sql(
                         f"UPDATE {name} SET id = ? WHERE id = ?",
-                        (told, new),
+                        (old, new),
                     )
                 await connection.exec_driver_sql(
                     f"UPDATE {table}_policy_state SET counter = ?, key = ? "
                     f"WHERE {_MIRRORED} AND counter = ?",
-                    (told, str(told), new),
+                    (old, str(old), new),
                 )
+        return [old for old, new in ids.items() if new is not None]
 
     async def remove(self, table: str, ids: Sequence[int]) -> None:
         """Remove messages that no handler works on."""
         async with self.engine.begin() as connection:
             await connection.exec_driver_sql(
                 f"DELETE FROM {table} WHERE id IN ({_marks(ids)}) AND state IN ({_LIVE})",
-                tuple(ids),
-            )
-
-    async def forget(self, table: str, ids: Sequence[int]) -> None:
-        """Remove messages as if they had never been published; their ids are not used again."""
-        async with self.engine.begin() as connection:
-            for name in (table, f"{table}_outbox"):
-                await connection.exec_driver_sql(
-                    f"DELETE FROM {name} WHERE id IN ({_marks(ids)})",
-                    tuple(ids),
-                )
-            await connection.exec_driver_sql(
-                f"DELETE FROM {table}_policy_state "
-                f"WHERE {_MIRRORED} AND counter IN ({_marks(ids)})",
                 tuple(ids),
             )
 

@@ -4,6 +4,7 @@ when the first attempt has ended.
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,9 @@ class FakePublisher(Publisher):
         if not sync.in_transaction():
             # As an INSERT would: without a transaction there would be no COMMIT to wait for.
             await plain.run_sync(Connection.begin)
-        ids = await self._reserve(rows)
+        # With all checks.
+        insert = partial(self._store.insert_in, rows=rows)
+        ids = await self._pump.database.reserve(insert, self.table)
         kept = [(i, row) for i, row in zip(ids, rows, strict=True) if i is not None]
         self._held.hold(sync, lambda: self._insert(kept))
         return ids
@@ -108,19 +111,11 @@ class FakePublisher(Publisher):
     def _is_ours(self, connection: Connection) -> bool:
         return self._given is not None and connection.engine.pool is self._given.pool
 
-    async def _reserve(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        """The ids that `rows` will have: written, with all checks, and removed again."""
-        async with self._pump.unclaimed():
-            ids = await self._store.insert(rows)
-            await self._pump.database.forget(self.table, [i for i in ids if i is not None])
-        return ids
-
-    async def _insert(self, kept: "list[tuple[int, NewMessage]]") -> None:
-        async with self._pump.unclaimed():
-            ids = await self._store.insert([row for _, row in kept])
-            told = {new: old for new, (old, _) in zip(ids, kept, strict=True) if new is not None}
-            await self._pump.database.renumber(self.table, told)
-        await self._pump.published(list(told.values()), self.table)
+    async def _insert(self, kept: "Sequence[tuple[int, NewMessage]]") -> None:
+        told, rows = zip(*kept, strict=True)
+        database = self._pump.database
+        insert = partial(self._store.insert_in, rows=rows)
+        await self._pump.published(await database.insert_as(told, insert, self.table), self.table)
 
     @override
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:

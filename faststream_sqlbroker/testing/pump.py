@@ -3,7 +3,7 @@ workers and writes as ever.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -11,14 +11,13 @@ from typing import Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
-from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.schedules import Scheduler
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.testing import clock as clocks
 from faststream_sqlbroker.testing.clock import VirtualClock
 from faststream_sqlbroker.testing.consumer import SteppedConsumer
-from faststream_sqlbroker.testing.database import TestDatabase
+from faststream_sqlbroker.testing.database import LiveRow, TestDatabase
 from faststream_sqlbroker.testing.reports import Attempt, Waiting
 from faststream_sqlbroker.testing.transactions import PAUSE, HeldPublishes
 
@@ -50,19 +49,18 @@ class Delivery:
     consumer: SteppedConsumer
     task: asyncio.Task[None]
     rows: list[ClaimedMessage] = field(default_factory=list)
-    ids: frozenset[int] = frozenset()
     attempts: dict[int, int] = field(default_factory=dict)
+    """The number of the attempt of each message, by id."""
     failure: Failure | None = None
 
     @property
     def keys(self) -> frozenset[tuple[str, int]]:
         """Table and id of each of its messages: brokers of one test may have different tables."""
-        return frozenset((self.consumer.table, message_id) for message_id in self.ids)
+        return frozenset((self.consumer.table, message_id) for message_id in self.attempts)
 
     def add(self, rows: Sequence[ClaimedMessage]) -> None:
         """It has these, too."""
         self.rows += rows
-        self.ids |= {row.id for row in rows}
         self.attempts |= {row.id: row.attempts_count + 1 for row in rows}
 
 
@@ -70,27 +68,15 @@ class Delivery:
 class Member:
     """A broker of the test."""
 
-    store: Store
+    table: str
+    """The name of its table of messages."""
     scheduler: Scheduler
     wakeups: Wakeups
     refresh_pauses: Callable[[], Any]
-    fires_at: int | None = None
-    looked_at: int = -1
+    fires_at: int | None
+    """When to look at its schedules."""
     woken_at: int = -1
     pause_ends: int | None = None
-
-    @property
-    def table(self) -> str:
-        """The name of its table of messages."""
-        return self.store.tables.config.message_table_name
-
-
-@dataclass
-class _Blocked:
-    """Subscribers whose claims have found nothing, until something changes."""
-
-    at: int = -1
-    of: set[SteppedConsumer] = field(default_factory=set)
 
 
 class _Chains:
@@ -107,9 +93,9 @@ class _Chains:
         self.count += 1
         table = delivery.consumer.table
         lengths = self._lengths
-        length = 1 + max(lengths.get((table, message_id), 0) for message_id in delivery.ids)
-        for message_id in (*delivery.ids, *range(self._last_ids[table] + 1, last_id + 1)):
-            lengths[table, message_id] = length
+        length = 1 + max(lengths.get(key, 0) for key in delivery.keys)
+        new = [(table, i) for i in range(self._last_ids[table] + 1, last_id + 1)]
+        lengths.update(dict.fromkeys((*delivery.keys, *new), length))
         self._last_ids[table] = last_id
         return length
 
@@ -125,12 +111,11 @@ class Pump:
         """What is published once its transaction is committed."""
         self.members: list[Member] = []
         self._consumers: list[SteppedConsumer] = []
-        self._ever: list[SteppedConsumer] = []
         self._deliveries: dict[asyncio.Task[None], Delivery] = {}
         self._claiming = asyncio.Lock()
         self._shielded = ShieldedCalls()
-        self._progress = 0
-        self._blocked = _Blocked()
+        self._blocked: set[SteppedConsumer] = set()
+        """Those whose claims have found nothing, until something changes."""
         self._again_at: dict[SteppedConsumer, int] = {}
         self._awaited: set[tuple[str, int]] = set()
         self._failures: list[Failure] = []
@@ -138,39 +123,26 @@ class Pump:
         self._closed = False
         self._endless = False
         """Whether deliveries go in a circle, and some of their handlers still run."""
-        self._done: tuple[Any, ...] = ()
-        """The state in which nothing more was due."""
-        self._next: int | None = None
-        """When something will be, if the state stays."""
 
     # -- who takes part ------------------------------------------------------------------------
 
     def add(self, consumer: SteppedConsumer) -> None:
-        """`consumer` claims from now on."""
-        self._consumers.append(consumer)
-        self._ever.append(consumer)
-        self._progress += 1
-
-    def remove(self, consumer: SteppedConsumer) -> None:
-        """No longer."""
-        if consumer in self._consumers:
-            self._consumers.remove(consumer)
+        """`consumer` claims from now on, until it stops."""
+        if consumer not in self._consumers:
+            self._consumers.append(consumer)
+        self._blocked.clear()
 
     def is_consumed(self, queue: str) -> bool:
         """Whether a subscriber of the test has `queue`, paused or not."""
-        return any(queue in consumer.subscribed for consumer in self._consumers)
+        return any(queue in c.settings.queues for c in self._consumers if not c.stopping)
 
     def is_delivery(self, task: "asyncio.Task[Any] | None") -> bool:
         """Whether `task` runs a handler."""
         return task in self._deliveries
 
-    def deliveries_of(self, consumer: SteppedConsumer) -> "set[asyncio.Task[Any]]":
+    def deliveries_of(self, consumer: SteppedConsumer) -> "list[asyncio.Task[None]]":
         """The tasks that run its handlers."""
-        return {t for t, delivery in self._deliveries.items() if delivery.consumer is consumer}
-
-    def unclaimed(self) -> asyncio.Lock:
-        """While it is held, nothing is claimed."""
-        return self._claiming
+        return [t for t, delivery in self._deliveries.items() if delivery.consumer is consumer]
 
     async def close(self) -> None:
         """End what waits for time to pass."""
@@ -183,7 +155,7 @@ class Pump:
         if running:
             await asyncio.wait(running)
         # A connection that is in use when the event loop ends would never be closed.
-        for consumer in self._ever:
+        for consumer in self._consumers:
             await consumer.stopped()
         await self.clock.quiet()
 
@@ -192,15 +164,14 @@ class Pump:
     async def published(self, ids: Collection[int | None], table: str) -> None:
         """Deliver the messages `ids` and all that is due; raise what their first attempts raise."""
         own = {(table, message_id) for message_id in ids if message_id is not None}
-        self._progress += 1
+        self._blocked.clear()
         own -= self._awaited
         self._awaited |= own
         seen = len(self._failures)
         try:
             await self.run_due()
             await self._ended(own)
-            own_ids = [message_id for _, message_id in own]
-            while not self.clock.is_delivering() and await self._kept_back(own_ids, table):
+            while not self.clock.is_delivering() and await self._kept_back(own, table):
                 await self.run_due()
         finally:
             self._awaited -= own
@@ -248,9 +219,13 @@ class Pump:
         paused = paused or (time_follows and self.clock.is_paused_within(task))
         return not task.done() and not paused
 
-    async def _kept_back(self, ids: Collection[int], table: str) -> bool:
-        """Wait for the end of a handler that keeps one of `ids` back; false if none can."""
-        if not self.database.are_due(table, ids, self.clock.microseconds):
+    async def _kept_back(self, own: Collection[tuple[str, int]], table: str) -> bool:
+        """Wait for the end of a handler that keeps one of `own` back; false if none can."""
+        now = self.clock.microseconds
+        live = self.database.live(table)
+        if not any(
+            (table, row.id) in own and row.lease_ends is None and row.due <= now for row in live
+        ):
             return False
         running = [d for t, d in self._deliveries.items() if not self.clock.is_paused(t)]
         if not running:
@@ -286,15 +261,13 @@ class Pump:
         for member in self.members:
             await self._look_at_schedules(member)
         await self._look_at_leases()
-        self._blocked = _Blocked()
+        self._blocked.clear()
         last_id = self.database.last_id
-        chains = _Chains({table: last_id(table) for table in {c.table for c in self._ever}})
+        chains = _Chains({table: last_id(table) for table in {c.table for c in self._consumers}})
         while (delivery := await self._run_one(limit)) is not None:
             length = chains.add(delivery, last_id(delivery.consumer.table))
             self._endless |= nested + length > LONGEST_CHAIN or chains.count > MOST_DELIVERIES
             self._refuse_endless()
-        self._done = self._state()
-        self._next = self._find_next_moment()
         return chains.count > 0
 
     def _refuse_endless(self) -> None:
@@ -310,12 +283,11 @@ class Pump:
             claimed = await self._shielded.run(self._claim_next(), self._give_back)
             if claimed is None:
                 return None
-            consumer, delivery = claimed
-            if delivery is None:
-                delivery = self._start(consumer)
-            elif not delivery.task.done():
-                # The batch that waits for messages takes them.
-                await self._taken(consumer)
+            consumer, joined = claimed
+            delivery = joined or self._start(consumer)
+            # A batch that waits for messages takes them.
+            while joined and consumer.inflight.first_gathering is not None and consumer.waiting():
+                await asyncio.sleep(0)
         await self._wait_for(delivery, limit)
         return delivery
 
@@ -331,45 +303,19 @@ class Pump:
         while True:
             if (left := next((c for c in self._consumers if c.waiting()), None)) is not None:
                 return left, self._join(left)
-            consumer, pairs = self._first_due()
-            if consumer is None:
+            now = self.clock.microseconds
+            free = [c for c in self._consumers if c not in self._blocked]
+            heads = [(due, c) for c in free if (due := next(c.due(now), None)) is not None]
+            if not heads:
                 return None
-            before = self.clock.microseconds
-            again = await consumer.claim(pairs)
-            if consumer.waiting():
-                self._again_at.pop(consumer, None)
-                return consumer, self._join(consumer)
-            self._blocked.of.add(consumer)
+            _, consumer = min(heads, key=lambda head: head[0][:3])
+            again = await consumer.claim(now)
             self._again_at.pop(consumer, None)
+            if consumer.waiting():
+                return consumer, self._join(consumer)
+            self._blocked.add(consumer)
             if again is not None and again > 0:
-                self._again_at[consumer] = before + round(again * 1_000_000)
-
-    def _first_due(self) -> tuple[SteppedConsumer | None, list[tuple[str, int]]]:
-        """Who has the first due message, and the pairs to claim from."""
-        if self._blocked.at != self._progress:
-            self._blocked = _Blocked(self._progress)
-        free = [c for c in self._consumers if c not in self._blocked.of and c.queues]
-        found = self._first_head(free)
-        if found is None:
-            return None, []
-        _, priority, _, queue, table = found
-        consumer = next(c for c in free if c.table == table and queue in c.queues)
-        if not consumer.looks_at_all and not consumer.settings.batch:
-            return consumer, [(queue, -priority)]
-        now = self.clock.microseconds
-        return consumer, self.database.due_pairs(table, consumer.queues, now)
-
-    def _first_head(self, free: Sequence[SteppedConsumer]) -> tuple[int, int, int, str, str] | None:
-        heads = [self._head(table, free) for table in {c.table for c in free}]
-        return min((head for head in heads if head is not None), default=None)
-
-    def _head(
-        self, table: str, free: Sequence[SteppedConsumer]
-    ) -> tuple[int, int, int, str, str] | None:
-        """The first due message of `table` for one of `free`, and `table`."""
-        queues = list(dict.fromkeys(q for c in free if c.table == table for q in c.queues))
-        head = self.database.head(table, queues, self.clock.microseconds)
-        return None if head is None else (*head, table)
+                self._again_at[consumer] = now + round(again * 1_000_000)
 
     def _join(self, consumer: SteppedConsumer) -> Delivery | None:
         """The batch that takes what was just claimed as soon as its worker has a turn, if any."""
@@ -379,10 +325,6 @@ class Pump:
         delivery = self._deliveries[gathering.task]
         delivery.add(consumer.waiting()[: gathering.missing])
         return delivery
-
-    async def _taken(self, consumer: SteppedConsumer) -> None:
-        while consumer.inflight.first_gathering is not None and consumer.waiting():
-            await asyncio.sleep(0)
 
     def _start(self, consumer: SteppedConsumer) -> Delivery:
         rows = consumer.waiting() if consumer.settings.batch else consumer.waiting()[:1]
@@ -405,42 +347,31 @@ class Pump:
             await consumer.deliver()
         finally:
             # Here, not in `_forget`: who waits for the task may look before its callbacks run.
-            self._progress += 1
+            self._blocked.clear()
             task: Any = asyncio.current_task()
             delivery = self._deliveries[task]
             for row in delivery.rows:
                 self._note_attempt(row, delivery)
 
     def _note_attempt(self, row: ClaimedMessage, delivery: Delivery) -> None:
-        error = getattr(row.outcome, "error", None)
-        failure = delivery.failure
-        if failure is not None:
-            error = failure.error
-        elif isinstance(error, TimeoutError):
+        outcome = row.outcome
+        error = getattr(outcome, "error", None)
+        if delivery.failure is None and isinstance(error, TimeoutError):
             # The limit of handler_timeout lies around the pipeline.
-            first = delivery.attempts[row.id] == 1
-            self._failures.append(Failure(error, delivery.keys, first))
-        self._attempts.append(
-            Attempt(
-                row.id,
-                row.queue,
-                delivery.attempts[row.id],
-                type(row.outcome).__name__.lower() if row.outcome is not None else "none",
-                error,
-            )
-        )
+            self.note_failure(row, error)
+        if delivery.failure is not None:
+            error = delivery.failure.error
+        name = "none" if outcome is None else type(outcome).__name__.lower()
+        self._attempts.append(Attempt(row.id, row.queue, delivery.attempts[row.id], name, error))
 
-    def note_failure(self, rows: Any, error: BaseException) -> None:
-        """The handler of `rows`, a row or a tuple of rows, has raised `error`."""
-        given: Sequence[ClaimedMessage] = rows if isinstance(rows, tuple | list) else (rows,)
-        first = all(not row.attempts_count for row in given)
-        task: Any = asyncio.current_task()
-        delivery = self._deliveries.get(task)
-        keys = frozenset() if delivery is None else delivery.keys
-        failure = Failure(error, keys, first)
-        self._failures.append(failure)
-        if delivery is not None:
-            delivery.failure = failure
+    def note_failure(self, _rows: object, error: BaseException) -> None:
+        """The handler of the delivery that runs has raised `error`."""
+        task: Any = clocks.delivery.get()
+        if (delivery := self._deliveries.get(task)) is None:
+            return
+        first = all(number == 1 for number in delivery.attempts.values())
+        delivery.failure = Failure(error, delivery.keys, first)
+        self._failures.append(delivery.failure)
 
     async def _wait_for(
         self, delivery: Delivery, limit: float | None, *, time_follows: bool = False
@@ -448,7 +379,8 @@ class Pump:
         """Wait until it has ended, or waits for time to pass."""
         clock = self.clock
         deadline = None if limit is None else asyncio.get_running_loop().time() + limit
-        name = f"{delivery.consumer.title}, of message {', '.join(map(str, sorted(delivery.ids)))},"
+        ids = ", ".join(map(str, sorted(delivery.attempts)))
+        name = f"{delivery.consumer.title}, of message {ids},"
         try:
             while self._runs(delivery, time_follows):
                 await clock.changed_by(deadline, name)
@@ -465,69 +397,45 @@ class Pump:
 
     async def _look_at_schedules(self, member: Member) -> None:
         now = self.clock.microseconds
-        if not member.scheduler.planned:
-            return
-        if member.looked_at < 0 or (member.fires_at is not None and member.fires_at <= now):
+        if member.fires_at is not None and member.fires_at <= now:
             at = await member.scheduler.fire_due()
             member.fires_at = None if at is None else max(now + 1_000, to_microseconds(at))
-            member.looked_at = now
-            self._progress += 1
 
     async def _look_at_leases(self) -> None:
-        for consumer in list(self._consumers):
+        now = self.clock.microseconds
+        for consumer in self._consumers:
             await consumer.renew()
-            if not consumer.queues:
-                continue
-            ends = self.database.next_lease_end(consumer.table, consumer.queues)
-            if ends is not None and ends < self.clock.microseconds:
+            if any(r.lease_ends is not None and r.moment <= now for r in consumer.live()):
                 await consumer.store.release_stuck(consumer.queues, 1_000)
         for member in self.members:
             ends = await member.refresh_pauses()
             member.pause_ends = None if ends is None else to_microseconds(ends)
-            if member.woken_at != self.clock.microseconds:
+            if member.woken_at != now:
                 # Nothing polls: at each moment, who waits for a message looks once.
-                member.woken_at = self.clock.microseconds
+                member.woken_at = now
                 member.wakeups.look_again()
-
-    def _state(self) -> tuple[Any, ...]:
-        """Another one whenever something may be due that was not, though no time has passed."""
-        open_queues = tuple(consumer.queues for consumer in self._consumers)
-        return self.database.version(), self._progress, open_queues, len(self.members)
-
-    def may_be_due(self) -> bool:
-        """Whether `run_due` may find anything: most timers change nothing in the database."""
-        now = self.clock.microseconds
-        return self._state() != self._done or (self._next is not None and self._next <= now)
 
     def next_moment(self) -> int | None:
         """When something happens next by itself, in microseconds since 1970, after now."""
-        return self._find_next_moment() if self.may_be_due() else self._next
-
-    def _find_next_moment(self) -> int | None:
         now = self.clock.microseconds
-        moments = list(self._again_at.values())
+        return min((moment for moment in self._moments(now) if moment > now), default=None)
+
+    def _moments(self, now: int) -> Iterator[int]:
+        """When a claim may find more, a schedule fires, a pause ends, a message is due that a
+        subscriber or a caller waits for, a lease ends, or one is to be renewed.
+        """
+        yield from self._again_at.values()
         for member in self.members:
-            moments += self._moments_of_member(member, now)
+            if member.fires_at is not None:
+                yield member.fires_at
+            if member.pause_ends is not None:
+                yield member.pause_ends + 1
+            awaited = member.wakeups.awaited
+            yield from (r.moment for r in self.database.live(member.table) if r.queue in awaited)
         for consumer in self._consumers:
-            moments += self._moments_of_consumer(consumer, now)
-        return min((moment for moment in moments if moment > now), default=None)
-
-    def _moments_of_member(self, member: Member, now: int) -> list[int]:
-        """When a schedule fires, a pause ends, or what a caller waits for is due."""
-        awaited = tuple(member.wakeups.awaited)
-        due = self.database.next_due(member.table, awaited, now) if awaited else None
-        found = (member.fires_at, _after(member.pause_ends), due)
-        return [moment for moment in found if moment is not None]
-
-    def _moments_of_consumer(self, consumer: SteppedConsumer, now: int) -> list[int]:
-        """When a message of its queues is due, a lease ends, or one of its own is to be renewed."""
-        found: list[int | None] = []
-        if queues := consumer.queues:
-            found.append(self.database.next_due(consumer.table, queues, now))
-            found.append(_after(self.database.next_lease_end(consumer.table, queues)))
-        if consumer.holds:
-            found.append(now + round(consumer.lease * 1_000_000 / 3))
-        return [moment for moment in found if moment is not None]
+            yield from (row.moment for row in consumer.live())
+            if consumer.inflight.held:
+                yield now + round(consumer.settings.release_stuck_timeout * 1_000_000 / 3)
 
     # -- reports -------------------------------------------------------------------------------
 
@@ -539,31 +447,23 @@ class Pump:
 
     def waiting(self, tables: Collection[str]) -> list[Waiting]:
         """The live messages, and why they wait."""
-        running = frozenset[int]().union(*(d.ids for d in self._deliveries.values()))
+        running = frozenset[int]().union(*(d.attempts for d in self._deliveries.values()))
         return [
             self._waiting(row, running) for table in tables for row in self.database.live(table)
         ]
 
-    def _waiting(self, row: Any, running: Collection[int]) -> Waiting:
-        message_id, queue, state, due, attempts, error, lease_ends = row
-        now = self.clock.microseconds
-        why = f"is due since {from_microseconds(due)}"
-        if state == "PROCESSING":
-            due = lease_ends
-            why = "is being handled" if message_id in running else "is held"
-            why += f", until {from_microseconds(due)} at the latest"
-        elif due > now:
-            why = f"waits until {from_microseconds(due)}"
-        elif not any(queue in consumer.queues for consumer in self._consumers):
-            why += ", and nothing that runs is subscribed to the queue"
+    def _waiting(self, row: LiveRow, running: Collection[int]) -> Waiting:
+        until = from_microseconds(row.due if row.lease_ends is None else row.lease_ends)
+        if row.lease_ends is not None:
+            why = "is being handled" if row.id in running else "is held"
+            why += f", until {until} at the latest"
+        elif row.due > self.clock.microseconds:
+            why = f"waits until {until}"
         else:
-            why += ", and a policy, its order or a pause keeps it back"
-        if attempts:
-            last = error.strip().splitlines()[0] if error else "without an error"
-            why += f", after {attempts} attempts ({last})"
-        return Waiting(message_id, queue, from_microseconds(due), attempts, why)
-
-
-def _after(moment: int | None) -> int | None:
-    """When it is over: at its very microsecond it still holds."""
-    return None if moment is None else moment + 1
+            why = f"is due since {until}, and a policy, its order or a pause keeps it back"
+            if not any(row.queue in consumer.queues for consumer in self._consumers):
+                why = f"is due since {until}, and nothing that runs is subscribed to the queue"
+        if row.attempts:
+            last = row.error.strip().splitlines()[0] if row.error else "without an error"
+            why += f", after {row.attempts} attempts ({last})"
+        return Waiting(row.id, row.queue, until, row.attempts, why)
