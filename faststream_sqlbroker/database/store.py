@@ -141,8 +141,6 @@ class Store:
 
     database_class: type[Database] = Database
     """What runs its transactions; a test counts them."""
-    subscribers: type[LiveSubscribers] = LiveSubscribers
-    """What knows the subscribers; a test has no loop that tells of them."""
 
     def __init__(
         self,
@@ -186,7 +184,7 @@ class Store:
         """Of messages without one; the policy state has what they are made of."""
         self.server = DatabaseServer(database)
         self.access = AccessChecks(database)
-        self.live_subscribers = self.subscribers(database, self.correlation_ids)
+        self.live_subscribers = LiveSubscribers(database, self.correlation_ids)
         self._inserts = Inserts(database)
         self.refuse_too_large = self._inserts.refuse_too_large
         self._listen_engine = listen_engine or (None if pgbouncer else engine)

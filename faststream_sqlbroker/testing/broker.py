@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from faststream.message import decode_message
@@ -32,38 +33,12 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.publisher.usecase import QueuePublisher
     from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
-_PARTS = (
-    "engine",
-    "_clock",
-    "_store",
-    "_wakeups",
-    "_shielded",
-    "_locks",
-    "_direct_claimer",
-    "_scheduler",
-    "_heartbeat",
-    "_lookout",
-    "_housekeeping",
-    "_jobs",
-    "_rights",
-    "_pruning",
-    "_requests",
-    "_under_test",
-)
-"""Attributes of a broker that are its own again after the test."""
-_SHARED = (
-    "store",
-    "wakeups",
-    "heartbeat",
-    "lookout",
-    "housekeeping",
-    "rights",
-    "direct_claimer",
-    "producer",
-    "make_consumer",
-    "note_failure",
-)
-"""The same of its configuration."""
+_SHARED = ("store", "wakeups", "heartbeat", "lookout", "housekeeping", "rights", "direct_claimer")
+"""Parts of a broker that its configuration has, too."""
+_HOOKS = ("producer", "make_consumer", "note_failure")
+"""What else a test has of its own there."""
+_RECORDED = ("_recorder", "is_test", "future", "_fake_handler")
+"""What handlers and publishers know of a test."""
 
 
 class UnderTest:
@@ -232,42 +207,30 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     ) -> Iterator[None]:
         """Let `broker` work on the test's database inside of the block."""
         shared = broker.config.broker_config
-        own = {name: getattr(broker, name) for name in _PARTS}
-        own_shared = {name: getattr(shared, name) for name in _SHARED}
-        consumers = {subscriber: subscriber._consumer for subscriber in broker.subscribers}  # noqa: SLF001
         pump = under_test.pump
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(_kept([broker], (*vars(broker), "_locks", "_under_test")))
+            stack.enter_context(_kept([shared], (*_SHARED, *_HOOKS)))
+            stack.enter_context(_kept(broker.subscribers, ("_consumer",)))
             clock = StoreClock(pump.clock)
             store = TestStore(under_test.database.engine, build_tables(config), clock=clock)
             # A test must not behave otherwise than the broker's own database does.
             store.publish_joins = broker._store.publish_joins  # noqa: SLF001
-            broker.engine = under_test.database.engine
+            broker.engine = store.engine
             broker._work_on(store, clock)  # noqa: SLF001 - the composition root
             broker._direct_claimer.polls = False  # noqa: SLF001
-            store.live_subscribers.sign = broker._heartbeat.tick  # noqa: SLF001
+            store.sign = broker._heartbeat.tick  # noqa: SLF001
             broker._under_test = under_test  # noqa: SLF001
-            shared.store = store
-            shared.wakeups = broker._wakeups  # noqa: SLF001
-            shared.heartbeat = broker._heartbeat  # noqa: SLF001
-            shared.lookout = broker._lookout  # noqa: SLF001
-            shared.housekeeping = broker._housekeeping  # noqa: SLF001
-            shared.rights = broker._rights  # noqa: SLF001
-            shared.direct_claimer = broker._direct_claimer  # noqa: SLF001
+            for name in _SHARED:
+                setattr(shared, name, getattr(broker, f"_{name}"))
             shared.make_consumer = partial(
                 SteppedConsumer, pump, time_passes=self._virtual_clock is not None
             )
             shared.note_failure = pump.note_failure
-            for subscriber in consumers:
+            for subscriber in broker.subscribers:
                 subscriber._consumer = None  # noqa: SLF001
                 _seed(subscriber, pump.clock.seed)
             yield
-        finally:
-            for subscriber, consumer in consumers.items():
-                subscriber._consumer = consumer  # noqa: SLF001
-            for name, value in own.items():
-                setattr(broker, name, value)
-            for name, value in own_shared.items():
-                setattr(shared, name, value)
 
     @contextmanager
     @override
@@ -415,43 +378,38 @@ def _recorders(broker: Any) -> list[CallRecorder]:
 
 
 @contextmanager
+def _kept(owners: Iterable[Any], names: Iterable[str]) -> Iterator[None]:
+    """Give `owners` back what they have under `names` now."""
+    kept = [(e, n, getattr(e, n)) for e in owners for n in names if hasattr(e, n)]
+    try:
+        yield
+    finally:
+        for each in kept:
+            setattr(*each)
+
+
+@contextmanager
 def _own_records(broker: Any) -> Iterator[None]:
     """Give handlers and publishers records of their own inside of the block: an outer test keeps
     its calls.
     """
     handlers = [call.handler for subscriber in broker.subscribers for call in subscriber.calls]
     under_test = [e for e in (*handlers, *broker.publishers) if e.is_test]
-    kept = [{n: getattr(e, n) for n in _RECORDED if hasattr(e, n)} for e in under_test]
-    try:
+    with _kept(under_test, _RECORDED):
         for endpoint in under_test:
             old = endpoint._recorder  # noqa: SLF001
             endpoint._recorder = CallRecorder(old.name, old._outer_config)  # noqa: SLF001
             if hasattr(endpoint, "_fake_handler"):
                 endpoint._fake_handler = False  # noqa: SLF001
         yield
-    finally:
-        for endpoint, values in zip(under_test, kept, strict=True):
-            for name, value in values.items():
-                setattr(endpoint, name, value)
-
-
-_RECORDED = ("_recorder", "is_test", "future", "_fake_handler")
-"""What handlers and publishers know of a test."""
-
-
-class _Body:
-    """What FastStream's decoder asks of a message."""
-
-    def __init__(self, body: bytes, content_type: str | None) -> None:
-        self.body = body
-        self.content_type = content_type
 
 
 def _published(row: Any) -> Published:
     message_id, queue, key, priority, dedup_id, stored, payload, created, due, expires = row
     headers = json.loads(stored) if stored else {}
+    message = SimpleNamespace(body=payload, content_type=headers.get("content-type"))
     try:
-        body: Any = decode_message(cast("Any", _Body(payload, headers.get("content-type"))))
+        body: Any = decode_message(cast("Any", message))
     except ValueError:
         body = payload
     return Published(

@@ -1,6 +1,6 @@
 """The store of a test: the real one, whose calls are counted."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
@@ -8,12 +8,8 @@ from typing_extensions import override
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.policy_waits import PoliciedQueue
-from faststream_sqlbroker.core.status import Explanation, LiveSubscriber
 from faststream_sqlbroker.database.engine import Database
-from faststream_sqlbroker.database.explain.explanations import Explanations
 from faststream_sqlbroker.database.store import Store
-from faststream_sqlbroker.database.subscribers import LiveSubscribers
 from faststream_sqlbroker.testing.clock import StandingClock, VirtualClock
 
 T = TypeVar("T")
@@ -49,50 +45,7 @@ class CountedDatabase(Database):
             clock.virtual.end_call()
 
 
-async def _no_sign() -> None:
-    return None
-
-
-class ToldSubscribers(LiveSubscribers):
-    """Those of a test, which give a sign of life before each look at them: no loop gives one."""
-
-    sign: Callable[[], Awaitable[object]] = staticmethod(_no_sign)
-    """Gives the sign of all subscribers of the broker."""
-
-    @override
-    async def subscribers(self) -> list[LiveSubscriber]:
-        """As `LiveSubscribers.subscribers`."""
-        await self.sign()
-        return await super().subscribers()
-
-    @override
-    async def subscriber(self, name: str) -> tuple[LiveSubscriber, bool] | None:
-        """As `LiveSubscribers.subscriber`."""
-        await self.sign()
-        return await super().subscriber(name)
-
-
-class ToldExplanations(Explanations):
-    """Those of a test, after a sign of life as well."""
-
-    def __init__(self, database: Database, subscribers: ToldSubscribers) -> None:
-        """`subscribers` give the sign."""
-        super().__init__(database)
-        self._subscribers = subscribers
-
-    @override
-    async def explain(self, message_id: int) -> Explanation:
-        """As `Explanations.explain`."""
-        await self._subscribers.sign()
-        return await super().explain(message_id)
-
-    @override
-    async def policied_queues(
-        self, queue: str | None, after: str | None, limit: int
-    ) -> list[PoliciedQueue]:
-        """As `Explanations.policied_queues`."""
-        await self._subscribers.sign()
-        return await super().policied_queues(queue, after, limit)
+Look = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class TestStore(Store):
@@ -100,14 +53,28 @@ class TestStore(Store):
 
     __test__ = False
     database_class = CountedDatabase
-    subscribers = ToldSubscribers
-    live_subscribers: ToldSubscribers
+    sign: Callable[[], Awaitable[object]]
+    """Gives the sign of life of all subscribers of the broker."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """As `Store`; the correlation ids of messages without one are the same in each test."""
         super().__init__(*args, **options)
         self.correlation_ids.database_id = DATABASE_ID
-        self.explanations = ToldExplanations(self._database, self.live_subscribers)
+        subscribers: Any = self.live_subscribers
+        subscribers.subscribers = self._after_sign(subscribers.subscribers)
+        subscribers.subscriber = self._after_sign(subscribers.subscriber)
+        explanations: Any = self.explanations
+        explanations.explain = self._after_sign(explanations.explain)
+        explanations.policied_queues = self._after_sign(explanations.policied_queues)
+
+    def _after_sign(self, look: Look) -> Look:
+        """`look` at subscribers once they have given a sign of life: no loop gives one."""
+
+        async def told(*args: Any) -> Any:
+            await self.sign()
+            return await look(*args)
+
+        return told
 
     @property
     @override
