@@ -1,22 +1,18 @@
 """`TestSqlBroker`: a broker's handlers in a unit test, without its database."""
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from faststream.message import decode_message
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import override
 
 from faststream_sqlbroker.adapter.testing import CallRecorder, EnterType, TestBroker
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.pipelines import refuse_endless_dead_letters
-from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.publisher import sync_producer
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -26,7 +22,7 @@ from faststream_sqlbroker.testing.consumer import SteppedConsumer
 from faststream_sqlbroker.testing.database import TestDatabase
 from faststream_sqlbroker.testing.producer import FakeProducer, FakePublisher, TestRequests
 from faststream_sqlbroker.testing.pump import Member, Pump
-from faststream_sqlbroker.testing.reports import Drained, Published, Waiting, name_what_waits
+from faststream_sqlbroker.testing.reports import name_what_waits
 from faststream_sqlbroker.testing.store import StoreClock, TestStore
 
 if TYPE_CHECKING:
@@ -39,54 +35,6 @@ _HOOKS = ("producer", "make_consumer", "note_failure")
 """What else a test has of its own there."""
 _RECORDED = ("_recorder", "is_test", "future", "_fake_handler")
 """What handlers and publishers know of a test."""
-
-
-class UnderTest:
-    """What a broker can be asked under `TestSqlBroker`."""
-
-    def __init__(self, tables: Sequence[str], database: TestDatabase, pump: Pump) -> None:
-        """Look at `tables` of `database`."""
-        self.tables = tables
-        self.database = database
-        self.pump = pump
-
-    def waiting(self) -> list[Waiting]:
-        """What waits, by due time, priority, id."""
-        return self.pump.waiting(self.tables)
-
-    async def drain(self, *, raise_errors: bool) -> Drained:
-        """See `SqlBroker.drain`."""
-        if self.pump.clock.is_delivering():
-            raise SetupError("drain waits until no handler runs: call it in the test itself")
-        await self.pump.idle()
-        ran, errors = self.pump.take_attempts()
-        errors += self.pump.held.take_errors()
-        drained = Drained(ran, self.waiting())
-        if raise_errors and errors:
-            if len(errors) == 1:
-                raise errors[0]
-            raise BaseExceptionGroup("handlers have failed", errors)
-        return drained
-
-    def outbox(self, queue: str | None) -> list[Published]:
-        """See `SqlBroker.outbox`."""
-        return [
-            _published(row)
-            for table in self.tables
-            for row in self.database.published(table, queue)
-        ]
-
-    def what_waits(self) -> str:
-        """For the text of a failed assertion; empty if nothing does."""
-        lines = [str(one) for one in self.waiting()]
-        if self.pump.held.count:
-            lines.append(
-                f"{self.pump.held.count} publishes wait for the COMMIT of their transactions"
-            )
-        if not lines:
-            return ""
-        now = self.pump.clock.now
-        return "\n".join([f"The test's clock stands at {now}, and", *(f"  {x}" for x in lines)])
 
 
 class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
@@ -173,27 +121,25 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         _refuse_other_event_loops()
         clock = StandingClock() if self._virtual_clock is None else self._virtual_clock
         database = TestDatabase(clock, self._engine)
-        pump = Pump(clock, database)
         try:
             configs = {
                 broker: _on_sqlite(broker._store.tables.config)  # noqa: SLF001
                 for broker in self.brokers
             }
             for config in configs.values():
-                await database.add(config)
+                database.add(config)
             tables = list(dict.fromkeys(c.message_table_name for c in configs.values()))
-            self._under_test = under_test = UnderTest(tables, database, pump)
+            self._pump = pump = Pump(clock, database, tables)
             clock.join(pump)
             with ExitStack() as stack:
                 stack.enter_context(_no_real_database())
                 for broker in self.brokers:
                     stack.enter_context(_own_records(broker))
-                    stack.enter_context(self._moved(broker, configs[broker], under_test))
+                    stack.enter_context(self._moved(broker, configs[broker], pump))
                 async with super()._create_ctx() as brokers:
                     try:
                         yield brokers
                     finally:
-                        await pump.held.close()
                         await pump.close()
                         clock.leave(pump)
                 for broker in self.brokers:
@@ -202,25 +148,22 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             await database.close()
 
     @contextmanager
-    def _moved(
-        self, broker: Any, config: SqlBrokerSchemaConfig, under_test: UnderTest
-    ) -> Iterator[None]:
+    def _moved(self, broker: Any, config: SqlBrokerSchemaConfig, pump: Pump) -> Iterator[None]:
         """Let `broker` work on the test's database inside of the block."""
         shared = broker.config.broker_config
-        pump = under_test.pump
         with ExitStack() as stack:
             stack.enter_context(_kept([broker], (*vars(broker), "_locks", "_under_test")))
             stack.enter_context(_kept([shared], (*_SHARED, *_HOOKS)))
             stack.enter_context(_kept(broker.subscribers, ("_consumer",)))
             clock = StoreClock(pump.clock)
-            store = TestStore(under_test.database.engine, build_tables(config), clock=clock)
+            store = TestStore(pump.database.engine, build_tables(config), clock=clock)
             # A test must not behave otherwise than the broker's own database does.
             store.publish_joins = broker._store.publish_joins  # noqa: SLF001
             broker.engine = store.engine
             broker._work_on(store, clock)  # noqa: SLF001 - the composition root
             broker._direct_claimer.polls = False  # noqa: SLF001
             store.sign = broker._heartbeat.tick  # noqa: SLF001
-            broker._under_test = under_test  # noqa: SLF001
+            broker._under_test = pump  # noqa: SLF001
             for name in _SHARED:
                 setattr(shared, name, getattr(broker, f"_{name}"))
             shared.make_consumer = partial(
@@ -236,28 +179,19 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     @override
     def _patch_producer(self, broker: Any) -> Generator[None, None, None]:
         """`_moved` puts the broker's own back."""
-        under_test = self._under_test
-        given = under_test.database.engine if under_test.database.given else None
-        publisher = FakePublisher(
-            broker._store,  # noqa: SLF001
-            broker._wakeups,  # noqa: SLF001
-            under_test.pump,
-            under_test.pump.held,
-            given,
-            broker._publish_limits(broker._store, broker._clock),  # noqa: SLF001
-        )
+        store, wakeups = broker._store, broker._wakeups  # noqa: SLF001
+        limits = broker._publish_limits(store, broker._clock)  # noqa: SLF001
+        publisher = FakePublisher(self._pump, store, wakeups, limits)
         broker._requests = TestRequests(  # noqa: SLF001
+            store,
             publisher,
-            under_test.pump,
-            store=broker._store,  # noqa: SLF001
-            wakeups=broker._wakeups,  # noqa: SLF001
-            rights=broker._rights,  # noqa: SLF001
-            log=broker._log_of_loops,  # noqa: SLF001
+            wakeups,
+            broker._rights,  # noqa: SLF001
+            broker._log_of_loops,  # noqa: SLF001
         )
         broker.config.broker_config.producer = FakeProducer(
             publisher,
             broker._requests,  # noqa: SLF001
-            under_test.pump,
             parser=broker._parser,  # noqa: SLF001
             decoder=broker._decoder,  # noqa: SLF001
         )
@@ -271,19 +205,19 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     @override
     def _fake_start(self, broker: Any, *args: Any, **kwargs: Any) -> None:
         super()._fake_start(broker, *args, **kwargs)
-        under_test = broker._under_test  # noqa: SLF001
-        describe = "".__str__ if under_test is None else under_test.what_waits
+        pump: Pump | None = broker._under_test  # noqa: SLF001
+        describe = "".__str__ if pump is None else pump.what_waits
         for recorder in _recorders(broker):
             name_what_waits(recorder, describe)
-        if self.with_real:
+        if pump is None:
             return
         _connect_producer(broker)
         refuse_endless_dead_letters(broker.subscribers)
         self._refuse_transactions(broker)
-        known = {member.scheduler for member in under_test.pump.members}
+        known = {member.scheduler for member in pump.members}
         if broker._scheduler not in known:  # noqa: SLF001
             broker._scheduler.plan(broker.schedules)  # noqa: SLF001
-            under_test.pump.members.append(
+            pump.members.append(
                 Member(
                     broker._store.tables.config.message_table_name,  # noqa: SLF001
                     broker._scheduler,  # noqa: SLF001
@@ -402,28 +336,3 @@ def _own_records(broker: Any) -> Iterator[None]:
             if hasattr(endpoint, "_fake_handler"):
                 endpoint._fake_handler = False  # noqa: SLF001
         yield
-
-
-def _published(row: Any) -> Published:
-    message_id, queue, key, priority, dedup_id, stored, payload, created, due, expires = row
-    headers = json.loads(stored) if stored else {}
-    message = SimpleNamespace(body=payload, content_type=headers.get("content-type"))
-    try:
-        body: Any = decode_message(cast("Any", message))
-    except ValueError:
-        body = payload
-    return Published(
-        id=message_id,
-        queue=queue,
-        body=body,
-        payload=payload,
-        headers=headers,
-        key=key,
-        priority=priority,
-        dedup_id=dedup_id,
-        delay=max(0, due - created) / 1_000_000,
-        due_at=from_microseconds(due),
-        expires_at=None if expires is None else from_microseconds(expires),
-        correlation_id=headers.get("correlation_id"),
-        reply_to=headers.get("reply_to") or "",
-    )

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from datetime import datetime, timezone
+from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.times import (
     Duration,
@@ -19,6 +20,9 @@ from faststream_sqlbroker.core.times import (
     to_microseconds,
 )
 from faststream_sqlbroker.exceptions import SetupError
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.testing.pump import Pump
 
 TICK = 1_000
 """Microseconds: SQLite's clock is read in milliseconds, so no other moment can be met."""
@@ -33,43 +37,16 @@ delivery: ContextVar["asyncio.Task[Any] | None"] = ContextVar("sqlbroker_deliver
 """The task that runs a handler, in it and in the tasks that it makes."""
 
 
-class Participant(Protocol):
-    """What happens in time by itself: the messages of one test."""
-
-    async def run_due(self, *, limit: float | None = None) -> bool:
-        """Do what is due, `limit` real seconds for each handler; whether there was anything."""
-
-    async def finish_running(self, *, time_follows: bool = False) -> None:
-        """Wait until no handler runs, but for those that wait for time, which may follow."""
-
-    def next_moment(self) -> int | None:
-        """When something is due next, after now, in microseconds since 1970."""
-
-    def is_delivery(self, task: "asyncio.Task[Any] | None") -> bool:
-        """Whether `task` runs a handler."""
-
-
 class VirtualTimer:
     """A call to come."""
 
-    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        """Call `callback(*args)`."""
-        self._call: Callable[[], object] | None = lambda: callback(*args)
+    def __init__(self, call: Callable[[], object]) -> None:
+        """It is made when it has `call` still."""
+        self.call: Callable[[], object] | None = call
 
     def cancel(self) -> None:
         """Do not call."""
-        self._call = None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it has been cancelled, or has fired."""
-        return self._call is None
-
-    def fire(self) -> None:
-        """Call, unless it is cancelled."""
-        call, self._call = self._call, None
-        if call is not None:
-            call()
+        self.call = None
 
 
 class VirtualClock:
@@ -100,7 +77,7 @@ class VirtualClock:
         self._random = random.Random(seed)  # noqa: S311 - a test repeats it
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._number = count()
-        self._pumps: list[Participant] = []
+        self._pumps: list[Pump] = []
         self._paused: Counter[asyncio.Task[Any]] = Counter()
         self._paused_within: Counter[asyncio.Task[Any]] = Counter()
         self._calls = 0
@@ -175,7 +152,7 @@ class VirtualClock:
 
     def _next_moment(self) -> int | None:
         """When something happens next by itself, in microseconds since 1970."""
-        while self._timers and self._timers[0][2].cancelled:
+        while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
         moments = [moment for pump in self._pumps if (moment := pump.next_moment()) is not None]
         if self._timers:
@@ -191,7 +168,9 @@ class VirtualClock:
         while self._timers and self._timers[0][0] <= now + 1e-7:
             due.append(heapq.heappop(self._timers)[2])
         for timer in due:
-            timer.fire()
+            call, timer.call = timer.call, None
+            if call is not None:
+                call()
 
     async def _settle(self) -> None:
         """Do what is due now, until nothing is."""
@@ -221,11 +200,11 @@ class VirtualClock:
 
     # -- what goes on --------------------------------------------------------------------------
 
-    def join(self, pump: Participant) -> None:
+    def join(self, pump: "Pump") -> None:
         """From now on `pump` is told of time that passes."""
         self._pumps.append(pump)
 
-    def leave(self, pump: Participant) -> None:
+    def leave(self, pump: "Pump") -> None:
         """No longer."""
         self._pumps.remove(pump)
 
@@ -257,13 +236,11 @@ class VirtualClock:
         except TimeoutError:
             raise TimeoutError(f"{what} has not ended within {STUCK:.0f} s of real time") from None
 
-    def is_paused(self, task: "asyncio.Task[Any]") -> bool:
-        """Whether `task` waits for time to pass, so that waiting for it would be for ever."""
-        return self._paused[task] > 0
-
-    def is_paused_within(self, task: "asyncio.Task[Any]") -> bool:
-        """Whether a task that the delivery `task` has made waits for time to pass."""
-        return self._paused_within[task] > 0
+    def waits_for_time(self, task: "asyncio.Task[Any]", *, within: bool = False) -> bool:
+        """Whether `task` waits for time to pass, so that waiting for it would be for ever; or,
+        with `within`, whether a task does that the delivery `task` has made.
+        """
+        return self._paused[task] > 0 or (within and self._paused_within[task] > 0)
 
     def is_delivering(self) -> bool:
         """Whether the running task is a handler's."""
@@ -284,7 +261,7 @@ class VirtualClock:
         self, seconds: float, callback: Callable[..., object], *args: object
     ) -> VirtualTimer:
         """Call when so much virtual time has passed."""
-        timer = VirtualTimer(callback, args)
+        timer = VirtualTimer(partial(callback, *args))
         heapq.heappush(self._timers, (self.monotonic() + seconds, next(self._number), timer))
         return timer
 

@@ -5,7 +5,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,7 +109,8 @@ class TestDatabase:
         """
         self._now = TestNow(clock)
         self._folder: Path | None = None
-        self._given = engine is not None
+        self.given = engine is not None
+        """Whether the engine is the test's own."""
         if engine is None:
             self._folder = Path(tempfile.mkdtemp(prefix="sqlbroker-test-"))
             self.path = str(self._folder / "test.db")
@@ -122,28 +123,31 @@ class TestDatabase:
         self._reader: sqlite3.Connection | None = None
         self._live: dict[str, tuple[int, list[LiveRow]]] = {}
 
-    @property
-    def given(self) -> bool:
-        """Whether the engine is the test's own."""
-        return self._given
+    def leads_here(self, connection: Connection) -> bool:
+        """Whether `connection` is one of the engine that the test has given."""
+        return self.given and connection.engine.pool is self.engine.pool
 
-    async def add(self, config: SqlBrokerSchemaConfig) -> None:
+    def add(self, config: SqlBrokerSchemaConfig) -> None:
         """Make the tables of these names, if they are not there."""
         if config in self._configs:
             return
-        first = not self._configs
         self._configs.add(config)
-        if first and not self._given:
-            Path(self.path).write_bytes(_template(config).file)  # noqa: ASYNC240 - a millisecond
-            return
-        async with self.engine.connect() as connection:
-            await connection.run_sync(_make, config)
-            await connection.commit()
+        tables = build_tables(config)
+        names = {table.name for table in (*tables.ours, tables.version)}
+        with closing(sqlite3.connect(self.path)) as plain:
+            if not self.given:
+                plain.execute("PRAGMA synchronous=OFF")
+                plain.execute("PRAGMA journal_mode=WAL")
+            known = {name for (name,) in plain.execute("SELECT name FROM sqlite_master")}
+            if not names & known:
+                plain.executescript(_script(config))
+        if names & known:
+            _make(self.path, config)
 
     def _checked_out(self, connection: Any, record: Any, _proxy: Any) -> None:
         if record.info.get(_OURS) is not self._now:
             connection.create_function("julianday", 1, self._now)
-            if not self._given:
+            if not self.given:
                 connection.execute("PRAGMA synchronous=OFF")
             record.info[_OURS] = self._now
 
@@ -153,7 +157,7 @@ class TestDatabase:
         event.remove(self.engine.sync_engine, "checkout", self._checked_out)
         if self._reader is not None:
             self._reader.close()
-        if self._given:
+        if self.given:
             async with self.engine.connect() as connection:
                 for config in self._configs:
                     await connection.exec_driver_sql(f"DROP TABLE {_outbox(config)}")
@@ -251,63 +255,36 @@ def _outbox(config: SqlBrokerSchemaConfig) -> str:
     return f"{config.message_table_name}_outbox"
 
 
-def _make(connection: Connection, config: SqlBrokerSchemaConfig) -> None:
-    """The tables in a file of the test's own: by `create_all` if any of them is there."""
-    tables = build_tables(config)
-    names = {table.name for table in (*tables.ours, tables.version)}
-    found = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'table'")
-    if names & set(found.scalars()):
-        create_all(connection, tables)
-        _copy_publishes(connection, config)
-        return
-    for statement in _template(config).statements:
-        connection.exec_driver_sql(statement)
-
-
-def _copy_publishes(connection: Connection, config: SqlBrokerSchemaConfig) -> None:
-    """Keep every message as it was published."""
+def _make(path: str, config: SqlBrokerSchemaConfig) -> None:
+    """The tables, as far as they are not there, and one that keeps every message as it was
+    published.
+    """
     outbox = _outbox(config)
     message = config.message_table_name
     columns = ", ".join(COPIED)
-    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {outbox}")
-    connection.exec_driver_sql(f"CREATE TABLE {outbox} AS SELECT {columns} FROM {message} WHERE 0")
-    connection.exec_driver_sql(
-        f"CREATE TRIGGER IF NOT EXISTS {outbox}_copy AFTER INSERT ON {message} BEGIN "
-        f"INSERT INTO {outbox} ({columns}) "
-        f"VALUES ({', '.join(f'new.{name}' for name in COPIED)}); END"
-    )
-
-
-@dataclass(frozen=True)
-class _Template:
-    """Empty tables: to copy them takes milliseconds, to make them a hundred."""
-
-    file: bytes
-    statements: list[str]
+    values = ", ".join(f"new.{name}" for name in COPIED)
+    copy = f"INSERT INTO {outbox} ({columns}) VALUES ({values}); END"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        create_all(connection, build_tables(config))
+        for statement in (
+            f"DROP TABLE IF EXISTS {outbox}",
+            f"CREATE TABLE {outbox} AS SELECT {columns} FROM {message} WHERE 0",
+            f"CREATE TRIGGER IF NOT EXISTS {outbox}_copy AFTER INSERT ON {message} BEGIN {copy}",
+        ):
+            connection.exec_driver_sql(statement)
+    engine.dispose()
 
 
 @cache
-def _template(config: SqlBrokerSchemaConfig) -> _Template:
+def _script(config: SqlBrokerSchemaConfig) -> str:
+    """Makes empty tables: it takes milliseconds, where `_make` takes a hundred."""
     with tempfile.TemporaryDirectory(prefix="sqlbroker-test-") as folder:
-        path = Path(folder) / "template.db"
-        engine = create_engine(f"sqlite:///{path}")
-        with engine.begin() as connection:
-            create_all(connection, build_tables(config))
-            _copy_publishes(connection, config)
-        engine.dispose()
-        plain = sqlite3.connect(path)
-        # With the rows, such as the version of the tables; SQLite makes its own tables by itself.
-        statements = [line for line in plain.iterdump() if _to_repeat(line)]
-        plain.execute("PRAGMA journal_mode=WAL")
-        plain.close()  # writes the log back into the file
-        return _Template(path.read_bytes(), statements)
-
-
-def _to_repeat(statement: str) -> bool:
-    return "sqlite_sequence" not in statement and statement not in {
-        "BEGIN TRANSACTION;",
-        "COMMIT;",
-    }
+        path = f"{folder}/template.db"
+        _make(path, config)
+        with closing(sqlite3.connect(path)) as plain:
+            # With the rows, such as the version of the tables; SQLite makes its own by itself.
+            return "\n".join(line for line in plain.iterdump() if "sqlite_sequence" not in line)
 
 
 def _file_of(engine: AsyncEngine) -> str:

@@ -21,22 +21,14 @@ from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
-    from faststream_sqlbroker.flow.publish_limits import PublishLimits
     from faststream_sqlbroker.response import SqlBrokerPublishCommand
     from faststream_sqlbroker.testing.pump import Pump
-    from faststream_sqlbroker.testing.transactions import HeldPublishes
 
 
 class FakeProducer(SqlBrokerProducer):
     """Encodes, checks and writes as ever; then the handlers run."""
 
-    def __init__(
-        self, publisher: "FakePublisher", requests: Requests, pump: "Pump", **options: Any
-    ) -> None:
-        """`options` are those of `SqlBrokerProducer`."""
-        super().__init__(publisher, requests, **options)
-        self._pump = pump
-        self._table = publisher.table
+    _publisher: "FakePublisher"
 
     @override
     async def publish(self, cmd: "SqlBrokerPublishCommand") -> int | None:
@@ -47,7 +39,7 @@ class FakeProducer(SqlBrokerProducer):
         """
         message_id = await super().publish(cmd)
         if cmd.connection is None and message_id is not None:
-            await self._pump.published([message_id], self._table)
+            await self._publisher.deliver([message_id])
         return message_id
 
     @override
@@ -55,34 +47,28 @@ class FakeProducer(SqlBrokerProducer):
         """Write all bodies, and run their first attempts, as `publish`."""
         ids = await super().publish_batch(cmd)
         if cmd.connection is None and any(ids):
-            await self._pump.published(ids, self._table)
+            await self._publisher.deliver(ids)
         return ids
 
 
 class FakePublisher(Publisher):
     """Keeps messages of a caller's transaction back until it has been committed."""
 
-    def __init__(
-        self,
-        store: "Store",
-        wakeups: Any,
-        pump: "Pump",
-        held: "HeldPublishes",
-        given: Any,
-        limits: "PublishLimits | None" = None,
-    ) -> None:
-        """`given` is the engine with which the test shares its tables, or None."""
-        super().__init__(store, wakeups, limits)
+    def __init__(self, pump: "Pump", store: "Store", *parts: Any) -> None:
+        """`parts` are those of `Publisher`."""
+        super().__init__(store, *parts)
         self.table = store.tables.config.message_table_name
-        self._pump = pump
-        self._held = held
-        self._given = given
+        self.pump = pump
         self._negative = count(1)
+
+    async def deliver(self, ids: Sequence[int | None]) -> None:
+        """Run the first attempts of the messages `ids`, and raise what they raise."""
+        await self.pump.published(ids, self.table)
 
     @override
     def _counting_on(self, connection: Any) -> Any:
         """The test's private database is counted on its own connections."""
-        return connection if self._given is not None else None
+        return connection if self.pump.database.given else None
 
     @override
     async def _write(
@@ -94,28 +80,26 @@ class FakePublisher(Publisher):
         if isinstance(plain, AsyncSession):
             plain = await plain.connection()
         sync = plain.sync_connection
-        if sync is None or sync.closed or self._is_ours(sync):
+        if sync is None or sync.closed or self.pump.database.leads_here(sync):
             ids = await self._store.insert_in(connection, rows)
-            self._held.hold(sync, lambda: self._pump.published(ids, self.table))
+            self.pump.held.hold(sync, lambda: self.deliver(ids))
             return ids
         if not sync.in_transaction():
             # As an INSERT would: without a transaction there would be no COMMIT to wait for.
             await plain.run_sync(Connection.begin)
         # With all checks.
         insert = partial(self._store.insert_in, rows=rows)
-        ids = await self._pump.database.reserve(insert, self.table)
+        ids = await self.pump.database.reserve(insert, self.table)
         kept = [(i, row) for i, row in zip(ids, rows, strict=True) if i is not None]
-        self._held.hold(sync, lambda: self._insert(kept))
+        if kept:
+            self.pump.held.hold(sync, lambda: self._insert(kept))
         return ids
-
-    def _is_ours(self, connection: Connection) -> bool:
-        return self._given is not None and connection.engine.pool is self._given.pool
 
     async def _insert(self, kept: "Sequence[tuple[int, NewMessage]]") -> None:
         told, rows = zip(*kept, strict=True)
-        database = self._pump.database
+        database = self.pump.database
         insert = partial(self._store.insert_in, rows=rows)
-        await self._pump.published(await database.insert_as(told, insert, self.table), self.table)
+        await self.deliver(await database.insert_as(told, insert, self.table))
 
     @override
     def _write_sync(self, rows: Sequence[NewMessage], *, connection: Any) -> list[int | None]:
@@ -123,15 +107,15 @@ class FakePublisher(Publisher):
         database.
         """
         plain = connection if isinstance(connection, Connection) else connection.connection()
-        if self._is_ours(plain):
+        if self.pump.database.leads_here(plain):
             ids = super()._write_sync(rows, connection=connection)
-            self._held.hold(plain, lambda: self._pump.published(ids, self.table))
+            self.pump.held.hold(plain, lambda: self.deliver(ids))
             return ids
         if not plain.in_transaction():
             plain.begin()
         self._store.refuse_too_large(rows)
         kept = [(-next(self._negative), row) for row in rows]
-        self._held.hold(plain, lambda: self._insert(kept))
+        self.pump.held.hold(plain, lambda: self._insert(kept))
         return [message_id for message_id, _ in kept]
 
 
@@ -140,11 +124,11 @@ class TestRequests(Requests):
 
     __test__ = False
 
-    def __init__(self, publisher: "FakePublisher", pump: "Pump", **parts: Any) -> None:
+    _publisher: "FakePublisher"
+
+    def __init__(self, *parts: Any) -> None:
         """`parts` are those of `Requests`."""
-        super().__init__(publisher=publisher, **parts)
-        self._table = publisher.table
-        self._pump = pump
+        super().__init__(*parts)
         self._shielded = ShieldedCalls()
 
     @override
@@ -160,7 +144,7 @@ class TestRequests(Requests):
                 it has sent no reply.
         """
         self._refuse_own_transaction()
-        if not self._pump.is_consumed(row.queue):
+        if not self._publisher.pump.is_consumed(row.queue):
             raise SubscriberNotFound(f"no subscriber of this test has the queue {row.queue!r}")
         limit = asyncio.timeout(timeout)
         ids: list[int | None] = []
@@ -171,7 +155,7 @@ class TestRequests(Requests):
         try:
             async with limit:
                 await self._shielded.run(publish())
-                await self._pump.published(ids, self._table)
+                await self._publisher.deliver(ids)
         except asyncio.CancelledError:
             await self._withdraw(ids)
             raise
@@ -195,7 +179,9 @@ class TestRequests(Requests):
 
     async def _withdraw(self, ids: Sequence[int | None]) -> None:
         """Remove a request that is over: in the time of the test it would not expire."""
-        await self._pump.database.remove(self._table, [i for i in ids if i is not None])
+        publisher = self._publisher
+        ours = [i for i in ids if i is not None]
+        await publisher.pump.database.remove(publisher.table, ours)
 
 
 def _is_for(reply: ClaimedMessage, address: ReplyAddress, correlation_id: str | None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.schedules import Scheduler
 from faststream_sqlbroker.flow.wakeup import Wakeups
@@ -18,7 +19,7 @@ from faststream_sqlbroker.testing import clock as clocks
 from faststream_sqlbroker.testing.clock import VirtualClock
 from faststream_sqlbroker.testing.consumer import SteppedConsumer
 from faststream_sqlbroker.testing.database import LiveRow, TestDatabase
-from faststream_sqlbroker.testing.reports import Attempt, Waiting
+from faststream_sqlbroker.testing.reports import Attempt, Drained, Published, Waiting, published
 from faststream_sqlbroker.testing.transactions import PAUSE, HeldPublishes
 
 MOST_DELIVERIES = 10_000
@@ -103,8 +104,11 @@ class _Chains:
 class Pump:
     """Moves the subscribers of one test on."""
 
-    def __init__(self, clock: VirtualClock, database: TestDatabase) -> None:
-        """Nothing is delivered before `run_due`."""
+    def __init__(
+        self, clock: VirtualClock, database: TestDatabase, tables: Collection[str]
+    ) -> None:
+        """Nothing is delivered before `run_due`; `tables` are those of messages."""
+        self.tables = tables
         self.clock = clock
         self.database = database
         self.held = HeldPublishes()
@@ -146,6 +150,7 @@ class Pump:
 
     async def close(self) -> None:
         """End what waits for time to pass."""
+        await self.held.close()
         self._closed = True
         for consumer in self._consumers:
             consumer.end()
@@ -186,11 +191,6 @@ class Pump:
                 failure.raised = True
                 raise failure.error
 
-    async def idle(self) -> None:
-        """Deliver what is due, and `finish_running`."""
-        await self.run_due(limit=clocks.STUCK)
-        await self.finish_running()
-
     async def finish_running(self, *, time_follows: bool = False) -> None:
         """Wait until no handler runs, nor is one about to be started by a transaction that has been
         committed.
@@ -215,9 +215,7 @@ class Pump:
     def _runs(self, delivery: Delivery, time_follows: bool) -> bool:
         """Whether it goes on without time that passes."""
         task = delivery.task
-        paused = self.clock.is_paused(task)
-        paused = paused or (time_follows and self.clock.is_paused_within(task))
-        return not task.done() and not paused
+        return not task.done() and not self.clock.waits_for_time(task, within=time_follows)
 
     async def _kept_back(self, own: Collection[tuple[str, int]], table: str) -> bool:
         """Wait for the end of a handler that keeps one of `own` back; false if none can."""
@@ -227,7 +225,7 @@ class Pump:
             (table, row.id) in own and row.lease_ends is None and row.due <= now for row in live
         ):
             return False
-        running = [d for t, d in self._deliveries.items() if not self.clock.is_paused(t)]
+        running = [d for t, d in self._deliveries.items() if not self.clock.waits_for_time(t)]
         if not running:
             return False
         with suppress(Exception):  # its own publisher is told
@@ -439,17 +437,46 @@ class Pump:
 
     # -- reports -------------------------------------------------------------------------------
 
-    def take_attempts(self) -> tuple[list[Attempt], list[BaseException]]:
-        """What ran since the last call, and errors that no publisher was told of."""
-        attempts, self._attempts = self._attempts, []
+    async def drain(self, *, raise_errors: bool) -> Drained:
+        """See `SqlBroker.drain`."""
+        if self.clock.is_delivering():
+            raise SetupError("drain waits until no handler runs: call it in the test itself")
+        await self.run_due(limit=clocks.STUCK)
+        await self.finish_running()
+        ran, self._attempts = self._attempts, []
         failures, self._failures = self._failures, []
-        return attempts, [failure.error for failure in failures if not failure.raised]
+        errors = [failure.error for failure in failures if not failure.raised]
+        errors += self.held.take_errors()
+        drained = Drained(ran, self.waiting())
+        if raise_errors and errors:
+            if len(errors) == 1:
+                raise errors[0]
+            raise BaseExceptionGroup("handlers have failed", errors)
+        return drained
 
-    def waiting(self, tables: Collection[str]) -> list[Waiting]:
-        """The live messages, and why they wait."""
+    def outbox(self, queue: str | None) -> list[Published]:
+        """See `SqlBroker.outbox`."""
+        tables = self.tables
+        return [published(row) for table in tables for row in self.database.published(table, queue)]
+
+    def what_waits(self) -> str:
+        """For the text of a failed assertion; empty if nothing does."""
+        lines = [str(one) for one in self.waiting()]
+        if self.held.count:
+            lines.append(f"{self.held.count} publishes wait for the COMMIT of their transactions")
+        if not lines:
+            return ""
+        return "\n".join(
+            [f"The test's clock stands at {self.clock.now}, and", *(f"  {x}" for x in lines)]
+        )
+
+    def waiting(self) -> list[Waiting]:
+        """The live messages, by due time, priority, id, and why they wait."""
         running = frozenset[int]().union(*(d.attempts for d in self._deliveries.values()))
         return [
-            self._waiting(row, running) for table in tables for row in self.database.live(table)
+            self._waiting(row, running)
+            for table in self.tables
+            for row in self.database.live(table)
         ]
 
     def _waiting(self, row: LiveRow, running: Collection[int]) -> Waiting:

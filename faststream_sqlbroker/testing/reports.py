@@ -3,15 +3,20 @@
 A mock that fails says what waits.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import wraps
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import MagicMock
+
+from faststream.message import decode_message
 
 from faststream_sqlbroker.adapter.testing import CallRecorder
 from faststream_sqlbroker.call_assertions import naming_what_waits
+from faststream_sqlbroker.core.times import from_microseconds
 
 
 class NamingMock(MagicMock):
@@ -116,3 +121,29 @@ class Published:
     expires_at: datetime | None = None
     correlation_id: str | None = None
     reply_to: str = ""
+
+
+def published(row: Any) -> Published:
+    """What a row of `TestDatabase.published` says."""
+    message_id, queue, key, priority, dedup_id, stored, payload, created, due, expires = row
+    headers = json.loads(stored) if stored else {}
+    message = SimpleNamespace(body=payload, content_type=headers.get("content-type"))
+    try:
+        body: Any = decode_message(cast("Any", message))
+    except ValueError:
+        body = payload
+    return Published(
+        id=message_id,
+        queue=queue,
+        body=body,
+        payload=payload,
+        headers=headers,
+        key=key,
+        priority=priority,
+        dedup_id=dedup_id,
+        delay=max(0, due - created) / 1_000_000,
+        due_at=from_microseconds(due),
+        expires_at=None if expires is None else from_microseconds(expires),
+        correlation_id=headers.get("correlation_id"),
+        reply_to=headers.get("reply_to") or "",
+    )

@@ -501,6 +501,49 @@ async def test_publishes_wait_for_the_commit_of_their_transaction(
     await engine.dispose()
 
 
+async def test_ids_that_a_transaction_was_told_are_its_messages(
+    broker: SqlBroker, tmp_path: Path
+) -> None:
+    """Also those of others that go on at the same time, of one with a dedup_id, or rolled back."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+
+    @broker.subscriber("q")
+    async def handle(body: str) -> None: ...
+
+    told: dict[int | None, str] = {}
+
+    async def in_transaction(n: int, *, commit: bool = True) -> None:
+        async with engine.connect() as connection:
+            await connection.begin()
+            for dedup_id in (None, "once"):
+                body = f"{n} {dedup_id}"
+                message_id = await broker.publish(
+                    body, "q", connection=connection, dedup_id=dedup_id
+                )
+                assert message_id not in told
+                if commit:
+                    told[message_id] = body
+            await (connection.commit if commit else connection.rollback)()
+
+    async def plain(n: int) -> None:
+        message_id = await broker.publish(str(n), "q")
+        assert message_id not in told
+        told[message_id] = str(n)
+
+    async with TestSqlBroker(broker):
+        await in_transaction(0)
+        await broker.drain()
+        await in_transaction(1, commit=False)
+        calls = [in_transaction(n) for n in range(2, 6)]
+        await asyncio.gather(*calls, *(plain(n) for n in range(6, 10)))
+        await broker.drain()
+        outbox = {message.id: message.body for message in broker.outbox()}
+        assert len(outbox) == len(broker.outbox())
+        assert outbox.items() <= told.items()
+        assert sum("None" in body or body.isdigit() for body in outbox.values()) == 9
+    await engine.dispose()
+
+
 async def test_errors_after_a_commit_are_raised_by_drain(broker: SqlBroker, tmp_path: Path) -> None:
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
 
