@@ -42,8 +42,8 @@ Raw = ClaimedMessage | tuple[ClaimedMessage, ...]
 """What a subscriber is given: a row, or the rows of a batch."""
 
 
-class _OfPublish(TelemetrySettingsProvider[Any, SqlBrokerPublishCommand]):
-    """What both kinds of messages have in common; it has no state, so one serves all."""
+class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBrokerPublishCommand]):
+    """Reads a message, or the messages of a batch; it has no state, so one serves all."""
 
     __slots__ = ()
     messaging_system = SYSTEM
@@ -64,74 +64,37 @@ class _OfPublish(TelemetrySettingsProvider[Any, SqlBrokerPublishCommand]):
         """The queue."""
         return cmd.destination
 
-
-class SqlBrokerTelemetrySettingsProvider(_OfPublish):
-    """Reads a message."""
-
-    __slots__ = ()
-
-    def get_consume_attrs_from_message(
-        self, msg: "StreamMessage[ClaimedMessage]"
-    ) -> dict[str, Any]:
-        """Ids, queue, size, which delivery it is, and the key."""
-        row = msg.raw_message
-        size = len(row.payload)
+    def get_consume_attrs_from_message(self, msg: "StreamMessage[Raw]") -> dict[str, Any]:
+        """Ids, queue, size, which delivery it is, and the key; of a batch ids and queue of the
+        first, the size of all, and how many there are.
+        """
+        raw = msg.raw_message
+        rows = raw if isinstance(raw, tuple) else (raw,)
+        first = rows[0]
+        size = sum([len(row.payload) for row in rows])
         attributes: dict[str, Any] = {
             MESSAGING_SYSTEM: SYSTEM,
-            DESTINATION: row.queue,
-            DESTINATION_PUBLISH: row.queue,
+            DESTINATION: first.queue,
+            DESTINATION_PUBLISH: first.queue,
             MESSAGE_ID: msg.message_id,
             CONVERSATION_ID: msg.correlation_id,
             BODY_SIZE: size,
             OLD_BODY_SIZE: size,
-            DELIVERY: row.deliveries_count,
         }
-        if row.key is not None:
-            attributes[KEY] = row.key
+        if rows is raw:
+            return attributes | {BATCH_COUNT: len(rows)}
+        attributes[DELIVERY] = first.deliveries_count
+        if first.key is not None:
+            attributes[KEY] = first.key
         return attributes
 
-    def get_consume_destination_name(self, msg: "StreamMessage[ClaimedMessage]") -> str:
-        """The queue."""
-        return msg.raw_message.queue
+    def get_consume_destination_name(self, msg: "StreamMessage[Raw]") -> str:
+        """The queue, of a batch that of the first."""
+        raw = msg.raw_message
+        return (raw[0] if isinstance(raw, tuple) else raw).queue
 
 
-class BatchSqlBrokerTelemetrySettingsProvider(_OfPublish):
-    """Reads the messages of a batch."""
-
-    __slots__ = ()
-
-    def get_consume_attrs_from_message(
-        self, msg: "StreamMessage[tuple[ClaimedMessage, ...]]"
-    ) -> dict[str, Any]:
-        """Ids and queue of the first, the size of all, and how many there are."""
-        rows = msg.raw_message
-        size = sum([len(row.payload) for row in rows])
-        queue = rows[0].queue
-        return {
-            MESSAGING_SYSTEM: SYSTEM,
-            DESTINATION: queue,
-            DESTINATION_PUBLISH: queue,
-            MESSAGE_ID: msg.message_id,
-            CONVERSATION_ID: msg.correlation_id,
-            BODY_SIZE: size,
-            OLD_BODY_SIZE: size,
-            BATCH_COUNT: len(rows),
-        }
-
-    def get_consume_destination_name(self, msg: "StreamMessage[tuple[ClaimedMessage, ...]]") -> str:
-        """The queue of the first."""
-        return msg.raw_message[0].queue
-
-
-_SINGLE = SqlBrokerTelemetrySettingsProvider()
-_BATCH = BatchSqlBrokerTelemetrySettingsProvider()
-
-
-def settings_provider(raw: Raw | None) -> TelemetrySettingsProvider[Any, SqlBrokerPublishCommand]:
-    """What reads `raw`; None is a publish."""
-    return _BATCH if isinstance(raw, tuple) else _SINGLE
-
-
+_PROVIDER = SqlBrokerTelemetrySettingsProvider()
 _PROPAGATOR = TraceContextTextMapPropagator()
 TRACE_HEADERS = frozenset(_PROPAGATOR.fields)
 """Where a message keeps the trace of its publish."""
@@ -170,7 +133,7 @@ class SqlBrokerTelemetryMiddleware(TelemetryMiddleware[SqlBrokerPublishCommand])
             include_messages_counters: Whether messages are counted, too.
         """
         super().__init__(
-            settings_provider_factory=settings_provider,
+            settings_provider_factory=lambda _raw: _PROVIDER,
             tracer_provider=tracer_provider,
             meter_provider=meter_provider,
             meter=meter,

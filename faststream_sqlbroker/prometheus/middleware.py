@@ -18,8 +18,8 @@ Raw = ClaimedMessage | tuple[ClaimedMessage, ...]
 """What a subscriber is given: a row, or the rows of a batch."""
 
 
-class _OfPublish(MetricsSettingsProvider[Any, SqlBrokerPublishCommand]):
-    """What both kinds of messages have in common; it has no state, so one serves all."""
+class SqlBrokerMetricsSettingsProvider(MetricsSettingsProvider[Any, SqlBrokerPublishCommand]):
+    """Reads a message, or the messages of a batch; it has no state, so one serves all."""
 
     __slots__ = ()
     messaging_system = SYSTEM
@@ -28,32 +28,10 @@ class _OfPublish(MetricsSettingsProvider[Any, SqlBrokerPublishCommand]):
         """The queue."""
         return cmd.destination
 
-
-class SqlBrokerMetricsSettingsProvider(_OfPublish):
-    """Reads a message."""
-
-    __slots__ = ()
-
-    def get_consume_attrs_from_message(self, msg: "StreamMessage[ClaimedMessage]") -> ConsumeAttrs:
-        """The queue and the size of the stored body."""
-        row = msg.raw_message
-        return {
-            "destination_name": row.queue,
-            "message_size": len(row.payload),
-            "messages_count": 1,
-        }
-
-
-class BatchSqlBrokerMetricsSettingsProvider(_OfPublish):
-    """Reads the messages of a batch."""
-
-    __slots__ = ()
-
-    def get_consume_attrs_from_message(
-        self, msg: "StreamMessage[tuple[ClaimedMessage, ...]]"
-    ) -> ConsumeAttrs:
+    def get_consume_attrs_from_message(self, msg: "StreamMessage[Raw]") -> ConsumeAttrs:
         """The queue of the first, the size of all stored bodies, and how many there are."""
-        rows = msg.raw_message
+        raw = msg.raw_message
+        rows = raw if isinstance(raw, tuple) else (raw,)
         return {
             "destination_name": rows[0].queue,
             "message_size": sum([len(row.payload) for row in rows]),
@@ -61,13 +39,7 @@ class BatchSqlBrokerMetricsSettingsProvider(_OfPublish):
         }
 
 
-_SINGLE = SqlBrokerMetricsSettingsProvider()
-_BATCH = BatchSqlBrokerMetricsSettingsProvider()
-
-
-def settings_provider(raw: Raw | None) -> MetricsSettingsProvider[Any, SqlBrokerPublishCommand]:
-    """What reads `raw`; None is a publish."""
-    return _BATCH if isinstance(raw, tuple) else _SINGLE
+_PROVIDER = SqlBrokerMetricsSettingsProvider()
 
 
 class SqlBrokerPrometheusMiddleware(PrometheusMiddleware[Any, SqlBrokerPublishCommand]):
@@ -93,7 +65,7 @@ class SqlBrokerPrometheusMiddleware(PrometheusMiddleware[Any, SqlBrokerPublishCo
                 publish).
         """
         super().__init__(
-            settings_provider_factory=settings_provider,
+            settings_provider_factory=lambda _raw: _PROVIDER,
             registry=registry,
             app_name=metrics_prefix if app_name is None else app_name,
             metrics_prefix=metrics_prefix,

@@ -134,7 +134,7 @@ class Pump:
         """`consumer` claims from now on, until it stops."""
         if consumer not in self._consumers:
             self._consumers.append(consumer)
-        self._blocked.clear()
+        self._blocked = set()
 
     def is_consumed(self, queue: str) -> bool:
         """Whether a subscriber of the test has `queue`, paused or not."""
@@ -169,7 +169,7 @@ class Pump:
     async def published(self, ids: Collection[int | None], table: str) -> None:
         """Deliver the messages `ids` and all that is due; raise what their first attempts raise."""
         own = {(table, message_id) for message_id in ids if message_id is not None}
-        self._blocked.clear()
+        self._blocked = set()
         own -= self._awaited
         self._awaited |= own
         seen = len(self._failures)
@@ -259,7 +259,7 @@ class Pump:
         for member in self.members:
             await self._look_at_schedules(member)
         await self._look_at_leases()
-        self._blocked.clear()
+        self._blocked = set()
         last_id = self.database.last_id
         chains = _Chains({table: last_id(table) for table in {c.table for c in self._consumers}})
         while (delivery := await self._run_one(limit)) is not None:
@@ -307,11 +307,13 @@ class Pump:
             if not heads:
                 return None
             _, consumer = min(heads, key=lambda head: head[0][:3])
+            blocked = self._blocked
             again = await consumer.claim(now)
             self._again_at.pop(consumer, None)
             if consumer.waiting():
                 return consumer, self._join(consumer)
-            self._blocked.add(consumer)
+            # Nothing, if something has changed in the meantime: that is another set then.
+            blocked.add(consumer)
             if again is not None and again > 0:
                 self._again_at[consumer] = now + round(again * 1_000_000)
 
@@ -345,7 +347,7 @@ class Pump:
             await consumer.deliver()
         finally:
             # Here, not in `_forget`: who waits for the task may look before its callbacks run.
-            self._blocked.clear()
+            self._blocked = set()
             task: Any = asyncio.current_task()
             delivery = self._deliveries[task]
             for row in delivery.rows:

@@ -28,11 +28,6 @@ from faststream_sqlbroker.prometheus import (
     SqlBrokerPrometheusMiddleware,
 )
 from faststream_sqlbroker.prometheus.metrics import exported_name
-from faststream_sqlbroker.prometheus.middleware import (
-    BatchSqlBrokerMetricsSettingsProvider,
-    SqlBrokerMetricsSettingsProvider,
-    settings_provider,
-)
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 
@@ -172,13 +167,6 @@ def test_middlewares_share_a_registry(registry: CollectorRegistry) -> None:
         getattr(first, container).received_messages_total
         is getattr(second, container).received_messages_total
     )
-
-
-def test_a_provider_reads_what_it_is_given() -> None:
-    batch: Any = (object(),)
-    assert isinstance(settings_provider(batch), BatchSqlBrokerMetricsSettingsProvider)
-    assert isinstance(settings_provider(None), SqlBrokerMetricsSettingsProvider)
-    assert settings_provider(None).messaging_system == "sqlbroker"
 
 
 # -- the broker's own ------------------------------------------------------------------------------
