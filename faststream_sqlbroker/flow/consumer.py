@@ -264,10 +264,7 @@ class Consumer:
         """Start the loops and the workers; returns at once."""
         if not self._stopping:
             return
-        self.registration.begin(known=self._heartbeat is None)
-        self._build()
-        self._stopping = False
-        self._stop_task = None
+        self._begin(known=self._heartbeat is None)
         s = self._settings
         self._loop_end = asyncio.create_task(asyncio.Event().wait(), name="sqlbroker-loop-end")
         for n in range(s.max_workers):
@@ -285,6 +282,13 @@ class Consumer:
             self._rights.join(
                 self.registration, outcomes_of(s, ack_first=self._ack_first, archive=archive)
             )
+
+    def _begin(self, *, known: bool) -> None:
+        """Begin a life; `known`: nothing tells which queues are paused, or it has."""
+        self.registration.begin(known=known)
+        self._build()
+        self._stopping = False
+        self._stop_task = None
 
     async def _keep_working(self, number: int) -> None:
         """Run a worker until it is to end, and replace it whenever it dies before."""

@@ -209,7 +209,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         describe = "".__str__ if pump is None else pump.what_waits
         for recorder in _recorders(broker):
             name_what_waits(recorder, describe)
-        if pump is None:
+        if self.with_real or pump is None:
             return
         _connect_producer(broker)
         refuse_endless_dead_letters(broker.subscribers)

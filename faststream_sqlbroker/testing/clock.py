@@ -5,8 +5,8 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from functools import partial
@@ -78,8 +78,8 @@ class VirtualClock:
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._number = count()
         self._pumps: list[Pump] = []
-        self._paused: Counter[asyncio.Task[Any]] = Counter()
-        self._paused_within: Counter[asyncio.Task[Any]] = Counter()
+        self._paused: Counter[asyncio.Task[Any] | None] = Counter()
+        self._paused_within: Counter[asyncio.Task[Any] | None] = Counter()
         self._calls = 0
         self._activity = 0
         self._changed = asyncio.Event()
@@ -272,7 +272,7 @@ class VirtualClock:
             return
         over = asyncio.Event()
         timer = self.call_later(seconds, over.set)
-        with _Paused(self):
+        with self._pausing():
             try:
                 await over.wait()
             finally:
@@ -294,11 +294,27 @@ class VirtualClock:
             if seconds <= 0:
                 expire()
             timer = self.call_later(seconds, expire)
-            with _Paused(self):
+            with self._pausing():
                 try:
                     yield scope
                 finally:
                     timer.cancel()
+
+    @contextmanager
+    def _pausing(self) -> Iterator[None]:
+        """Mark the running task, and the delivery that has made it, as waiting for time."""
+        counts = [(self._paused, asyncio.current_task()), (self._paused_within, delivery.get())]
+        for paused, task in counts:
+            paused[task] += 1
+        self.note()
+        try:
+            yield
+        finally:
+            for paused, task in counts:
+                paused[task] -= 1
+                if not paused[task]:
+                    del paused[task]
+            self.note()
 
     @staticmethod
     def limit(seconds: float | None) -> asyncio.Timeout:
@@ -311,34 +327,6 @@ class StandingClock(VirtualClock):
 
     What the application itself waits for, such as `get_one`, ends in real time.
     """
-
-
-class _Paused:
-    """Marks the running task as one that waits for virtual time."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - coroutines run in tasks
-        self._task = task
-        self._delivery = delivery.get()
-
-    def __enter__(self) -> None:
-        self._count(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._count(-1)
-
-    def _count(self, number: int) -> None:
-        clock = self._clock
-        counts = [(clock._paused, self._task)]  # noqa: SLF001 - a part of it
-        if self._delivery is not None:
-            counts.append((clock._paused_within, self._delivery))  # noqa: SLF001 - as above
-        for paused, task in counts:
-            paused[task] += number
-            if not paused[task]:
-                del paused[task]
-        clock.note()
 
 
 def _ceil(microseconds: int) -> int:

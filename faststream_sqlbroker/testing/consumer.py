@@ -57,10 +57,7 @@ class SteppedConsumer(Consumer):
         """`start`, without an event loop."""
         if not self._stopping:
             return
-        self.registration.begin(known=True)
-        self._build()
-        self._stopping = False
-        self._stop_task = None
+        self._begin(known=True)
         if self._heartbeat is not None:
             self._heartbeat.know(self.registration)
         self._pump.add(self)
