@@ -387,11 +387,6 @@ class Scheduler:
         told = self._wakeups.told_only and self._wakeups.listening
         return LONGEST_NAP_WHEN_TOLD if told else LONGEST_NAP
 
-    @property
-    def planned(self) -> bool:
-        """Whether there are schedules."""
-        return bool(self._planned)
-
     async def fire_due(self) -> datetime | None:
         """Without `start`: fire what is due and wait for its end; when the next look is needed, by
         the database's clock.
