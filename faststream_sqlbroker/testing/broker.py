@@ -179,7 +179,8 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     @override
     def _patch_producer(self, broker: Any) -> Generator[None, None, None]:
         """`_moved` puts the broker's own back."""
-        store, wakeups = broker._store, broker._wakeups  # noqa: SLF001
+        store = broker._store  # noqa: SLF001
+        wakeups = broker._wakeups  # noqa: SLF001
         limits = broker._publish_limits(store, broker._clock)  # noqa: SLF001
         publisher = FakePublisher(self._pump, store, wakeups, limits)
         broker._requests = TestRequests(  # noqa: SLF001

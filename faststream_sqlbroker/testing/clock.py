@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from faststream_sqlbroker.core.times import (
     Duration,
@@ -20,9 +20,6 @@ from faststream_sqlbroker.core.times import (
     to_microseconds,
 )
 from faststream_sqlbroker.exceptions import SetupError
-
-if TYPE_CHECKING:
-    from faststream_sqlbroker.testing.pump import Pump
 
 TICK = 1_000
 """Microseconds: SQLite's clock is read in milliseconds, so no other moment can be met."""
@@ -77,7 +74,7 @@ class VirtualClock:
         self._random = random.Random(seed)  # noqa: S311 - a test repeats it
         self._timers: list[tuple[float, int, VirtualTimer]] = []
         self._number = count()
-        self._pumps: list[Pump] = []
+        self._pumps: list[Any] = []
         self._paused: Counter[asyncio.Task[Any] | None] = Counter()
         self._paused_within: Counter[asyncio.Task[Any] | None] = Counter()
         self._calls = 0
@@ -200,11 +197,11 @@ class VirtualClock:
 
     # -- what goes on --------------------------------------------------------------------------
 
-    def join(self, pump: "Pump") -> None:
-        """From now on `pump` is told of time that passes."""
+    def join(self, pump: Any) -> None:
+        """From now on `pump`, a `Pump`, is told of time that passes."""
         self._pumps.append(pump)
 
-    def leave(self, pump: "Pump") -> None:
+    def leave(self, pump: Any) -> None:
         """No longer."""
         self._pumps.remove(pump)
 
