@@ -20,7 +20,7 @@ from faststream_sqlbroker.parser import CORRELATION_ID
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 
 if TYPE_CHECKING:
-    from faststream import ContextRepo, StreamMessage
+    from faststream import ContextRepo, PublishCommand, StreamMessage
     from opentelemetry.metrics import Meter, MeterProvider
     from opentelemetry.trace import TracerProvider
 
@@ -49,14 +49,15 @@ class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBroke
     messaging_system = SYSTEM
 
     def get_publish_attrs_from_cmd(self, cmd: SqlBrokerPublishCommand) -> dict[str, Any]:
-        """Queue, correlation id and key."""
+        """Queue, correlation id and key. A relay's command is one of the other broker."""
+        ours = isinstance(cmd, SqlBrokerPublishCommand)
         attributes: dict[str, Any] = {
-            MESSAGING_SYSTEM: SYSTEM,
+            MESSAGING_SYSTEM: SYSTEM if ours else _system_of(cmd),
             DESTINATION: cmd.destination,
         }
         if cmd.correlation_id is not None:
             attributes[CONVERSATION_ID] = cmd.correlation_id
-        if (key := cmd.options.get("key")) is not None:
+        if ours and (key := cmd.options.get("key")) is not None:
             attributes[KEY] = key
         return attributes
 
@@ -92,6 +93,13 @@ class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBroke
         """The queue, of a batch that of the first."""
         raw = msg.raw_message
         return (raw[0] if isinstance(raw, tuple) else raw).queue
+
+
+def _system_of(cmd: "PublishCommand") -> str:
+    """The conventions' name of the broker to which a command of `faststream.kafka` and others
+    publishes."""
+    package = type(cmd).__module__.removeprefix("faststream.").partition(".")[0]
+    return {"confluent": "kafka", "rabbit": "rabbitmq"}.get(package, package)
 
 
 _PROVIDER = SqlBrokerTelemetrySettingsProvider()

@@ -1,0 +1,319 @@
+"""Runs a case: of two messages one succeeds, and the other one fails each time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from faststream import BaseMiddleware
+from faststream.kafka import KafkaBroker, TestKafkaBroker
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from faststream_sqlbroker import (
+    SqlBroker,
+    SqlBrokerBatchMessage,
+    SqlBrokerMessage,
+    SqlBrokerResponse,
+    SqlConnection,
+    SqlProducer,
+    TestSqlBroker,
+    VirtualClock,
+)
+from faststream_sqlbroker.opentelemetry import SqlBrokerTelemetryMiddleware
+from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
+from tests.combinations.features import MODES, QUICK_RETRIES, RETRIES, Case
+from tests.faststream.conftest import QUICK
+from tests.helpers import eventually
+
+GOOD, BAD = "good", "bad"
+KEYS = {GOOD: "a", BAD: "b"}
+BEGIN = datetime(2032, 2, 28, 23, tzinfo=timezone.utc)
+ONCE = "0 0 29 2 *"
+"""When a schedule fires: an hour later in a test, by an operator's call on a database."""
+CREATE = "CREATE TABLE IF NOT EXISTS work (body VARCHAR(20))"
+"""What transactional handlers write to."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "delay": {"delay": "50ms"},
+    "priority": {"priority": 7},
+    "expires_in": {"expires_in": "1h"},
+}
+"""Of the ways to publish that are an option."""
+TABLES = ("work", "message", "message_archive", "message_policy_state")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message of a table."""
+
+    queue: str
+    body: str
+    state: str
+
+
+class FailedError(Exception):
+    """What the handler raises for `BAD`."""
+
+
+@dataclass
+class Seen:
+    """What became of the messages."""
+
+    runs: Counter[str] = field(default_factory=Counter)
+    """How often the handler began, by body."""
+    relayed: list[str] = field(default_factory=list)
+    """What came to Kafka."""
+    watched: Counter[str] = field(default_factory=Counter)
+    """How often the middleware saw a run, and a publish."""
+    waiting: list[Row] = field(default_factory=list)
+    archived: list[Row] = field(default_factory=list)
+    work: list[str] = field(default_factory=list)
+    """What transactional handlers have written."""
+
+
+class Running:
+    """One case on one database."""
+
+    def __init__(self, case: Case, asynchronous: AsyncEngine, synchronous: Engine) -> None:
+        self.case = case
+        self.engine = asynchronous
+        self.synchronous = synchronous
+        self.seen = Seen()
+        self.kafka: KafkaBroker | None = None
+        self.spans = InMemorySpanExporter()
+        self.registry = CollectorRegistry()
+        self.broker = SqlBroker(asynchronous, logger=None, middlewares=self._middlewares())
+
+    async def __call__(self) -> Seen:
+        """What is seen once nothing moves any more.
+
+        Raises:
+            SetupError: the features do not go together.
+        """
+        self.declare()
+        async with self.engine.begin() as connection:
+            await connection.execute(text(CREATE))
+        async with AsyncExitStack() as stack:
+            if self.kafka is not None:
+                await stack.enter_async_context(TestKafkaBroker(self.kafka))
+            if self.case.broker == "TestSqlBroker":
+                await self._run_in_test(stack)
+            else:
+                await self._run_on_database(stack)
+        self._count()
+        return self.seen
+
+    async def _run_in_test(self, stack: AsyncExitStack) -> None:
+        clock = VirtualClock(BEGIN)
+        test = TestSqlBroker(self.broker, engine=self.engine, clock=clock, connect_only=False)
+        await stack.enter_async_context(test)
+        for body in (GOOD, BAD):
+            with suppress(FailedError):
+                await self._publish(body)
+        with suppress(FailedError):
+            await clock.advance("3h")
+        await self._read()
+
+    async def _run_on_database(self, stack: AsyncExitStack) -> None:
+        await self.broker.create_tables()
+        await stack.enter_async_context(self.broker)
+        await self.broker.start()
+        for body in (GOOD, BAD):
+            await self._publish(body)
+
+        async def ended() -> bool:
+            await self._read()
+            return not {"in", "next"} & {row.queue for row in self.seen.waiting}
+
+        await eventually(ended)
+
+    async def _read(self) -> None:
+        async with self.engine.connect() as connection:
+
+            async def rows(table: str) -> list[Row]:
+                found = await connection.execute(
+                    text(f"SELECT queue, payload, state FROM {table} ORDER BY id")
+                )
+                return [Row(queue, bytes(body).decode(), state) for queue, body, state in found]
+
+            self.seen.waiting = await rows("message")
+            self.seen.archived = await rows("message_archive")
+            self.seen.work = list(await connection.scalars(text("SELECT body FROM work")))
+
+    async def wipe(self) -> None:
+        """Empty the tables for the next case."""
+        async with self.engine.begin() as connection:
+            for table in TABLES:
+                await connection.execute(text(f"DELETE FROM {table}"))
+
+    # --- what is declared
+
+    def declare(self) -> None:
+        """Declare its subscribers, publishers and schedules.
+
+        Raises:
+            SetupError: The features do not go together.
+        """
+        case = self.case
+        options = {**QUICK, **RETRIES[case.retry], **MODES[case.mode]}
+        if (case.retry, case.broker) == ("default retries", "database") and case.attempts() > 1:
+            options["retry_strategy"] = QUICK_RETRIES  # the default would wait for minutes
+        if case.dead_letters == "dead_letter_queue":
+            options["dead_letter_queue"] = "dead"
+        elif case.dead_letters == "no archive":
+            options["retain_in_archive_on_ack"] = options["retain_in_archive_on_reject"] = False
+        if case.policies():
+            options["policies"] = case.policies()
+        if case.mode == "forward_to":
+            self.broker.subscriber("in", **options)
+            del options["forward_to"]
+            options.pop("policies", None)
+            queue = "next"
+        else:
+            queue = "in"
+        handler = self._handler()
+        for publisher in self._publishers():
+            handler = publisher(handler)
+        self.broker.subscriber(queue, **options)(handler)
+        if case.publish == "schedule":
+            reply: Any = {"reply_to": "answers"} if case.answer == "reply_to" else {}
+            for body, key in KEYS.items():
+                self.broker.publish_on_schedule(body, ONCE, "in", body, key=key, **reply)
+
+    def _publishers(self) -> list[Any]:
+        answer = self.case.answer
+        if answer in {"stacked publisher", "SqlBrokerResponse"}:
+            return [self.broker.publisher("answers")]
+        if answer == "publisher of batches":
+            return [self.broker.publisher("answers", batch=True)]
+        if answer == "relay to Kafka":
+            self.kafka = KafkaBroker(logger=None)
+
+            @self.kafka.subscriber("answers")
+            async def take(body: str) -> None:
+                self.seen.relayed.append(body)
+
+            return [self.kafka.publisher("answers")]
+        return []
+
+    def _handler(self) -> Callable[..., Any]:
+        if self.case.mode == "synchronous handler":
+            return self._synchronous()
+        if self.case.mode == "batch":
+            return self._batch()
+        if self.case.mode == "transactional":
+            return self._transactional()
+
+        async def plain(body: str, message: SqlBrokerMessage) -> Any:
+            await self._publish_with_ack()
+            return self._work(body)
+
+        return plain
+
+    def _synchronous(self) -> Callable[..., Any]:
+        def handle(body: str) -> Any:
+            if self.case.answer == "with_ack":
+                self.broker.publish_sync("answer", "answers", with_ack=True)
+            return self._work(body)
+
+        return handle
+
+    def _batch(self) -> Callable[..., Any]:
+        async def handle(bodies: list[str], message: SqlBrokerBatchMessage) -> Any:
+            answer = None
+            for body, each in zip(bodies, message.messages, strict=True):
+                try:
+                    answer = self._work(body)
+                    await self._publish_with_ack()
+                except FailedError:
+                    await each.nack()
+            if GOOD not in bodies:
+                raise FailedError
+            return answer
+
+        return handle
+
+    def _transactional(self) -> Callable[..., Any]:
+        async def handle(body: str, connection: SqlConnection) -> Any:
+            await connection.execute(text("INSERT INTO work VALUES (:body)"), {"body": body})
+            await self._publish_with_ack()
+            return self._work(body)
+
+        return handle
+
+    async def _publish_with_ack(self) -> None:
+        if self.case.answer == "with_ack":
+            await self.broker.publish("answer", "answers", with_ack=True)
+
+    def _work(self, body: str) -> Any:
+        self.seen.runs[body] += 1
+        if body == BAD:
+            raise FailedError(body)
+        if self.case.answer == "SqlBrokerResponse":
+            return SqlBrokerResponse("answer", key="of answers", priority=3)
+        if self.case.answer == "publisher of batches":
+            return ["answer", "answer"]
+        return None if self.case.answer in {"no answer", "with_ack"} else "answer"
+
+    def _middlewares(self) -> list[Any]:
+        if self.case.middleware == "Prometheus":
+            return [SqlBrokerPrometheusMiddleware(registry=self.registry)]
+        if self.case.middleware == "OpenTelemetry":
+            provider = TracerProvider()
+            provider.add_span_processor(SimpleSpanProcessor(self.spans))
+            return [SqlBrokerTelemetryMiddleware(tracer_provider=provider)]
+        if self.case.middleware == "own middleware":
+            watched = self.seen.watched
+
+            class Watching(BaseMiddleware[Any, Any]):
+                async def consume_scope(
+                    self, call_next: Callable[[Any], Awaitable[Any]], msg: Any
+                ) -> Any:
+                    watched["run"] += 1
+                    return await call_next(msg)
+
+            return [Watching]
+        return []
+
+    def _count(self) -> None:
+        """Runs that metrics and spans tell of."""
+        if self.case.middleware == "Prometheus":
+            for metric in self.registry.collect():
+                for sample in metric.samples:
+                    if sample.name == "faststream_received_messages_total":
+                        self.seen.watched["run"] += int(sample.value)
+        elif self.case.middleware == "OpenTelemetry":
+            names = [span.name for span in self.spans.get_finished_spans()]
+            self.seen.watched["run"] = sum(name.endswith(" process") for name in names)
+
+    # --- what is published
+
+    async def _publish(self, body: str) -> None:
+        options = {"key": KEYS[body], **OPTIONS.get(self.case.publish, {})}
+        if self.case.answer == "reply_to":
+            options["reply_to"] = "answers"
+        if self.case.publish in {"dedup_id", "lookup"}:
+            options[self.case.publish] = f"of {body}"
+        await self._publish_with(body, options)
+
+    async def _publish_with(self, body: str, options: dict[str, Any]) -> None:
+        if self.case.publish == "schedule":
+            if self.case.broker == "database":
+                assert await self.broker.admin.run_schedule(body)
+        elif self.case.publish == "publish_batch":
+            await self.broker.publish_batch(body, queue="in", **options)
+        elif self.case.publish == "outbox":
+            async with self.engine.begin() as connection:
+                await self.broker.publish(body, "in", connection=connection, **options)
+        elif self.case.publish == "SqlProducer":
+            # It waits for SQLite's lock, which a worker of this event loop may hold.
+            await asyncio.to_thread(SqlProducer(self.synchronous).publish, body, "in", **options)
+        else:
+            await self.broker.publish(body, "in", **options)
