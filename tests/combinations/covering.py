@@ -16,6 +16,7 @@ from tests.combinations.running import Running
 AT_A_PUBLISH = {
     ("synchronous handler", "with_ack"): "an outcome is written by the event loop, which "
     "`publish_sync` does not reach: PublishError",
+    ("ACK_FIRST", "with_ack"): "the message is acked before its handler starts: PublishError",
     ("SqlProducer", "TestSqlBroker"): "it publishes to a real database: PublishError",
 }
 """Pairs that are refused when a message is published, not at the decorator."""

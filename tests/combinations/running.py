@@ -91,11 +91,11 @@ class Running:
         self.registry = CollectorRegistry()
         self.broker = SqlBroker(asynchronous, logger=None, middlewares=self._middlewares())
 
-    async def __call__(self) -> Seen:
-        """What is seen once nothing moves any more.
+    async def __call__(self, ended: Callable[[Seen], bool] = lambda seen: True) -> Seen:
+        """Run the case. On a database, wait until it has `ended`, or for two minutes.
 
         Raises:
-            SetupError: the features do not go together.
+            SetupError: The features do not go together.
         """
         self.declare()
         async with self.engine.begin() as connection:
@@ -106,8 +106,8 @@ class Running:
             if self.case.broker == "TestSqlBroker":
                 await self._run_in_test(stack)
             else:
-                await self._run_on_database(stack)
-        self._count()
+                await self._run_on_database(stack, ended)
+        await self._read()
         return self.seen
 
     async def _run_in_test(self, stack: AsyncExitStack) -> None:
@@ -121,18 +121,19 @@ class Running:
             await clock.advance("3h")
         await self._read()
 
-    async def _run_on_database(self, stack: AsyncExitStack) -> None:
+    async def _run_on_database(self, stack: AsyncExitStack, ended: Callable[[Seen], bool]) -> None:
         await self.broker.create_tables()
         await stack.enter_async_context(self.broker)
         await self.broker.start()
         for body in (GOOD, BAD):
             await self._publish(body)
 
-        async def ended() -> bool:
+        async def has_ended() -> bool:
             await self._read()
-            return not {"in", "next"} & {row.queue for row in self.seen.waiting}
+            return ended(self.seen)
 
-        await eventually(ended)
+        with suppress(AssertionError):  # the comparison says more
+            await eventually(has_ended)
 
     async def _read(self) -> None:
         async with self.engine.connect() as connection:
@@ -146,12 +147,14 @@ class Running:
             self.seen.waiting = await rows("message")
             self.seen.archived = await rows("message_archive")
             self.seen.work = list(await connection.scalars(text("SELECT body FROM work")))
+        self._count()
 
     async def wipe(self) -> None:
-        """Empty the tables for the next case."""
+        """Empty the tables for the next case, which begins with new connections."""
         async with self.engine.begin() as connection:
             for table in TABLES:
                 await connection.execute(text(f"DELETE FROM {table}"))
+        await self.engine.dispose()
 
     # --- what is declared
 
@@ -285,10 +288,12 @@ class Running:
     def _count(self) -> None:
         """Runs that metrics and spans tell of."""
         if self.case.middleware == "Prometheus":
+            runs = 0
             for metric in self.registry.collect():
                 for sample in metric.samples:
                     if sample.name == "faststream_received_messages_total":
-                        self.seen.watched["run"] += int(sample.value)
+                        runs += int(sample.value)
+            self.seen.watched["run"] = runs
         elif self.case.middleware == "OpenTelemetry":
             names = [span.name for span in self.spans.get_finished_spans()]
             self.seen.watched["run"] = sum(name.endswith(" process") for name in names)
@@ -306,7 +311,7 @@ class Running:
     async def _publish_with(self, body: str, options: dict[str, Any]) -> None:
         if self.case.publish == "schedule":
             if self.case.broker == "database":
-                assert await self.broker.admin.run_schedule(body)
+                await eventually(lambda: self.broker.admin.run_schedule(body))
         elif self.case.publish == "publish_batch":
             await self.broker.publish_batch(body, queue="in", **options)
         elif self.case.publish == "outbox":

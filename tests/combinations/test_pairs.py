@@ -32,7 +32,8 @@ async def test_every_other_pair_works(engine: AsyncEngine, database: str, part: 
     for case in covering()[part::PARTS]:
         if database == "sqlite" or case.broker == "database":
             of_case = running(case, engine)
-            mistakes[str(case)] = list(compared(case, await of_case()))
+            seen = await of_case(lambda seen, case=case: not compared(case, seen))
+            mistakes[str(case)] = compared(case, seen)
             of_case.synchronous.dispose()
             await of_case.wipe()
     assert {case: found for case, found in mistakes.items() if found} == {}

@@ -115,6 +115,24 @@ async def test_retries(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> No
         assert (drained.ran, drained.waiting) == ([], [])
 
 
+async def test_a_worker_that_waits_after_a_failure_goes_on(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    """0.05 + 0.01 is more than 0.06."""
+
+    @broker.subscriber("q", policies=[BlockingWait("10ms")], retry_strategy=None)
+    async def handle(body: str) -> None:
+        seen(body)
+        raise ValueError(body)
+
+    async with TestSqlBroker(broker, clock=clock) as br:
+        await br.publish("x", "q", delay="50ms")
+        await br.publish("y", "q", delay="50ms")
+        await clock.advance("1m")
+        assert [body for body, _ in seen.calls] == ["x", "y"]
+        assert (await br.drain()).waiting == []
+
+
 async def test_chance_is_seeded() -> None:
     def times(seed: int) -> list[float]:
         clock = VirtualClock(START, seed=seed)
