@@ -134,7 +134,8 @@ class AccessChecks:
             return None
         try:
             with connection.begin_nested() as savepoint:
-                for right in needed:
+                # SQLite waits for another writer only where a transaction begins with a write.
+                for right in sorted(needed, key=lambda each: each.verb == "SELECT"):
                     connection.exec_driver_sql(_statement(connection, right))
                 savepoint.rollback()
         except DBAPIError as error:

@@ -97,7 +97,8 @@ class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBroke
 
 def _system_of(cmd: "PublishCommand") -> str:
     """The conventions' name of the broker to which a command of `faststream.kafka` and others
-    publishes."""
+    publishes.
+    """
     package = type(cmd).__module__.removeprefix("faststream.").partition(".")[0]
     return {"confluent": "kafka", "rabbit": "rabbitmq"}.get(package, package)
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from logging import getLogger
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +47,9 @@ _PROPERTIES = {
     # Other columns' least and greatest values would put contents of messages into the log.
     "delta.dataSkippingStatsColumns": "id,archived_at",
 }
+
+
+logger = getLogger("faststream_sqlbroker.spark")
 
 
 @dataclass(frozen=True)
@@ -207,12 +211,22 @@ class DeltaWriter:
         """Read the loaded table's state; None if there is none, or it was lost."""
         if not (version := self._version_of_state()):
             return None
-        with self._errors():
-            try:
-                with self._states().open_input_stream(state_place(version)) as stream:
-                    return bytes(stream.read())
-            except FileNotFoundError:
-                return None
+        try:
+            with self._states().open_input_stream(state_place(version)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            logger.warning(
+                "%s is lost, and with it the records of all windows: nothing is pruned until an "
+                "export and a repair have recorded them anew",
+                self.state_path,
+            )
+            return None
+        except OSError as error:
+            msg = (
+                f"{self.state_path} cannot be read ({' '.join(str(error).split())}): restore it, "
+                "or remove it and repair the lake"
+            )
+            raise StoreError(msg) from error
 
     @property
     def state_path(self) -> str:
@@ -253,15 +267,21 @@ class DeltaWriter:
         # Files without times come first: the order is that of the times, not of their text.
         return sorted(found, key=lambda one: (one.times is not None, one.times or (), one.path))
 
-    def vacuum(self, hours: int) -> list[str]:
-        """Remove files that were taken out of the table more than `hours` ago.
+    def vacuum(self, hours: int, *, dry_run: bool = False) -> list[str]:
+        """Remove files that were taken out of the table more than `hours` ago; their paths.
 
-        Staged files of others are not touched. Earlier versions can no longer be read.
+        Staged files of others are not touched, nor files that a checkpoint has forgotten. Earlier
+        versions can no longer be read.
         """
         with self._errors():
-            gone = self._need().vacuum(hours, dry_run=False, enforce_retention_duration=False)
+            gone = self._need().vacuum(hours, dry_run=dry_run, enforce_retention_duration=False)
         self.load()
         return gone
+
+    def is_older_state(self, place: str) -> bool:
+        """Whether `place` is the state of a version before the loaded one."""
+        number = place.rpartition("/")[2].partition(".")[0]
+        return number.isdecimal() and int(number) < self._version_of_state()
 
     def check_staged(self, files: Sequence[DataFile]) -> None:
         """Look whether each staged file is there: the log takes names of files that are not.

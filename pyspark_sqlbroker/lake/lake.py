@@ -348,7 +348,7 @@ class Lake:
         self.state = replace(self.state, digests=digests)
         limit = self.folders.now() - LEFT_AFTER
         for name, found in self.folders.files(STATES).items():
-            if found.modified < limit and not self.table.state_path.endswith(name):
+            if found.modified < limit and self.table.is_older_state(name):
                 self.folders.delete(name)
         left = list[str]()
         for name in sorted(names - self._used()):
@@ -367,7 +367,9 @@ class Lake:
         """
         gone = self.table.vacuum(hours)
         self._read()
-        kept = {one.path for one in self.files} | (self.state.digests.keys() if hours else set())
+        kept = {one.path for one in self.files}
+        if hours:  # what the log still remembers; the rest was replaced long ago
+            kept.update(self.table.vacuum(0, dry_run=True))
         # Other programs write to the root: what they have staged they may commit yet. What they
         # have taken out no vacuum finds any more when a checkpoint has forgotten it.
         limits = {
@@ -375,8 +377,10 @@ class Lake:
             False: moment - max(hours, FORGOTTEN_AFTER) * 3_600_000,
         }
         for name, found in self.folders.files("").items():
-            known = name.startswith("_") or name in kept
-            if not known and found.modified < limits[name.startswith(f"{DATA}/")]:
+            ours = name.startswith(f"{DATA}/")
+            # Anything else below the root is not the table's, such as a lake of its own.
+            of_table = ours or ("/" not in name and name.endswith(".parquet"))
+            if of_table and name not in kept and found.modified < limits[ours]:
                 self.folders.delete(name)
                 gone.append(name)
         return gone

@@ -224,7 +224,10 @@ def _drop(
     sure = _without(spans, refused)
     chosen = [part for part in parts if _covered(part, sure)]
     for part in chosen:
-        if partitions.drop(part, sum(work.inside.get(part, {}).values(), RowChecksums())):
+        expected = sum(work.inside.get(part, {}).values(), RowChecksums())
+        if (dropped := partitions.drop(part, expected)) is None:
+            return  # each further try could hold up the archive again
+        if dropped:
             work.dropped.append(part)
 
 

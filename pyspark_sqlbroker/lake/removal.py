@@ -162,8 +162,8 @@ class Partitions:
             if one.start is not None and one.start.tzinfo is not None
         ]
 
-    def drop(self, partition: Partition, expected: RowChecksums) -> bool:
-        """Drop a partition if it has exactly the expected rows.
+    def drop(self, partition: Partition, expected: RowChecksums) -> bool | None:
+        """Drop a partition if it has exactly the expected rows; None: no partition can be dropped.
 
         It gives up, with a warning, if a lock is not free within 2 seconds: what comes later waits
         behind it.
@@ -180,11 +180,11 @@ class Partitions:
         except DBAPIError as error:
             problem = " ".join(str(error.orig).split())
             logger.warning(
-                "partition %s cannot be dropped, so its rows are deleted one by one: %s",
+                "partition %s cannot be dropped, so rows are deleted one by one: %s",
                 partition.name,
                 problem,
             )
-            return False
+            return None
 
     def _figures(self, name: str) -> RowChecksums:
         asked = ", ".join(asked_figures(self._database, checksums=False))

@@ -134,7 +134,8 @@ class _RepairRun:
             one.name: Entry(figures[one], counts.get(one, NOTHING).counts) for one in part.lacking
         }
         same_rows = part.is_same(figures)
-        lake.commit(State(entries), staged, part.gone, same_rows=same_rows)
+        covered = tuple((one.start, one.end) for one in part.lacking)
+        lake.commit(State(entries, covered), staged, part.gone, same_rows=same_rows)
         self.windows |= {one.name: figures[one].rows for one in part.differing}
         self.files += [one.path for one in part.gone]
 

@@ -453,6 +453,23 @@ async def test_an_undo_goes_on_behind_what_the_database_refuses(bench: Bench) ->
     assert [each.message_id for each in undo.failures] == [ids[2]]
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_an_undo_of_a_replay_goes_on_behind_the_notes_of_others(bench: Bench) -> None:
+    """Two runs of one name have their notes together, here the other one's first."""
+    for queue in ("q", "r"):
+        await bench.put(queue=queue)
+        for row in await bench.claim(1, queue):
+            await bench.store.settle([done(row, **FAILED)])
+    await do(bench, REPLAY, {"name": "n"}, queue="q")
+    ours = await do(bench, REPLAY, {"name": "n"}, queue="r")
+    await bench.execute(
+        "CREATE TRIGGER no_delete BEFORE DELETE ON message WHEN OLD.queue = 'r' "
+        "BEGIN SELECT RAISE(ABORT, 'not now'); END"
+    )
+    undo = await undone(bench, ours)
+    assert (undo.state, undo.done, undo.failed) == ("ended", 0, 1)
+
+
 async def test_only_so_many_errors_are_kept(bench: Bench) -> None:
     await bench.put(29, key="bad")
     await bench.put()

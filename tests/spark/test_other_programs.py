@@ -353,7 +353,9 @@ def test_an_erasure_removes_files_that_a_checkpoint_has_forgotten(
     table.optimize.compact()
     DeltaTable(str(path)).create_checkpoint()
     (live,) = (one.path for one in Lake(spark, str(path)).files)
-    for name, days in (("old.parquet", 8), ("new.parquet", 6)):
+    of_others = "inner/_delta_log/00000000000000000000.json"
+    for name, days in (("old.parquet", 8), ("new.parquet", 6), (of_others, 9)):
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(b"x")
         moment = time.time() - days * 86_400
         os.utime(path / name, times=(moment, moment))
@@ -362,6 +364,24 @@ def test_an_erasure_removes_files_that_a_checkpoint_has_forgotten(
         live,
         "new.parquet",
     }
+    assert list((path / "data").rglob("*.parquet")) == []
+    assert (path / of_others).exists(), "a lake of its own below this one"
+
+
+def test_an_erasure_that_keeps_files_removes_forgotten_ones(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """They were replaced long ago, though their SHA-256 is still known."""
+    path = tmp_path / "lake"
+    exported(spark, archive, path)
+    table = DeltaTable(str(path))
+    table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 seconds"})
+    table.optimize.compact()
+    DeltaTable(str(path)).create_checkpoint()
+    for one in (path / "data").rglob("*.parquet"):
+        moment = time.time() - 86_400
+        os.utime(one, times=(moment, moment))
+    assert erase_messages(spark, archive.url, str(path), ids=[999], dry_run=False, keep="1h").files
     assert list((path / "data").rglob("*.parquet")) == []
 
 

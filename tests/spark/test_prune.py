@@ -321,7 +321,7 @@ def test_a_partition_that_cannot_be_locked_is_emptied(
         other.execute(text(lock[held]))
         result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions, archive.ids()) == (5, (), [])
-    assert "archive_2026_03_01 cannot be dropped, so its rows are deleted" in caplog.text
+    assert "archive_2026_03_01 cannot be dropped, so rows are deleted" in caplog.text
     assert partitions(archive) == ["archive_2026_03_01"]
     result = prune_archive(archive.url, exported=path, spark=spark)
     assert (result.rows, result.partitions) == (0, ("archive_2026_03_01",))

@@ -170,6 +170,11 @@ Notes = Mapping[int, Mapping[str, Any]]
 Undo = Callable[[Connection, Operations, Notes], set[int]]
 
 
+_LEFT = {"dedup_id", "publish_count", "acquired_at", "expires_at"}
+"""Columns that an undo of a move leaves. Another message may have the first by now, and its index
+is unique. No move changes the others, and an operator needs no right to change them."""
+
+
 def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
     """Set the columns to what they were; what was moved takes part in bursts anew. A `dedup_id`
     stays dropped: it may be used again.
@@ -177,8 +182,7 @@ def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> se
     untouched = _untouched(connection, dialect, notes)
     for names, rows in _by_columns(notes, untouched).items():
         table = dialect.tables.message
-        # Another message may have it by now, and the index is unique.
-        restored = [name for name in names if name != "dedup_id"]
+        restored = [name for name in names if name not in _LEFT]
         values: dict[str, Any] = {name: bindparam(f"old_{name}") for name in restored}
         one = update(table).where(table.c.id == bindparam("of_id")).values(values)
         before = {i: _anew(notes[i]) for i in rows}

@@ -282,7 +282,8 @@ class JobStore:
             tried.job = job
             most = BATCH if job.rate is None else min(BATCH, max(1, math.ceil(job.rate)))
             tried.ids, cursor = self._next(connection, job, min(most, part.size))
-            if part.failure is None:
+            # Notes that are not of this job have no messages: only the position moves.
+            if part.failure is None or not tried.ids:
                 moved = self._change(connection, job, tried.ids, cursor)
             elif list(tried.ids) == [part.failure.message_id]:
                 moved = job.failed_at(cursor, part.failure, part.kind, most)

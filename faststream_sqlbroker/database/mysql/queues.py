@@ -35,7 +35,7 @@ class PairsClaim:
     limit: int
     token: UUID
     suspicion: Suspicion | None
-    """As in `Operations.claim`."""
+    """As in `Dialect.claiming`."""
     lock_first: LockPair
     """Locks the rows of a pair alone."""
     _found: Claimed = field(default_factory=Claimed, init=False)

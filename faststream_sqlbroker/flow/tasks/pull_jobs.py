@@ -289,14 +289,16 @@ class PullJobs:
             await self._removed.look(queues, sleeps=False)
         ends_in = await self.store.lease_ends_in(queues)
         if ends_in is not None and ends_in <= 0:
-            await self._end_leases(*queues)
+            # One by one: the index has the order of the leases of a queue, not of several.
+            for queue in queues:
+                await self._end_leases(queue)
         pause = LONGEST_PAUSE if ends_in is None else ends_in
         return min(LONGEST_PAUSE, max(SHORTEST_PAUSE, pause))
 
-    async def _end_leases(self, *queues: str, job: int | None = None) -> None:
+    async def _end_leases(self, queue: str, job: int | None = None) -> None:
         """Give back jobs whose time is over, or one `job`; what had it too often ends."""
         most = self._options.max_retries
-        for queue, end in await self.store.pull.end_leases(queues, most, job):
+        for _, end in await self.store.pull.end_leases([queue], most, job):
             self._metrics.settled(end, queue)
 
 
