@@ -3,6 +3,7 @@
 import json
 from typing import Any
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Connection, Engine
@@ -84,7 +85,7 @@ def test_a_batch_does_not_read_a_queue_that_no_analyze_has_seen(deep: Engine) ->
             visits.lock(connection, dialect, job, ids, ["id"])
             changes._untouched(connection, dialect, {one: {} for one in ids})
             connection.execute(pull_jobs.bodies_of_jobs(dialect), {"ids": ids})
-            connection.execute(pull_jobs.expired_jobs(dialect), {"ids": ids, "queue": "deep"})
+            dialect.claim_ids(connection, ids, ["deep"], 1.0, uuid4())
         assert len(ids) == SIZE
         for statement, parameters in statements:
             found = connection.exec_driver_sql(
