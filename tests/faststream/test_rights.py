@@ -263,6 +263,22 @@ async def test_the_rehearsal_changes_nothing_and_waits_for_no_row(
     assert await rows() == before
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("activity", [Activity.OPERATE, Activity.REPAIR, Activity.CONSUME])
+async def test_the_rehearsal_waits_for_another_writer(
+    engine: AsyncEngine, broker: SqlBroker, activity: Activity
+) -> None:
+    """SQLite refuses at once a transaction that has read first and then writes."""
+    async with engine.connect() as other:
+        await other.exec_driver_sql("BEGIN IMMEDIATE")
+        asking = asyncio.create_task(broker._store.access.find_lacks(frozenset({activity})))
+        await asyncio.sleep(1)
+        assert not asking.done()
+        await other.rollback()
+        async with asyncio.timeout(60):
+            assert not (await asking).lacks
+
+
 @servers_only
 async def test_without_an_archive_it_needs_no_right(user: Account, its_engine: AsyncEngine) -> None:
     """Nor on an archive to which this process writes nothing."""
