@@ -44,7 +44,7 @@ class Reader:
                     await self.run(command, "" if output is not None else None)
                 await self.run(commands[-1], output)
             else:
-                assert kind == "text"
+                assert kind in {"text", "py"}, "only a program's file, a command or a fragment"
 
     async def run(self, command: str, output: str | None) -> None:
         """Run `command`; it succeeds, and prints `output` if the page shows one. A command after
