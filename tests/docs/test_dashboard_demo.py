@@ -19,5 +19,8 @@ async def test_the_demo_trades_and_shows_it(tmp_path: Path) -> None:
             page = (await client.get("/ui/messages?archived=on&state=COMPLETED")).text
             return "/ui/queue?name=orders" in page
 
+        async def names_the_problem() -> bool:
+            return "is &#39;orders&#39; meant?" in (await client.get("/")).text
+
         await eventually(trades, step=0.2)
-        assert "is &#39;orders&#39; meant?" in (await client.get("/")).text
+        await eventually(names_the_problem, step=0.2)
