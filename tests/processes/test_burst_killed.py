@@ -91,7 +91,12 @@ async def test_another_message_of_the_burst_takes_its_place(
     ids = await burst(policies)
     await killed(fleet, policies, policy, "before commit")
     gone, goes = (ids[0], ids[1]) if policy is LEADING else (ids[-1], ids[-2])
-    assert (await fleet.store.repairs.cancel(gone, "by hand")).verdict == "done"
+
+    async def is_done() -> bool:
+        # "busy" until the server has ended the killed process's transaction.
+        return (await fleet.store.repairs.cancel(gone, "by hand")).verdict == "done"
+
+    await eventually(is_done)
     found = await ends(fleet, policies, policy)
     others = dict.fromkeys(set(ids) - {gone, goes}, ("superseded", goes))
     assert found == {gone: ("cancelled", None), goes: 1, **others}
