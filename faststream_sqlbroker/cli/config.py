@@ -32,8 +32,8 @@ def check(
     lines = [
         f"{file}:{m.line}:{m.column}: {f'{m.where}: ' if m.where else ''}{m.text}" for m in found
     ]
-    told = lines or [f"{file}: no mistakes"]
-    tell([asdict(mistake) for mistake in found], *told, as_json=as_json)
+    text = lines or [f"{file}: no mistakes"]
+    tell([asdict(mistake) for mistake in found], *text, as_json=as_json)
     if found:
         raise typer.Exit(1)
 

@@ -58,11 +58,11 @@ def database_errors() -> Iterator[None]:
             "the URL names its host, port, user and database"
         ) from None
     except (SetupError, AccessError) as error:
-        told = _in_shell(str(error))
+        text = _in_shell(str(error))
         # Other subclasses have more than a text, and name nothing of Python.
-        if told == str(error) or type(error) not in {SetupError, AccessError}:
+        if text == str(error) or type(error) not in {SetupError, AccessError}:
             raise
-        raise type(error)(told) from None
+        raise type(error)(text) from None
     except SQLAlchemyError as error:
         raise StoreError(
             f"the database answered: {_line(getattr(error, 'orig', None) or error)}"

@@ -39,10 +39,10 @@ def forget_schedule(context: typer.Context, name: ScheduleName, how: Change) -> 
 
 def run_schedule(context: typer.Context, name: ScheduleName, how: Act) -> None:
     """Publish a schedule's message once more, now, by a process that declares the schedule."""
-    known = run(context, lambda broker: broker.admin.run_schedule(name, by=how.by))
-    text = f"{name} is asked to run" if known else f"there is no schedule {name}"
-    how.tell({"name": name, "is_known": known}, text)
-    if not known:
+    is_known = run(context, lambda broker: broker.admin.run_schedule(name, by=how.by))
+    text = f"{name} is asked to run" if is_known else f"there is no schedule {name}"
+    how.tell({"name": name, "is_known": is_known}, text)
+    if not is_known:
         raise typer.Exit(1)
 
 

@@ -114,15 +114,15 @@ class PullStore:
         return await self._database.run(read, *CONSUMING, write=False)
 
     async def end_leases(
-        self, queues: Sequence[str], max_retries: float, job_id: int | None = None
-    ) -> list[tuple[str, Settlement]]:
-        """Give back jobs of `queues` whose time is over, or the one with `job_id`; the ends of
-        those that had it too often, with their queues.
+        self, queue: str, max_retries: float, job_id: int | None = None
+    ) -> list[Settlement]:
+        """Give back jobs of `queue` whose time is over, or the one with `job_id`; the ends of those
+        that had it too often.
         """
 
-        def work(connection: Connection) -> list[tuple[str, Settlement]]:
+        def work(connection: Connection) -> list[Settlement]:
             return pull_jobs.end_leases(
-                connection, self._dialect, queues, max_retries, job_id=job_id
+                connection, self._dialect, queue, max_retries, job_id=job_id
             )
 
         return await self._database.run(work, *CONSUMING)
@@ -130,7 +130,7 @@ class PullStore:
     async def give_up(self, queue: str) -> None:
         """Give back all jobs that are in flight; those that an operator has cancelled end."""
         await self._database.run(
-            lambda c: pull_jobs.end_leases(c, self._dialect, [queue], ended=False), *CONSUMING
+            lambda c: pull_jobs.end_leases(c, self._dialect, queue, ended=False), *CONSUMING
         )
 
     async def end_expired(self, queue: str, ids: Sequence[int]) -> None:

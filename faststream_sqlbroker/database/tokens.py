@@ -130,7 +130,7 @@ class TokenStore:
             found = self._put(connection, place, changes, token, rotate)
             # Its clients can end nothing any more, and a lease may last for years.
             if consumer is not None and (found.earlier_type, kind) == ("pull", "push"):
-                end_leases(connection, self._dialect, [queue_of(channel, consumer)], ended=False)
+                end_leases(connection, self._dialect, queue_of(channel, consumer), ended=False)
             arguments = {
                 "channel": channel,
                 "consumer": consumer,

@@ -201,7 +201,7 @@ class VirtualClock:
     # -- what goes on --------------------------------------------------------------------------
 
     def join(self, pump: Any) -> None:
-        """From now on `pump`, a `Pump`, is told of time that passes."""
+        """Tell `pump`, a `Pump`, of time that passes."""
         self._pumps.append(pump)
 
     def leave(self, pump: Any) -> None:

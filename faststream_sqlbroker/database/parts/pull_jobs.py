@@ -40,7 +40,6 @@ from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.cancels import discarded, of_leases
 from faststream_sqlbroker.database.parts.claimed_rows import load_payload
 from faststream_sqlbroker.database.parts.message_walks import Walk, row_by_row, shown_columns
-from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import MYSQL, clock, later
 
 STATES = {
@@ -79,22 +78,20 @@ def read_job(
 def end_leases(
     connection: Connection,
     dialect: Dialect,
-    queues: Sequence[str],
+    queue: str,
     max_retries: float = inf,
     *,
     job_id: int | None = None,
     ended: bool = True,
-) -> list[tuple[str, Settlement]]:
-    """Give back up to `SWEPT` jobs of `queues` whose time is over, or the one with `job_id`;
+) -> list[Settlement]:
+    """Give back up to `SWEPT` jobs of `queue` whose time is over, or the one with `job_id`;
     without `ended`, all that are in flight. What an operator has cancelled, and what ran out of
-    time too often, ends instead: returns these ends with their queues.
+    time too often, ends instead: returns these ends.
     """
-    rows: list[Any] = []
-    for part in chunks(queues):
-        rows += connection.execute(_leased(dialect, part, job_id, ended=ended))
+    rows = connection.execute(_leased(dialect, queue, job_id, ended=ended)).all()
     leases = [(row.id, row.lease_token) for row in rows]
     asked = of_leases(connection, dialect.tables.policy_state, leases)
-    ends: list[tuple[str, Settlement]] = []
+    ends: list[Settlement] = []
     for row in rows:
         # As before its claim, but for the delivery.
         end = Settlement(row.id, row.lease_token, None, attempted=False)
@@ -103,22 +100,20 @@ def end_leases(
         elif row.deliveries_count > max_retries:
             end.state = MessageState.FAILED
             end.reason = MAX_DELIVERIES
-        ends.append((row.queue, end))
+        ends.append(end)
     if ends:
-        dialect.settle(connection, [end for _, end in ends])
-    return [(queue, end) for queue, end in ends if end.leaves]
+        dialect.settle(connection, ends)
+    return [end for end in ends if end.leaves]
 
 
-def _leased(
-    dialect: Dialect, queues: Sequence[str], job_id: int | None, *, ended: bool
-) -> Select[Any]:
+def _leased(dialect: Dialect, queue: str, job_id: int | None, *, ended: bool) -> Select[Any]:
     """Locks what `end_leases` gives back."""
     table = dialect.tables.message
     c = table.c
-    columns = (c.queue, c.id, c.lease_token, c.deliveries_count)
+    columns = (c.id, c.lease_token, c.deliveries_count)
     # The condition of the index, which a bound state would not be.
     leased = "lease_expires_at IS NOT NULL" if dialect.name in MYSQL else "state = 'PROCESSING'"
-    where = [text(leased), c.queue.in_(queues)]
+    where = [text(leased), c.queue == queue]
     if ended:
         where.append(c.lease_expires_at <= clock())
     if job_id is not None:

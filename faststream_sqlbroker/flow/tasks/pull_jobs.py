@@ -298,7 +298,7 @@ class PullJobs:
     async def _end_leases(self, queue: str, job: int | None = None) -> None:
         """Give back jobs whose time is over, or one `job`; what had it too often ends."""
         most = self._options.max_retries
-        for _, end in await self.store.pull.end_leases([queue], most, job):
+        for end in await self.store.pull.end_leases(queue, most, job):
             self._metrics.settled(end, queue)
 
 
