@@ -3,11 +3,13 @@
 Times are the database's (aware, UTC).
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from faststream_sqlbroker.core.status import Reason
+from faststream_sqlbroker.core.policies.throttle import Throttle
+from faststream_sqlbroker.core.status import Reason, WaitingMessage
 
 MOST_LOOKED_AT = 1_000
 """Due messages of a queue that are looked at, and as many that are due later."""
@@ -27,7 +29,7 @@ class PolicyWait:
     until: datetime | None
     """When the first of them waits no longer; None: not by time, or not known."""
     until_last: datetime | None
-    """The same of the last one."""
+    """The same of the last one. Behind a Throttle: the earliest time that its rate allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +53,52 @@ class PoliciedQueue:
     messages that only wait for a worker are not here."""
 
 
+Wait = tuple[Reason, WaitingMessage]
+
+
 def count_waits(
-    found: Iterable[tuple[Reason, bool]], *, due_capped: bool, later_capped: bool
+    waits: Iterable[Wait],
+    throttles: Iterable[Throttle],
+    *,
+    due_capped: bool,
+    later_capped: bool,
 ) -> tuple[PolicyWait, ...]:
-    """Group the reasons of messages, each with whether its message is due.
+    """Group messages by the reason why each waits.
 
     Args:
-        found: One reason a message; those without a policy are left out.
+        waits: One reason a message; those without a policy are left out.
+        throttles: The queue's, which start no more than their rate at once.
         due_capped: Whether not all due messages were looked at.
         later_capped: The same for those that are due later.
     """
-    groups: dict[tuple[str, str], list[tuple[Reason, bool]]] = {}
-    for reason, due in found:
+    by_text = {str(throttle): throttle for throttle in throttles}
+    groups: dict[tuple[str, str], list[Wait]] = defaultdict(list)
+    for reason, message in waits:
         if reason.policy is not None:
-            groups.setdefault((reason.code, reason.policy), []).append((reason, due))
-    waits = []
+            groups[reason.code, reason.policy].append((reason, message))
+    counted = []
     for (code, policy), members in groups.items():
-        untils = [reason.until for reason, _ in members if reason.until is not None]
-        capped = any(due_capped if due else later_capped for _, due in members)
-        waits.append(
-            PolicyWait(
-                code=code,
-                policy=policy,
-                count=len(members),
-                capped=capped,
-                until=min(untils, default=None),
-                until_last=max(untils, default=None),
-            )
+        ends = [reason.until for reason, _ in members if reason.until is not None]
+        first = min(ends, default=None)
+        if policy in by_text:
+            ends += _last_starts(by_text[policy], members)
+        capped = any(
+            due_capped if message.next_attempt_at <= message.now else later_capped
+            for _, message in members
         )
-    return tuple(sorted(waits, key=lambda wait: (-wait.count, wait.code, wait.policy)))
+        counted.append(
+            PolicyWait(code, policy, len(members), capped, first, max(ends, default=None))
+        )
+    return tuple(sorted(counted, key=lambda wait: (-wait.count, wait.code, wait.policy)))
+
+
+def _last_starts(throttle: Throttle, members: Sequence[Wait]) -> list[datetime]:
+    """When the last message of each key may start, or the last of the queue without keys."""
+    starts: dict[str | None, list[datetime]] = defaultdict(list)
+    for reason, message in members:
+        if reason.until is not None:
+            starts[message.key if throttle.key else None].append(reason.until)
+    return [
+        min(times) + timedelta(microseconds=(len(times) - 1) // throttle.rate * throttle.per)
+        for times in starts.values()
+    ]

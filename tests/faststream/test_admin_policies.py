@@ -136,7 +136,9 @@ async def test_messages_without_a_free_slot(scene: Scene) -> None:
     await eventually(lambda: len(scene.started) == 1)
     queue = await scene.waits(("throttled", 4))
     assert (queue.due, queue.due_capped) == (4, False)
-    assert only(queue).until == only(queue).until_last is not None
+    wait = only(queue)
+    assert wait.until is not None
+    assert wait.until_last == wait.until + timedelta(hours=3)
 
 
 async def test_messages_whose_slots_are_their_keys(scene: Scene) -> None:

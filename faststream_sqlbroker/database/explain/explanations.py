@@ -15,7 +15,13 @@ from sqlalchemy import Column, Connection, and_, select
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.policies.standby import stands_by
-from faststream_sqlbroker.core.policy_waits import MOST_LOOKED_AT, PoliciedQueue, count_waits
+from faststream_sqlbroker.core.policies.throttle import Throttle
+from faststream_sqlbroker.core.policy_waits import (
+    MOST_LOOKED_AT,
+    PoliciedQueue,
+    Wait,
+    count_waits,
+)
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import (
     ORDERED_WAY,
@@ -194,6 +200,7 @@ class _QueueWaits:
         self._facts.expect(message.key for message in (*due, *later))
         waits = count_waits(
             [*self._due_reasons(due), *self._later_reasons(later)],
+            self._facts.policies(Throttle),
             due_capped=due_capped,
             later_capped=later_capped,
         )
@@ -242,18 +249,18 @@ class _QueueWaits:
             now=self._facts.now,
         )
 
-    def _due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[tuple[Reason, bool]]:
+    def _due_reasons(self, due: Sequence[WaitingMessage]) -> Iterator[Wait]:
         behind = self._behind(due) if self._facts.ordered else set()
         for message in due:
             if message.expired:
                 continue  # the next claim discards it, whatever the policies say
             if message.id in behind:
-                yield Reason("behind_earlier_message", "", policy=ORDERED_WAY), True
+                yield Reason("behind_earlier_message", "", policy=ORDERED_WAY), message
                 continue
             for reason in policy_reasons(self._facts, message)[:1]:
-                yield reason, True
+                yield reason, message
 
-    def _later_reasons(self, later: Sequence[WaitingMessage]) -> Iterator[tuple[Reason, bool]]:
+    def _later_reasons(self, later: Sequence[WaitingMessage]) -> Iterator[Wait]:
         """Of messages that a policy has put off; others are not due by themselves."""
         for message in later:
             if message.expired or not message.policy_marks:
@@ -264,7 +271,7 @@ class _QueueWaits:
                 if reason.until == message.next_attempt_at or reason.code == "key_held"
             ]
             for reason in found[:1]:
-                yield reason, False
+                yield reason, message
 
     def _behind(self, due: Sequence[WaitingMessage]) -> set[int]:
         """Those that an earlier message of their key, or a leased one, keeps waiting."""
