@@ -25,7 +25,7 @@ class Archive(Operations):
         Args:
             retention: What to keep.
             dry_run: Remove nothing, only count.
-            by: Who does it, as text, for the `audit`; default the host and the process id. A prune
+            by: Who does it, as text, for the `audit`; default user and host. A prune
                 that was cut off stays in the audit, with a note that says so.
 
         Returns:
@@ -56,7 +56,7 @@ class Archive(Operations):
         A started broker of the archive's owner does so once an hour, without an entry of the audit.
 
         Args:
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             The names of those that were made.

@@ -1,6 +1,9 @@
 """Checks of what an operator gives, and the filters that say which messages are meant."""
 
+import getpass
+import os
 import re
+import socket
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -10,7 +13,6 @@ from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text, short, storable
 from faststream_sqlbroker.core.times import Duration, parse_age, parse_duration
-from faststream_sqlbroker.database.parts.policy_state import process_name
 from faststream_sqlbroker.exceptions import SetupError
 
 LARGEST_ID = 2**63 - 1
@@ -142,12 +144,19 @@ def message_number(message_id: int | str) -> int:
 
 
 def operator_name(by: str | None) -> str:
-    """Name the operator for the audit: `by`, or the host and the process id.
+    """Name the operator for the audit: `by`, or the user and the host, as "ann@web-3".
 
     Raises:
         SetupError: it is not text.
     """
-    return text_or_none("by", by) or process_name()
+    return text_or_none("by", by) or f"{_user()}@{socket.gethostname()}"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's number without a name
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
 
 
 def filters_of(

@@ -80,7 +80,7 @@ class BulkOptions(TypedDict, total=False):
     """Return when the job has ended or was stopped, which is the default; else when it is
     stored."""
     by: str | None
-    """Who does it, as text; default the host and the process id."""
+    """Who does it, as text; default user and host."""
 
 
 DEFAULTS: Mapping[str, Any] = {"rate": None, "dry_run": True, "wait": True, "by": None}
@@ -249,7 +249,7 @@ class Jobs(Operations):
         Args:
             job_id: That of a job that has ended or is stopped; it does not go on then.
             wait: Return when the undo has ended or was stopped; else when it is stored.
-            by: Who does it, as text; default the host and the process id.
+            by: Who does it, as text; default user and host.
 
         Returns:
             The job that undoes it.
@@ -299,7 +299,7 @@ class Jobs(Operations):
 
         Args:
             job_id: Its id.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Raises:
             SetupError: there is no such job, or `by` is not text.
@@ -313,7 +313,7 @@ class Jobs(Operations):
         Args:
             job_id: Its id.
             wait: Return when the job has ended or was stopped; else when it may go on.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Raises:
             SetupError: there is no such job, or `by` is not text.

@@ -30,7 +30,7 @@ class Locks(Operations):
 
         Args:
             key: That of the lock.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             Whether the lock had a holder; the holder's lease may have run out already.

@@ -243,7 +243,7 @@ class Messages(Operations):
 
         Args:
             message_ids: Those of the messages.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             How many of them were on the list.

@@ -109,7 +109,7 @@ class Queues(Operations):
             reason: Shown by `paused` and `explain`; cut to 1 000 bytes.
             until: A duration from now (seconds, a timedelta or text like "1.5h") or an aware
                 datetime, by the database's clock; None: until `resume`.
-            by: Who pauses, as text; default the host and the process id.
+            by: Who pauses, as text; default user and host.
 
         Raises:
             SetupError: `queue` is not a valid name, `until` is over or has no time zone, or
@@ -136,7 +136,7 @@ class Queues(Operations):
 
         Args:
             queue: Its full name, with the prefix of its router.
-            by: Who resumes, as text, for the `audit`; default the host and the process id.
+            by: Who resumes, as text, for the `audit`; default user and host.
 
         Returns:
             Whether the queue was paused.

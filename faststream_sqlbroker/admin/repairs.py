@@ -28,7 +28,7 @@ class Repairs(Operations):
 
     None of them but `cancel` touches a message that a subscriber has leased: its handler may run.
     What they return says so. What is done is in the `audit`, with the name of who did it: `by`, or
-    the host and the process id.
+    user and host.
     """
 
     async def cancel(
@@ -53,7 +53,7 @@ class Repairs(Operations):
         Args:
             message_id: As `publish` returns it; or as text, as in a handler's `message.message_id`.
             reason: Written to `last_error` with `by`, before the last error; cut to 1 000 bytes.
-            by: Who cancels, as text; default the host and the process id.
+            by: Who cancels, as text; default user and host.
 
         Raises:
             SetupError: an argument is not valid.
@@ -91,7 +91,7 @@ class Repairs(Operations):
             message_id: As for `cancel`.
             until: A duration from now (seconds, a timedelta or text like "1.5h") or an aware
                 datetime, by the database's clock.
-            by: Who does it, as text; default the host and the process id.
+            by: Who does it, as text; default user and host.
 
         Raises:
             SetupError: an argument is not valid.
@@ -135,7 +135,7 @@ class Repairs(Operations):
                 part in the bursts of that key, if it was not delivered, nor let in by a Throttle
                 that refuses.
             due: As `until` of `postpone`.
-            by: Who does it, as text; default the host and the process id.
+            by: Who does it, as text; default user and host.
 
         Raises:
             SetupError: an argument is not valid, or nothing is given.
@@ -186,7 +186,7 @@ class Publishing(Operations):
         Args:
             message: The body: bytes and str unchanged, anything else as JSON.
             queue: Full name of the queue.
-            by: Who publishes, as text; default the host and the process id.
+            by: Who publishes, as text; default user and host.
             options: As of `broker.publish`, without those of a transaction.
 
         Returns:

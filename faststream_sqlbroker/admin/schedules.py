@@ -36,7 +36,7 @@ class Schedules(Operations):
 
         Args:
             name: That of the schedule.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             Whether there was a state.
@@ -57,7 +57,7 @@ class Schedules(Operations):
 
         Args:
             name: That of the schedule.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             Whether there is such a schedule.
@@ -82,7 +82,7 @@ class Schedules(Operations):
 
         Args:
             name: That of the schedule.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             Whether this call paused it: False if there is no such schedule, or it was paused.
@@ -100,7 +100,7 @@ class Schedules(Operations):
 
         Args:
             name: That of the schedule.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             Whether it was paused.

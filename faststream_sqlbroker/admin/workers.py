@@ -38,7 +38,7 @@ class Workers(Operations):
         Args:
             worker: The name of one subscriber, as listed by `subscribers`, or its beginning, the
                 host and the process id: then all live subscribers of that process.
-            by: Who drains, as text, for the `audit`; default the host and the process id.
+            by: Who drains, as text, for the `audit`; default user and host.
 
         Returns:
             The names of the subscribers that are drained now and were not, sorted.
@@ -53,7 +53,7 @@ class Workers(Operations):
 
         Args:
             worker: As of `drain`.
-            by: Who does it, as text, for the `audit`; default the host and the process id.
+            by: Who does it, as text, for the `audit`; default user and host.
 
         Returns:
             The names of the subscribers that were drained and are no longer, sorted.
@@ -103,7 +103,7 @@ class Workers(Operations):
             force: Release also if the worker is alive. Its handlers continue, so their effects
                 outside of this database may happen twice. The outcomes that it writes for these
                 messages are ignored.
-            by: Who releases, as text, for the `audit`; default the host and the process id.
+            by: Who releases, as text, for the `audit`; default user and host.
 
         Returns:
             How many messages were released, or discarded as an operator had asked to cancel them.

@@ -33,7 +33,7 @@ def check(
         print_json([{"what": what, "ok": ok, "text": text} for what, ok, text in found])
     else:
         rows = [("ok" if ok else "WRONG", what, text) for what, ok, text in found]
-        print_table("Check", ["", "what", "found"], rows)
+        print_table("Check", ["", "what", "found"], rows, whole=True)
     if not all(ok for _, ok, _ in found):
         raise typer.Exit(1)
 

@@ -128,7 +128,7 @@ def messages(
 
 def _print_page(page: MessagePage, *, bodies: bool) -> None:
     moment = "ended" if any(m.archived_at for m in page.messages) else "due"
-    columns = ["id", "queue", "state", "key", "attempts", "created", moment, "error"]
+    columns = ["id", "queue", "state", "key", "attempts", "created", moment, "reason", "error"]
     shown = [*columns, "body"] if bodies else columns
     print_table("Messages", shown, [_line(m, bodies=bodies) for m in page.messages])
     if page.scanned_until is not None:
@@ -158,8 +158,8 @@ def headers_of(given: Sequence[str] | None) -> dict[str, str]:
 
 def _line(m: StoredMessage, *, bodies: bool) -> list[Any]:
     moment = m.archived_at or m.next_attempt_at
-    error = m.reason or m.last_error
-    cells = [m.id, m.queue, m.state, m.key, m.attempts_count, m.created_at, moment, error]
+    cells = [m.id, m.queue, m.state, m.key, m.attempts_count, m.created_at, moment]
+    cells += [m.reason, m.last_error]
     return [*cells, m.body] if bodies else cells
 
 

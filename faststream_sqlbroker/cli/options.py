@@ -68,7 +68,7 @@ Primary = Annotated[
 MessageIds = Annotated[
     list[str] | None, typer.Argument(help="Ids of messages; else all that match the options.")
 ]
-By = Annotated[str | None, typer.Option(help="Who does it; default the host and the process id.")]
+By = Annotated[str | None, typer.Option(help="Who does it; default user and host.")]
 NoWait = Annotated[
     bool, typer.Option("--no-wait", help="Leave the work to the processes with subscribers.")
 ]

@@ -112,9 +112,11 @@ def _item(value: Any) -> Any:
     return value
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table; numbers to the right."""
-    table = table_of(title, columns, rows)
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole: bool = False
+) -> None:
+    """Print a table, with numbers to the right. Texts are cut, unless they are `whole`."""
+    table = table_of(title, columns, rows, whole=whole)
     PlainConsole(width=_width(table)).print(table)
 
 
@@ -139,8 +141,10 @@ def _texts(column: Column) -> list[str]:
     return [str(text) for text in (column.header, *column.cells)]
 
 
-def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table for a console; numbers to the right."""
+def table_of(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole: bool = False
+) -> Table:
+    """Make a table for a console, as `print_table` prints it."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, GAP, 0, 0))
     listed = [list(row) for row in rows]
     for at, name in enumerate(columns):
@@ -152,7 +156,7 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
         is_whole = name in IDS or (short and len(name) <= LEAST_WIDTH)
         table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole)
     for row in listed:
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(_cell(value, whole=whole) for value in row))
     return table
 
 
@@ -171,7 +175,7 @@ def tell(value: Any, *lines: str, as_json: bool) -> None:
         print_line("\n".join(lines))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, *, whole: bool = False) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
@@ -180,7 +184,7 @@ def _cell(value: Any) -> str:
         return value.name
     # The first line of an error has its type and its message.
     text = str(value).partition("\n")[0]
-    return text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 3] + "..."
+    return text if whole or len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 3] + "..."
 
 
 @contextmanager

@@ -79,8 +79,13 @@ CLOCK_DOUBT = 5.0
 """Two clocks that differ by more are a problem: times in the log then do not fit those of rows."""
 DEAD_SHARE = 5
 """More than so many times as many dead rows as live ones are a problem, beyond `DEAD_AT_LEAST`."""
-DEAD_AT_LEAST = 50_000
+DEAD_AT_LEAST = 10_000
 """Fewer dead rows than this are none: a vacuum soon removes them."""
+DEAD_OF_INSERTED = 5
+"""A message leaves two dead rows, and one more for each retry. More than so many for each message
+since the last vacuum were there before it: it could not remove them."""
+VACUUM_LATE = 300.0
+"""Autovacuum looks each minute. What a table leaves behind in five is a problem by itself."""
 PURGE_BACKLOG = 1_000_000
 """Undo records that InnoDB has not purged; more are a problem."""
 SLOT = "replication slot"
@@ -145,6 +150,8 @@ class TableHealth:
     table: str
     live_rows: int
     dead_rows: int
+    inserted_rows: int
+    """Since the last vacuum."""
     last_vacuum_ago: float | None
     """Since the last vacuum; None: there was none."""
     options: tuple[str, ...]
@@ -157,8 +164,11 @@ class TableHealth:
 
     @property
     def is_bloated(self) -> bool:
-        """Whether there are many more dead rows than live ones."""
-        return self.dead_rows > max(DEAD_AT_LEAST, DEAD_SHARE * self.live_rows)
+        """Whether there are many more dead rows than live ones, and vacuums are late or in vain."""
+        if self.dead_rows <= max(DEAD_AT_LEAST, DEAD_SHARE * self.live_rows):
+            return False
+        late = self.last_vacuum_ago is None or self.last_vacuum_ago > VACUUM_LATE
+        return late or self.dead_rows > DEAD_OF_INSERTED * self.inserted_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

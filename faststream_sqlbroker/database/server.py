@@ -158,6 +158,7 @@ def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHe
                 table=row.name,
                 live_rows=row.live,
                 dead_rows=row.dead,
+                inserted_rows=row.inserted,
                 last_vacuum_ago=row.ago,
                 options=tuple(row.options or ()),
             )

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
@@ -14,6 +15,7 @@ from faststream_sqlbroker.batch_start import marking_start
 from faststream_sqlbroker.call_assertions import SqlHandlerCallWrapper
 from faststream_sqlbroker.control_exceptions import ControlException, follow_unacknowledged
 from faststream_sqlbroker.core.access import Activities
+from faststream_sqlbroker.core.outcome import Nack, Reject
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.database.messages.handler import current
@@ -386,6 +388,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         elif isinstance(error, Exception):
             settle_invalid(msg, error, retry=self.config.settings.retry_invalid_body)
         # Any other is a generator's, which the handler has closed: a failure like any other.
+        _name_error(msg, error)
 
     def _note_failure(self, msg: Any, error: BaseException) -> None:
         self._outer_config.note_failure(msg, error)  # type: ignore[attr-defined] # SqlBrokerConfig
@@ -526,3 +529,14 @@ def _check_unheard(settings: SubscriberSettings, store: Any) -> None:
             f"{store.dialect_name} through {store.driver}: give a max_fetch_interval such as 10"
         )
         raise NotSupportedError(msg)
+
+
+def _name_error(msg: Any, error: BaseException) -> None:
+    """Give the outcome of failed rows their error, where it is not known yet.
+
+    FastStream acks after the error of a middleware's exit, and no longer handles that error then.
+    """
+    for row in msg if isinstance(msg, tuple) else (msg,):
+        match getattr(row, "outcome", None):
+            case Nack(error=None) | Reject(error=None) as outcome:
+                row.settle_anew(replace(outcome, error=error))

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from faststream import AckPolicy
+from faststream import AckPolicy, BaseMiddleware
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMessage
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -111,6 +111,27 @@ async def test_after_its_retries_a_message_is_a_dead_letter(broker: SqlBroker, l
     assert "ValueError: boom" in row["last_error"]
     assert "in fail" in row["last_error"]
     assert row["last_attempt_at"] > row["first_attempt_at"]
+
+
+class FailsAtItsEnd(BaseMiddleware):
+    async def after_processed(self, *info: Any) -> bool | None:
+        await super().after_processed(*info)
+        raise KeyError("of the middleware")
+
+
+@pytest.mark.parametrize("options", [{}, {"batch": True}], ids=repr)
+@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_the_error_of_a_middleware_is_the_messages(
+    engine: AsyncEngine, look: Look, policy: AckPolicy, options: dict[str, Any]
+) -> None:
+    broker = SqlBroker(engine, logger=None, middlewares=[FailsAtItsEnd])
+    await broker.create_tables()
+    await run(broker, succeed, ack_policy=policy, retry_strategy=AT_ONCE, **options)
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+    assert row["last_error"].startswith("KeyError: 'of the middleware'")
+    await broker.stop()
 
 
 @pytest.mark.parametrize("strategy", [None, NoRetryStrategy()], ids=repr)

@@ -1,8 +1,10 @@
 """The command `sqlbroker`: every command that looks or mends, with tables and with --json."""
 
 import asyncio
+import getpass
 import json
 import os
+import socket
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -83,6 +85,30 @@ async def test_what_there_is_is_shown(shell: Shell, broker: SqlBroker) -> None:
     assert (await shell.json("explain", str(message_id)))["state"] == "PENDING"
     await shell.run("explain", "999999", code=1)
     await shell.run("show", "999999", code=1)
+
+
+async def test_a_failed_message_shows_its_reason_and_its_error(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    @broker.subscriber("q", **QUICK, retry_strategy=None)
+    async def handle(body: str) -> None:
+        raise KeyError("vat_id")
+
+    await broker.start()
+    await broker.publish("x", "q")
+    await look.archived()
+    text = await shell.run("messages", "--archived", "--state", "FAILED")
+    header, line = text.splitlines()[1:3]
+    assert header.split()[-2:] == ["reason", "error"]
+    assert "max_attempts" in line
+    assert line.rstrip().endswith("KeyError: 'vat_id'")
+
+
+async def test_an_operator_is_named_by_user_and_host(shell: Shell, broker: SqlBroker) -> None:
+    await broker.publish("x", "q")
+    await shell.run("pause", "q", "--yes")
+    [action] = await shell.json("audit")
+    assert action["by"] == f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 async def test_a_queue_without_messages_and_subscribers_is_told(
@@ -350,6 +376,8 @@ async def test_check_tells_what_is_wrong_by_its_exit_code(
     tables = wrong.pop("tables")
     assert wrong.keys() == {"rights"}, "the archive is missing there, too"
     assert "message_archive" in tables["text"]
+    assert len(tables["text"]) > 60
+    assert tables["text"] in " ".join((await shell.run("check", code=1)).split()), "not cut"
 
 
 async def test_check_finds_what_stands_by_where_no_claim_looks(
