@@ -1,6 +1,8 @@
 """Operations for people who run the broker: one file a subject."""
 
 from faststream_sqlbroker.admin.admin import Admin
+from faststream_sqlbroker.admin.findings import Findings
+from faststream_sqlbroker.core.findings import Finding
 from faststream_sqlbroker.core.health import (
     DatabaseHealth,
     Diagnosis,
@@ -46,6 +48,8 @@ __all__ = (
     "Event",
     "Explanation",
     "Failure",
+    "Finding",
+    "Findings",
     "Health",
     "HeldLock",
     "Job",

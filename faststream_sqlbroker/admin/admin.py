@@ -1,26 +1,18 @@
 """`Admin`: all operations in one object."""
 
 from faststream_sqlbroker.admin.archive import Archive
-from faststream_sqlbroker.admin.health import HealthReport
+from faststream_sqlbroker.admin.findings import FindingsReport
 from faststream_sqlbroker.admin.jobs import Jobs
 from faststream_sqlbroker.admin.locks import Locks
-from faststream_sqlbroker.admin.messages import Messages
-from faststream_sqlbroker.admin.queues import Queues
 from faststream_sqlbroker.admin.repairs import Publishing, Repairs
-from faststream_sqlbroker.admin.schedules import Schedules
-from faststream_sqlbroker.admin.workers import Workers
 
 
 class Admin(
-    Queues,
-    Workers,
-    Messages,
+    FindingsReport,
     Repairs,
     Publishing,
     Jobs,
-    Schedules,
     Locks,
-    HealthReport,
     Archive,
 ):
     """The operations of `broker.admin`; they need the database, but no started broker.

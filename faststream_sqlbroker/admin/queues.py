@@ -43,9 +43,9 @@ class Queues(Operations):
         counted instead. What the application takes itself (`pop`, `reserve`, HTTP) is counted only
         there.
 
-        A queue with messages and no live subscriber, unless it is a pull consumer's, and one with
-        a live subscriber that never had a message, have a `problem`; `nearest` is then the name
-        that may have been meant.
+        A queue with messages and no live subscriber has a `problem`, unless its messages are taken
+        over HTTP; `nearest` is then the name that may have been meant. So has one with a live
+        subscriber that never had a message, if a queue of nearly the same name lacks a subscriber.
 
         Args:
             queue: Only this queue, also if it has nothing.
@@ -55,17 +55,24 @@ class Queues(Operations):
         """
         if queue is not None:
             checked_name(queue)
-        found = await self._store.overviews.read(queue)
-        if all(each.problem is None for each in found):
-            return found
-        names = [each.queue for each in found]
+        overviews = await self._store.overviews.read(queue)
+        lonely = [each.queue for each in overviews if each.lacks_subscriber]
+        doubtful = [each for each in overviews if each.lacks_subscriber or each.is_unused]
+        if not doubtful:
+            return overviews
+        names = [each.queue for each in overviews]
         if queue is not None:
             # The name that was meant is one of the others.
             names = await self._store.overviews.names(queue)
-        return [
-            each if each.problem is None else replace(each, nearest=nearest_name(each.queue, names))
-            for each in found
-        ]
+            near = nearest_name(queue, names)
+            if near is not None and overviews[0].is_unused:
+                [other] = await self._store.overviews.read(near)
+                lonely = [near] if other.lacks_subscriber else []
+        meant = {
+            each.queue: nearest_name(each.queue, lonely if each.is_unused else names)
+            for each in doubtful
+        }
+        return [replace(each, nearest=meant.get(each.queue)) for each in overviews]
 
     async def policies(
         self, queue: str | None = None, *, after: str | None = None, limit: int = 100

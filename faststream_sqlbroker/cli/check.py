@@ -1,18 +1,15 @@
 """Commands that say by their exit code what is wrong: check with the broker, verify with rows."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.admin import Health, QueueOverview, Verification
+from faststream_sqlbroker.admin import Finding, Findings, Verification
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, print_table, row_of
 from faststream_sqlbroker.cli.target import run
-from faststream_sqlbroker.core.times import length_text, positive_seconds
+from faststream_sqlbroker.core.times import positive_seconds
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
-
-Finding = tuple[str, bool, str]
-"""What was looked at, whether it is well, and what was found."""
 
 
 def check(
@@ -25,69 +22,71 @@ def check(
     ] = "5m",
     as_json: AsJson = False,
 ) -> None:
-    """Look at database, tables, queues and unknown outcomes; exit code 1 if something is wrong."""
+    """Look at the database, queues, schedules and dead letters; exit code 1 for an error.
+
+    Warnings are shown, and do not change the exit code.
+    """
     longest = positive_seconds("max-age", max_age)
     oldest = positive_seconds("old-transaction", old_transaction)
-    found = run(context, lambda broker: _findings(broker, longest, oldest))
+    found = run(
+        context,
+        lambda broker: broker.admin.findings(max_age=longest, old_transaction=oldest),
+    )
+    rows = [*_fine(found), *(_row(finding) for finding in found.findings)]
     if as_json:
-        print_json([{"what": what, "ok": ok, "text": text} for what, ok, text in found])
+        named = [
+            {"what": what, "ok": level != "WRONG", "level": level, "kind": kind, "text": text}
+            for level, what, kind, text in rows
+        ]
+        print_json(named)
     else:
-        rows = [("ok" if ok else "WRONG", what, text) for what, ok, text in found]
-        print_table("Check", ["", "what", "found"], rows, whole=True)
-    if not all(ok for _, ok, _ in found):
+        lines = [(level, what, text) for level, what, _, text in rows]
+        print_table("Check", ["", "what", "found"], lines, whole=True)
+    if found.errors:
         raise typer.Exit(1)
 
 
-async def _findings(broker: SqlBroker, longest: float, oldest: float) -> list[Finding]:
-    health = await broker.admin.health(old_transaction=oldest)
-    fine = _fine(health)
-    found: list[Finding] = [("database", True, health.database.version)]
-    for what, problems in health.findings().items():
-        # This process has no subscribers, and hardly uses its pool.
-        if problems or what in fine:
-            found.append((what, not problems, "; ".join(problems) or fine[what]))
-    if health.schema or health.lacks:
-        # What follows reads the tables, and would fail with one of these problems.
-        return found
-    if health.drained:
-        # No problem by itself, as a pause is none; a queue that waits for them is one.
-        found.append(("drained", True, ", ".join(health.drained)))
-    for queue in await broker.admin.queues():
-        found += _queue(queue, longest)
-    unknown = await broker.admin.unknown(limit=1_000)
-    text = f"{len(unknown)} messages whose handler may or may not have run" if unknown else "none"
-    found.append(("unknown outcomes", not unknown, text))
-    return found
+Row = tuple[str, str, str, str]
+"""The level, what was looked at, the kind of finding, and what was found."""
 
 
-def _fine(health: Health) -> dict[str, str]:
-    """What is said of each part that has no problem."""
+def _row(finding: Finding) -> Row:
+    kind = finding.kind
+    what = kind if finding.queue is None else f"queue {finding.queue}"
+    return "WRONG" if finding.is_error else "warning", what, kind, str(finding)
+
+
+def _fine(found: Findings) -> Iterator[Row]:
+    """Say what was looked at and is well."""
+    health = found.health
     database = health.database
     sessions = f"{len(database.transactions)} open"
     if database.hidden is not None:
         sessions += f"; hidden: {database.hidden}"
     dead = sum(table.dead_rows for table in database.tables)
-    return {
+    # This process has no subscribers, and hardly uses its pool.
+    fine = {
+        "database": database.version,
         "tables": "as this version needs them",
         "rights": "all that operators need",
         "clock": f"{abs(health.clock_difference):.1f} s from this machine's",
         "transactions": sessions,
         "dead rows": f"about {dead}" if database.tables else "not told by this database",
     }
-
-
-def _queue(queue: QueueOverview, longest: float) -> list[Finding]:
-    what = f"queue {queue.queue}"
-    by = "" if queue.paused is None else f"paused by {queue.paused.by}"
-    if queue.problem is not None:
-        return [(what, False, queue.problem)]
-    # A pause is no problem by itself, but what it holds up may be.
-    late = queue.late_standing if queue.standing_overdue > longest else None
-    if queue.oldest_due_age > longest:
-        late = f"a due message has waited for {length_text(queue.oldest_due_age)}"
-    if late is not None:
-        return [(what, False, f"{late}; {by}" if by else late)]
-    return [(what, True, by)] if by else []
+    if not (health.schema or health.lacks):
+        fine |= {
+            "queues": f"{len(found.queues)} looked at",
+            "overdue schedule": "none",
+            "dead letters": "none since yesterday",
+            "unknown outcomes": "none",
+        }
+        if health.drained:
+            # No problem by itself, as a pause is none; a queue that waits for them is one.
+            fine["drained"] = ", ".join(health.drained)
+    wrong = {finding.kind for finding in found.findings}
+    for what, text in fine.items():
+        if what not in wrong:
+            yield "ok", what, what, text
 
 
 DAMAGE = 1

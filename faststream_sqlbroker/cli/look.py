@@ -10,6 +10,7 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import MessageDetail, MessagePage, QueueOverview, StoredMessage
+from faststream_sqlbroker.admin.findings import MAX_AGE
 from faststream_sqlbroker.cli.options import WhichEnded
 from faststream_sqlbroker.cli.output import (
     AsJson,
@@ -20,6 +21,7 @@ from faststream_sqlbroker.cli.output import (
     tell,
 )
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.findings import queue_findings
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.core.overview import nearest_name
 from faststream_sqlbroker.core.times import length_text
@@ -62,11 +64,8 @@ def queues(
         return
     print_table("Queues", QUEUE_COLUMNS, [queue_row(each) for each in found])
     for each in found:
-        if each.problem is not None:
-            print_line(f"{each.queue}: {each.problem}")
-        if each.paused is not None:
-            why = "" if each.paused.reason is None else f": {each.paused.reason}"
-            print_line(f"{each.queue}: paused by {each.paused.by}{why}")
+        for finding in queue_findings(each, MAX_AGE):
+            print_line(f"{each.queue}: {finding}")
     if hint is not None:
         print_line(f"{queue}: {hint}")
 

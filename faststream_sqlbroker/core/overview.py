@@ -125,11 +125,13 @@ class QueueOverview:
     """Seconds for which claims have not looked at what stands by, though it was time to; 0 if they
     have."""
     pulled: bool = False
-    """Whether a pull consumer takes its jobs over HTTP, so that it needs no subscriber."""
+    """Whether its messages are taken over HTTP, by a pull consumer or with a token of the queue, so
+    that it needs no subscriber."""
     drained_subscribers: int = 0
     """How many of the live subscribers an operator has drained."""
     nearest: str | None = None
-    """With a `problem`: the name of another queue that is nearly the same."""
+    """The name of another queue that is nearly the same, and may be meant by those that publish to
+    this one without a subscriber, or that subscribe to this one without a message."""
 
     @property
     def waiting(self) -> int:
@@ -155,19 +157,29 @@ class QueueOverview:
         return f"{self.standing} messages stand by, and no claim has looked at them for {seconds}"
 
     @property
+    def lacks_subscriber(self) -> bool:
+        """Whether it has messages, which only a subscriber can take, and no live one."""
+        return self.used and self._has_live and not (self.live_subscribers or self.pulled)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it has live subscribers and never had a message.
+
+        That is no problem by itself: it may be new, or forward what it gets.
+        """
+        return bool(self.live_subscribers) and not self.used
+
+    @property
     def problem(self) -> str | None:
         """What is wrong, as text: it has no subscriber, all are drained while messages wait, or it
-        never had a message; or None.
+        never had a message where another queue has those of a misspelt name; or None.
         """
         if self._all_drained:
             return "every live subscriber is drained"
-        if self.used and self._has_live and not self.live_subscribers and not self.pulled:
-            text = "no live subscriber"
-        elif self.live_subscribers and not self.used:
-            text = "it never had a message"
-        else:
-            return None
-        return text if self.nearest is None else f"{text}; is {self.nearest!r} meant?"
+        meant = "" if self.nearest is None else f"; is {self.nearest!r} meant?"
+        if self.lacks_subscriber:
+            return f"no live subscriber{meant}"
+        return f"it never had a message{meant}" if self.is_unused and meant else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,6 +103,11 @@ def names_text(subscribers: Sequence[LiveSubscriber]) -> str:
     return subscribers[0].worker + (f" and {more} more" if more else "")
 
 
+def ways_text(ways: Mapping[str, Sequence[LiveSubscriber]]) -> str:
+    """Name the subscribers that have each way."""
+    return ", ".join(f"{names_text(those)} ({way})" for way, those in sorted(ways.items()))
+
+
 MIXED = (
     "what policies and ordered=True promise holds only while every subscriber of a queue has the "
     "same: give all of them the same, or let the change of the fleet end"

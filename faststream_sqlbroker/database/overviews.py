@@ -101,7 +101,7 @@ class _Fleet:
     paused: dict[str, PausedQueue]
     rates: QueueRates
     pulled: frozenset[str]
-    """The queues of pull consumers."""
+    """The queues whose messages are taken over HTTP."""
 
     def out_per_minute(self, queue: str) -> float | None:
         """What the subscribers of `queue` tell, else what is archived; None without both."""
@@ -197,8 +197,9 @@ class QueueOverviews:
         paused = connection.execute(select_pauses(self._table))
         pauses = {row.key: read_pause(row) for row in paused}
         rates = read_rates(connection, self._dialect)
-        pulled = frozenset(queue_of(*each) for each in channels.pulled(connection, self._table))
-        return _Fleet(sorted({*live.names, *pauses}), live, pauses, rates, pulled)
+        pulled = {queue_of(*each) for each in channels.pulled(connection, self._table)}
+        pulled |= channels.consumed_over_http(connection, self._table)
+        return _Fleet(sorted({*live.names, *pauses}), live, pauses, rates, frozenset(pulled))
 
     def _overview(
         self, connection: Connection, fleet: _Fleet, queue: str, counts: QueueCounts

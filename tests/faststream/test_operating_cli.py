@@ -366,7 +366,10 @@ async def test_check_tells_what_is_wrong_by_its_exit_code(
         "clock": True,
         "transactions": True,
         "dead rows": True,
+        "queues": True,
         "queue q": False,
+        "overdue schedule": True,
+        "dead letters": True,
         "unknown outcomes": True,
     }
     assert "WRONG" in await shell.run("check", code=1)

@@ -43,7 +43,11 @@ def test_an_estimate_says_that_it_is_one() -> None:
         ({"standing": Count(1)}, "no live subscriber"),
         ({"ready": Count(3), "live_subscribers": 1}, None),
         ({}, None),
-        ({"used": False, "live_subscribers": 2}, "it never had a message"),
+        ({"used": False, "live_subscribers": 2}, None),
+        (
+            {"used": False, "live_subscribers": 2, "nearest": "ordres"},
+            "it never had a message; is 'ordres' meant?",
+        ),
         ({"used": False}, None),
         ({"ready": Count(3), "nearest": "orders"}, "no live subscriber; is 'orders' meant?"),
     ],

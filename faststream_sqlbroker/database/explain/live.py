@@ -18,7 +18,7 @@ from faststream_sqlbroker.core.status import (
     by_way,
     error_text,
     moment_text,
-    names_text,
+    ways_text,
 )
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.database.explain.policies import (
@@ -218,8 +218,8 @@ class LiveMessage:
         ways = by_way(self._row.queue, self._alive)
         if len(ways) < 2:  # noqa: PLR2004 - one is none to differ from
             return []
-        listed = ", ".join(f"{names_text(those)} ({way})" for way, those in sorted(ways.items()))
-        return [Reason("mixed_subscribers", f"subscribers of the queue differ: {listed}; {MIXED}")]
+        words = f"subscribers of the queue differ: {ways_text(ways)}; {MIXED}"
+        return [Reason("mixed_subscribers", words)]
 
     def _not_due(self) -> list[Reason]:
         r = self._row

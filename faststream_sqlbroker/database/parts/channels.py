@@ -71,6 +71,12 @@ def pulled(connection: Connection, table: Table) -> list[tuple[str, str]]:
         behind = [or_(c.scope > last.scope, and_(c.scope == last.scope, c.key > last.key))]
 
 
+def consumed_over_http(connection: Connection, table: Table) -> set[str]:
+    """Return the queues with a token to take their messages."""
+    scope, _ = place_of_role("", "consume")
+    return set(connection.execute(select(table.c.key).where(table.c.scope == scope)).scalars())
+
+
 def registered(key: str, info: Any) -> Registered:
     """The channel, consumer or token of a queue as its row has it."""
     # The driver may give the JSON as its text.

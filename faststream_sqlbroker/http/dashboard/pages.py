@@ -1,8 +1,9 @@
 """The pages about queues and messages."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from faststream_sqlbroker.admin.findings import MAX_AGE
+from faststream_sqlbroker.core.findings import queue_findings
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.status import error_text
 from faststream_sqlbroker.exceptions import SetupError
@@ -20,12 +21,6 @@ from faststream_sqlbroker.http.dashboard.rendering import state_times
 if TYPE_CHECKING:
     from faststream_sqlbroker.http.dashboard.live import Live
 
-STUCK_AFTER = 60.0
-"""Seconds that a due message waits, though there are subscribers, before its queue is a problem."""
-FAILING = 5
-"""Fewer messages that have failed before are no problem of their queue."""
-FAILING_SHARE = 0.5
-"""A queue is failing if this share or more of its waiting messages have failed before."""
 OF_ERROR = error_text("\0").partition("\0")[0]
 """What stands before an error at the end of a sentence."""
 A_PAGE = 50
@@ -36,47 +31,16 @@ MOST_FAILED = 100
 """Of these, it counts so many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A problem of the overview."""
-
-    kind: str
-    text: str
-    queue: str | None = None
-
-
-def findings_of(queue: QueueOverview) -> list[Finding]:
-    """What is wrong with one queue."""
-    found = []
-    name = queue.queue
-    if queue.problem is not None:
-        found.append(Finding("unused" if not queue.used else "no subscriber", queue.problem, name))
-    if queue.paused is not None:
-        why = f": {queue.paused.reason}" if queue.paused.reason else ""
-        found.append(Finding("paused", f"paused by {queue.paused.by}{why}", name))
-    elif queue.live_subscribers and queue.oldest_due_age > STUCK_AFTER:
-        text = f"its oldest due message has waited for {queue.oldest_due_age:.0f} s"
-        found.append(Finding("stuck", text, name))
-    elif queue.live_subscribers and queue.late_standing is not None:
-        found.append(Finding("stuck", queue.late_standing, name))
-    if queue.retrying.value >= max(FAILING, FAILING_SHARE * queue.waiting):
-        text = f"{queue.retrying} of {queue.waiting} waiting messages have failed before"
-        found.append(Finding("failing", text, name))
-    return found
-
-
 async def overview(asked: Asked, _live: "Live") -> Shown:
     """Problems first, then rates and ages."""
-    queues = await asked.lately.queues.get()
-    health = await asked.lately.health.get()
-    findings = [found for queue in queues for found in findings_of(queue)]
-    findings += [Finding(what, text) for what, texts in health.findings().items() for text in texts]
+    found = await asked.lately.findings.get()
+    queues = list(found.queues)
     return Shown(
         "overview.html",
         {
             "queues": queues,
-            "findings": findings,
-            "health": health,
+            "findings": found.findings,
+            "health": found.health,
             "failed": await _failed_lately(asked),
             "totals": totals(queues),
         },
@@ -120,7 +84,7 @@ async def queue(asked: Asked, live: "Live") -> Shown:
     policies = await asked.admin.policies(name)
     values = {
         "queue": found,
-        "findings": findings_of(found),
+        "findings": queue_findings(found, MAX_AGE),
         "subscribers": subscribers[:A_PAGE],
         "policies": policies,
         "history": live.history,

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from faststream_sqlbroker.core.health import Health
 from faststream_sqlbroker.core.overview import QueueOverview
 
 if TYPE_CHECKING:
-    from faststream_sqlbroker.admin import Admin
+    from faststream_sqlbroker.admin import Admin, Findings
 
 PERIOD = 2.0
 """Seconds between two looks at the queues."""
@@ -99,15 +98,21 @@ class Lately:
     """What pages share."""
 
     queues: Shared[list[QueueOverview]]
-    health: Shared[Health]
+    findings: "Shared[Findings]"
     verifying: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a page looks through the tables."""
 
     def forget(self) -> None:
         """An operator has changed something."""
         self.queues.forget()
+        self.findings.forget()
 
 
 def lately_of(admin: Callable[[], "Admin"]) -> Lately:
     """Of a broker."""
-    return Lately(Shared(lambda: admin().queues()), Shared(lambda: admin().health()))
+    queues = Shared(lambda: admin().queues())
+
+    async def read() -> "Findings":
+        return await admin().findings(queues=await queues.get())
+
+    return Lately(queues, Shared(read))

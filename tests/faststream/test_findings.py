@@ -1,0 +1,258 @@
+"""What an operator has to look at: staged incidents are named, and healthy systems are not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, Throttle
+from faststream_sqlbroker.admin import Count, Finding, Findings, QueueOverview
+from faststream_sqlbroker.core import findings
+from faststream_sqlbroker.core.findings import is_failing, queue_findings
+from tests.faststream.conftest import QUICK, Look
+from tests.helpers import eventually
+from tests.quick_tables import TABLES
+
+pytestmark = pytest.mark.capability("the command `sqlbroker`: look, mend, check")
+
+OFTEN = ConstantRetryStrategy(delay_seconds=3600, max_attempts=1_000, max_total_delay_seconds=None)
+
+
+def of_kind(found: Findings, kind: str) -> list[Finding]:
+    return [finding for finding in found.findings if finding.kind == kind]
+
+
+async def finding(broker: SqlBroker, kind: str, **options: Any) -> Finding:
+    """The one of this kind, as soon as there is one."""
+
+    async def look() -> Finding | None:
+        found = of_kind(await broker.admin.findings(**options), kind)
+        return found[0] if len(found) == 1 else None
+
+    return await eventually(look)
+
+
+async def publish_late(broker: SqlBroker, queue: str, count: int) -> None:
+    """Messages that are due since an hour."""
+    then = datetime.now(timezone.utc) - timedelta(hours=1)
+    await broker.publish_batch(*range(count), queue=queue, next_attempt_at=then)
+
+
+@pytest.fixture
+async def another(database_url: str) -> AsyncIterator[SqlBroker]:
+    """A process of its own on the same database."""
+    engine = create_async_engine(database_url)
+    broker = SqlBroker(engine, logger=None, graceful_timeout=1.0)
+    yield broker
+    await broker.stop()
+    await engine.dispose()
+
+
+async def test_a_consumer_that_is_gone(broker: SqlBroker) -> None:
+    await broker.publish("x", "orders")
+    found = await finding(broker, "no subscriber")
+    assert (found.queue, found.is_error, found.text) == ("orders", True, "no live subscriber")
+
+
+async def test_a_misspelt_queue(broker: SqlBroker) -> None:
+    @broker.subscriber("orders", **QUICK)
+    async def handle(body: str) -> None: ...
+
+    await broker.start()
+    await broker.publish("x", "ordres")
+    found = await finding(broker, "no subscriber")
+    assert found.text == "no live subscriber; is 'orders' meant?"
+    found = await finding(broker, "unused")
+    assert (found.queue, found.is_error) == ("orders", False)
+    assert found.text == "it never had a message; is 'ordres' meant?"
+    [alone] = await broker.admin.queues("orders")
+    assert alone.problem == found.text
+
+
+async def test_messages_that_fail_for_good(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("orders", **QUICK, retry_strategy=None)
+    async def handle(body: str) -> None:
+        raise KeyError("vat_id")
+
+    await broker.start()
+    await broker.publish_batch("a", "b", queue="orders")
+    await look.archived(2)
+    found = await finding(broker, "dead letters")
+    assert (found.queue, found.is_error) == ("orders", False)
+    assert found.text.startswith("2 dead letters since yesterday in orders, the last ")
+    assert str(found).endswith("KeyError: 'vat_id'")
+
+
+async def test_a_storm_of_retries(broker: SqlBroker) -> None:
+    @broker.subscriber("api", **QUICK, retry_strategy=OFTEN)
+    async def handle(body: int) -> None:
+        raise ConnectionError("503 from 10.0.7.3")
+
+    await broker.start()
+    await broker.publish_batch(*range(20), queue="api")
+
+    async def look() -> Finding | None:
+        found = of_kind(await broker.admin.findings(), "failing")
+        return found[0] if found and found[0].text.startswith("20 of 20") else None
+
+    found = await eventually(look)
+    assert (found.queue, found.is_error) == ("api", True)
+    assert "after 1 attempts" in found.text
+    assert found.error is not None
+    assert found.error.startswith("ConnectionError: 503 from 10.0.7.3")
+
+
+@pytest.mark.parametrize(
+    ("retrying", "waiting", "out", "failing"),
+    [
+        (60, 60, 0.0, True),
+        (60, 60, None, True),
+        (30, 60, 10.0, True),
+        (60, 60, 900.0, False),
+        (20, 60, 0.0, False),
+        (4, 4, 0.0, False),
+    ],
+)
+def test_a_queue_of_which_much_ends_is_not_failing(
+    retrying: int, waiting: int, out: float | None, failing: bool
+) -> None:
+    assert is_failing(of_queue(retrying=retrying, waiting=waiting, out=out)) is failing
+
+
+def of_queue(*, retrying: int = 0, waiting: int = 0, out: float | None = 0.0) -> QueueOverview:
+    return QueueOverview(
+        queue="q",
+        ready=Count(0),
+        delayed=Count(waiting),
+        in_flight=Count(0),
+        retrying=Count(retrying),
+        oldest_due_age=0.0,
+        in_per_minute=0.0,
+        out_per_minute=out,
+        live_subscribers=1,
+        paused=None,
+        used=True,
+    )
+
+
+def test_a_queue_served_over_http_needs_no_subscriber() -> None:
+    lonely = replace(of_queue(waiting=3), live_subscribers=0)
+    assert [found.kind for found in queue_findings(lonely, 60.0)] == ["no subscriber"]
+    assert queue_findings(replace(lonely, pulled=True), 60.0) == []
+
+
+async def test_a_token_to_take_messages_is_as_good_as_a_subscriber(
+    broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    await broker.publish("x", "orders")
+    await broker.publish("x", "mails")
+    tokens = {"queue:consume": "orders", "queue:publish": "mails"}
+    async with engine.begin() as connection:
+        for scope, queue in tokens.items():
+            row = insert(TABLES.policy_state).values(scope=scope, key=queue, info={"token": "t"})
+            await connection.execute(row)
+    found = await finding(broker, "no subscriber")
+    assert found.queue == "mails"
+
+
+async def test_a_schedule_that_has_not_fired(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @broker.schedule("0 0 1 1 *", queue="reports", name="nightly")
+    async def report() -> int:
+        return 1
+
+    await broker.start()
+    await eventually(broker.admin.schedules)
+    await broker.stop()
+    assert of_kind(await broker.admin.findings(), "overdue schedule") == []
+    monkeypatch.setattr(findings, "SCHEDULE_LATE", timedelta(0))
+    await broker.admin.run_schedule("nightly")
+    found = await finding(broker, "overdue schedule")
+    assert found.is_error
+    assert found.text.startswith("nightly was due at ")
+    assert "no process that declares it runs" in found.text
+    await broker.admin.pause_schedule("nightly")
+    assert of_kind(await broker.admin.findings(), "overdue schedule") == []
+
+
+async def test_subscribers_that_differ(broker: SqlBroker, another: SqlBroker) -> None:
+    @broker.subscriber("mails", **QUICK, policies=[Throttle(20, "1m")])
+    async def slow(body: str) -> None: ...
+
+    @another.subscriber("mails", **QUICK)
+    async def fast(body: str) -> None: ...
+
+    await broker.start()
+    await another.start()
+    found = await finding(broker, "mixed subscribers")
+    assert (found.queue, found.is_error) == ("mails", True)
+    assert "Throttle(20, per=60s)" in found.text
+
+
+async def test_what_waits_too_long_is_late(broker: SqlBroker) -> None:
+    go = asyncio.Event()
+
+    @broker.subscriber("q", **QUICK, max_workers=1, fetch_batch_size=1)
+    async def handle(body: int) -> None:
+        await go.wait()
+
+    await broker.start()
+    await publish_late(broker, "q", 20)
+    found = await finding(broker, "late")
+    assert (found.queue, found.is_error) == ("q", True)
+    assert found.text.startswith("a due message has waited for ")
+    await broker.admin.pause("q", by="ola", reason="deploy")
+    found = await finding(broker, "late")
+    assert found.text.endswith("paused by ola: deploy")
+    assert not (await finding(broker, "paused")).is_error
+    assert of_kind(await broker.admin.findings(max_age="3h"), "late") == []
+    go.set()
+
+
+async def test_what_a_throttle_holds_is_a_warning(broker: SqlBroker) -> None:
+    started: list[int] = []
+
+    @broker.subscriber("mails", **QUICK, policies=[Throttle(1, per="1h")])
+    async def send(body: int) -> None:
+        started.append(body)
+
+    await broker.start()
+    await publish_late(broker, "mails", 5)
+    await eventually(lambda: started)
+    found = await finding(broker, "waits for policy")
+    assert not found.is_error
+    assert "as Throttle(1, per=3600s) lets no more start" in found.text
+    assert of_kind(await broker.admin.findings(), "late") == []
+
+
+async def test_healthy_queues_that_never_had_a_message(broker: SqlBroker) -> None:
+    done: list[int] = []
+    broker.subscriber("front", forward_to="back")
+
+    @broker.subscriber("back", **QUICK)
+    async def back(body: int) -> None:
+        done.append(body)
+
+    @broker.subscriber("nightly", **QUICK)
+    async def nightly(body: str) -> None: ...
+
+    await broker.start()
+    await broker.publish_batch(*range(10), queue="front")
+    await eventually(lambda: len(done) == 10)
+    assert (await broker.admin.findings()).findings == ()
+
+
+async def test_without_tables_only_these_are_told(engine: AsyncEngine) -> None:
+    broker = SqlBroker(engine, logger=None)
+    await broker.create_tables()
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql("DROP TABLE message_archive")
+    found = await broker.admin.findings()
+    assert {finding.kind for finding in found.errors} == {"tables", "rights"}
+    assert found.queues == ()
