@@ -92,7 +92,8 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         if self._store.messages.has_archive:
             findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
-            text = f"{len(unknown)} messages whose handler may or may not have run"
+            count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
+            text = f"{count} whose handler may or may not have run"
             findings.append(Finding("unknown outcomes", text))
         return Findings(health, tuple(queues), tuple(findings))
 
