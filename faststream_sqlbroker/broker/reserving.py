@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from faststream_sqlbroker.broker.publishing import SqlBrokerPublishing
 from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.metrics import Recorder
-from faststream_sqlbroker.core.retry import RetryStrategyProto, default_retry_strategy
+from faststream_sqlbroker.core.retry import (
+    RetryStrategyProto,
+    default_retry_strategy,
+    most_attempts,
+)
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.times import Duration, lease_seconds, wait_seconds
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.flow.loop import Log
-from faststream_sqlbroker.flow.settings import most_attempts
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.tasks.schedules import Scheduler

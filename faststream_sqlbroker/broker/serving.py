@@ -5,12 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from faststream_sqlbroker.core.metrics import Recorder
-from faststream_sqlbroker.core.retry import default_retry_strategy
+from faststream_sqlbroker.core.retry import default_retry_strategy, most_attempts
 from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
-from faststream_sqlbroker.flow.settings import most_attempts
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks

@@ -63,7 +63,10 @@ class Again(Release):
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Not done, and not the handler's fault: the delivery is charged, the attempt not.
+    """Not done, and not the handler's fault: the delivery is charged.
+
+    No attempt is charged, unless the retry strategy does not limit attempts: then this must not
+    reach the limit of deliveries either.
 
     The handler was cancelled at the graceful timeout, or its transaction could not be committed
     for a transient reason (`error`).

@@ -35,7 +35,12 @@ from faststream_sqlbroker.core.reasons import (
     REJECTED,
     RETRY_STRATEGY_ERROR,
 )
-from faststream_sqlbroker.core.retry import attempts_limit, next_delay, retries_after
+from faststream_sqlbroker.core.retry import (
+    attempts_limit,
+    most_attempts,
+    next_delay,
+    retries_after,
+)
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, Settlement
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.text import clean_text, describe_exception, replace_headers
@@ -129,7 +134,8 @@ def settle(
             base.uncharge = True
         case Abandon():
             base.state = MessageState.PENDING
-            base.attempted = False
+            # Where attempts are not limited it costs one: else it would count as a lost lease.
+            base.attempted = most_attempts(rules.retry_strategy) is None
             base.delay = outcome.delay
             _describe(base, outcome.error)
         case Relocate():

@@ -12,7 +12,6 @@ SUSPECT_AFTER = 2
 restarted."""
 _NEVER = 2**31 - 1
 """The largest INTEGER: no count of deliveries goes beyond it."""
-"""More deliveries than any message has; the largest INTEGER of the databases."""
 
 
 class Suspect(NamedTuple):
@@ -28,14 +27,13 @@ class Suspect(NamedTuple):
 class Suspicion:
     """How a claim recognises a suspect, which it does not lease.
 
-    A message that was delivered more often than permitted is not a suspect: it ends without a
-    handler.
+    A message that has lost more leases than permitted is not a suspect: it ends without a handler.
     """
 
     losses: int = SUSPECT_AFTER
     """Lost leases from which on a message is a suspect."""
     final: int = _NEVER
-    """Deliveries before the last that is permitted."""
+    """Lost leases with which its next delivery is the last that is permitted."""
     told: bool = True
     """Whether the claim reports the suspects that it finds, which count towards its limit; else it
     skips them."""
@@ -44,7 +42,7 @@ class Suspicion:
     def under(cls, max_deliveries: int | None) -> "Suspicion | None":
         """The rule for a subscriber with `max_deliveries` (None: no limit).
 
-        None if only one delivery is permitted: then no message is delivered a second time.
+        None if no lost lease is permitted: then no message is delivered after one.
         """
         if max_deliveries is None:
             return cls()
@@ -59,9 +57,7 @@ class Suspicion:
     def of(self, deliveries: int, attempts: int) -> Suspect | None:
         """Judge a message by its counts before its next delivery; None: it is not a suspect."""
         lost = deliveries - attempts
-        if deliveries == self.final or (deliveries < self.final and lost >= self.losses):
-            return Suspect(lost, deliveries == self.final)
-        return None
+        return Suspect(lost, lost == self.final) if self.losses <= lost <= self.final else None
 
     @property
     def binds(self) -> dict[str, int]:

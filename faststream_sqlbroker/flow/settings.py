@@ -8,8 +8,8 @@ from typing import Literal
 from faststream_sqlbroker.core.policies import Header, Policy
 from faststream_sqlbroker.core.retry import (
     RetryStrategyProto,
-    attempts_limit,
     default_retry_strategy,
+    most_attempts,
 )
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.settle import SettleRules
@@ -19,11 +19,6 @@ SPARE_DELIVERIES = 3
 DELIVERIES_WITHOUT_LIMIT = 20
 """Most deliveries under a retry strategy that does not limit its attempts: a message that kills its
 process would come back for ever."""
-
-
-def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
-    """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
-    return 1 if strategy is None else attempts_limit(strategy)
 
 
 def default_max_deliveries(attempts: int | None) -> int:

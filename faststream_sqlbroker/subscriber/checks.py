@@ -17,15 +17,12 @@ from faststream_sqlbroker.core.checks import (
     whole_number,
 )
 from faststream_sqlbroker.core.policies import Header, check_ack_first, check_ordered
+from faststream_sqlbroker.core.retry import most_attempts
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.settings import (
-    ConsumerSettings,
-    default_max_deliveries,
-    most_attempts,
-)
+from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
 
 _SHORTEST_LEASE = 0.1
 """Seconds: a renewal, due after a third, must reach the database in time."""
@@ -317,16 +314,6 @@ def _batch_wait_fits(settings: ConsumerSettings) -> None:
 
 def warn_of_surprises(settings: ConsumerSettings) -> None:
     """Warn of values that are legal together, but hardly meant."""
-    attempts = most_attempts(settings.retry_strategy)
-    if (
-        settings.max_deliveries is not None
-        and attempts is not None
-        and settings.max_deliveries < attempts
-    ):
-        _warn(
-            f"max_deliveries={settings.max_deliveries} ends a message before the {attempts} "
-            "attempts of its retry strategy are used: raise it, or lower max_attempts"
-        )
     lease = settings.max_lease
     timeout = settings.handler_timeout
     if lease is not None and lease < settings.release_stuck_timeout:
@@ -369,7 +356,8 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def most_deliveries(given: int | Literal["auto"] | None, attempts: int | None) -> float:
-    """How often a message may be delivered, of the option and the strategy's `attempts`.
+    """How many deliveries of a message may end without an outcome, of the option and the
+    strategy's `attempts`.
 
     Raises:
         SetupError: it is not valid.

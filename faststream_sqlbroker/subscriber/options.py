@@ -18,15 +18,11 @@ from faststream import AckPolicy
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.checks import flag, one_of, whole_number
 from faststream_sqlbroker.core.policies import Header, Policy, checked_policies
-from faststream_sqlbroker.core.retry import RetryStrategyProto
+from faststream_sqlbroker.core.retry import RetryStrategyProto, most_attempts
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.flow.settings import (
-    ConsumerSettings,
-    default_max_deliveries,
-    most_attempts,
-)
+from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
 from faststream_sqlbroker.subscriber import checks
 
 
@@ -59,8 +55,9 @@ class SubscriberOptions(TypedDict, total=False):
     """Length of a lease, 100 ms or more; held messages are renewed after a third of it; default 600
     s. What waits for a worker is leased for at most 20 s."""
     max_deliveries: int | None
-    """Deliveries after which a message is FAILED unhandled; None is no limit; default: the retry
-    strategy's max_attempts + 3, or 20 if it has none."""
+    """Deliveries without an outcome, such as lost leases, after which a message is FAILED
+    unhandled; None is no limit; default: the retry strategy's max_attempts + 3, or 20 if it has
+    none."""
     handler_timeout: Duration | None
     """Time after which an async handler is cancelled and the message nacked; default None, never.
     """

@@ -30,7 +30,7 @@ from tests.faults.features import FEATURES, subscribe_all
 from tests.faults.handlers import Manners, TransactionHandlers
 from tests.faults.history import Recorder
 
-LOST = ("lease lost", "go back without an attempt")
+LOST = ("lease lost", "go back: what their handler")
 UNKNOWN = (
     "settle unknown",
     "is not known to be committed",

@@ -367,7 +367,6 @@ def test_unknown_options_are_refused_by_name(name: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_deliveries": 9}, "max_deliveries=9 ends a message before the 10 attempts"),
         ({"max_lease": 60}, "max_lease=60.0 has no effect below release_stuck_timeout=600.0"),
         (
             {"max_lease": 700, "handler_timeout": 800},

@@ -9,6 +9,7 @@ from faststream_sqlbroker.core.retry.base import (
     RetryStrategyProto,
     RetryStrategyTemplate,
     attempts_limit,
+    most_attempts,
     next_delay,
     retries_after,
 )
@@ -33,6 +34,7 @@ __all__ = (
     "RetryStrategyTemplate",
     "attempts_limit",
     "default_retry_strategy",
+    "most_attempts",
     "next_delay",
     "retries_after",
 )

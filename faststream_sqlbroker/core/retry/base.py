@@ -134,6 +134,11 @@ def attempts_limit(strategy: RetryStrategyProto | None) -> int | None:
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1 else None
 
 
+def most_attempts(strategy: RetryStrategyProto | None) -> int | None:
+    """Return the most attempts `strategy` allows: 1 without a strategy, None if it does not say."""
+    return 1 if strategy is None else attempts_limit(strategy)
+
+
 def retries_after(strategy: RetryStrategyProto | None, exception: BaseException | None) -> bool:
     """Whether `strategy` tries again after `exception`; without a method `retries` it does.
 

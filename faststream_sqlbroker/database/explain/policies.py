@@ -394,9 +394,7 @@ def once(facts: PolicyFacts, message: WaitingMessage) -> list[Reason]:
     if state is None:
         return []
     ends = state.created_at + timedelta(seconds=state.info["ttl"])
-    started_here = (
-        state.info["message"] == message.id and message.deliveries_count > message.attempts_count
-    )
+    started_here = state.info["message"] == message.id and message.deliveries_count > 0
     if ends <= message.now and not started_here:
         return []
     other = state.info["message"]

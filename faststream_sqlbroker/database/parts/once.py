@@ -99,8 +99,8 @@ class _Claim:
         """The verdict on a message of the key, and the message that has the key."""
         if self.token == delivery_token(row):
             return Verdict.START, row.id
-        lost = row.deliveries_count - 1 > row.attempts_count
-        if self.message == row.id and (not self.over or lost):
+        again = row.deliveries_count > 1
+        if self.message == row.id and (not self.over or again):
             return Verdict.UNKNOWN, row.id
         if not self.over:
             return Verdict.DUPLICATE, self.message

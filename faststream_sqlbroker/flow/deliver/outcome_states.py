@@ -255,6 +255,6 @@ class LostLeases:
 def broken_text(ids: Sequence[int], lost: Sequence[int]) -> str:
     """What to say of messages `ids`, which go back because `lost` of the same batch are lost."""
     return (
-        f"messages {list(ids)} go back without an attempt: what their handler did is written with "
+        f"messages {list(ids)} go back: what their handler did is written with "
         f"all messages that it acked or not at all, and {list(lost)} of them have lost their lease"
     )

@@ -36,7 +36,7 @@ def refusal(
         return Discard(CANCELLED, text=row.cancelled)
     if row.outcome is not None:
         return row.outcome  # it could not be read, or a policy says so
-    if row.deliveries_count > most_deliveries:
+    if row.deliveries_count - row.attempts_count > most_deliveries:
         return Reject(MAX_DELIVERIES)
     attempts = attempts_limit(rules.retry_strategy)
     if attempts is not None and row.attempts_count >= attempts:

@@ -3,7 +3,7 @@
 A process that dies costs every message it held a delivery. Without care, the neighbours of a poison
 message would reach the delivery limit together with it, unhandled. So a message with two or more
 lost leases (with `max_deliveries` 2 one), or with a single delivery left, a suspect, runs alone:
-only where its subscriber holds nothing else, one at a time, those with the fewest lost_leases first
+only where its subscriber holds nothing else, one at a time, those with the fewest lost leases first
 (most of them are neighbours). No claim leases a suspect together with others, which would charge it
 with what they do; it is told of it (`core.suspects`). The price is bounded. The rest waits at most
 `ALONE` seconds for a suspect that runs, and then has at least as long, and `SLICE` seconds, for
@@ -15,7 +15,6 @@ delivery left: for that, each wait is twice as long as the one before, and so is
 from collections.abc import Mapping
 from enum import Enum
 
-from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.suspects import Suspect
 
 ALONE = 10.0
@@ -28,11 +27,6 @@ SOLO_PAUSE = 10.0
 """Least seconds from such a wait that was in vain to the next."""
 SOLO_LIMIT = 300.0
 """Seconds after which a suspect that is not on its last delivery runs in company."""
-
-
-def lost_leases(row: ClaimedMessage) -> int:
-    """Earlier deliveries of `row` that ended without an attempt."""
-    return row.deliveries_count - 1 - row.attempts_count
 
 
 class Turn(Enum):
@@ -96,7 +90,7 @@ class SoloRuns:
         return bool(self._known) and now >= self._others_until
 
     def next_suspect(self, now: float, *, alone: bool) -> int:
-        """The id of the suspect with the fewest lost_leases (of those that are old, if any); it is
+        """The id of the suspect with the fewest lost leases (of those that are old, if any); it is
         no longer known.
         """
         candidates = (self._old(now) or self._known) if alone else self._impatient(now)

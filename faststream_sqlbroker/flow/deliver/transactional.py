@@ -4,7 +4,7 @@ The transaction begins by locking the handler's rows, fenced; the lock keeps the
 session lives, as release and renewal skip locked rows. Only an ack (or a move) commits. Every other
 outcome rolls back what the handler did and is written by the flush, like those of plain
 subscribers. An ack that cannot be committed for a reason that passes is no fault of the handler's:
-its message goes back without an attempt.
+its message goes back.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ from faststream_sqlbroker.flow.deliver.ended_transactions import EndedTransactio
 from faststream_sqlbroker.flow.deliver.inflight import Inflight
 from faststream_sqlbroker.flow.deliver.outcome_states import broken_text
 from faststream_sqlbroker.flow.deliver.prefetch import prefetch_lease
-from faststream_sqlbroker.flow.deliver.solo_run import lost_leases
 from faststream_sqlbroker.flow.loop import Log, backoff, cancelled, is_told
 from faststream_sqlbroker.flow.settings import ConsumerSettings
 
@@ -38,7 +37,7 @@ Rows = list[ClaimedMessage]
 
 FIRST_PAUSE = 4
 """The step of `backoff` after the first failed COMMIT: 0.8 s, then twice as long each time, as
-deliveries are limited."""
+where attempts are limited, deliveries are, too."""
 
 
 @dataclass(slots=True)
@@ -268,7 +267,7 @@ class TransactionalDeliveries:
 
     def _abandoned(self, rows: Rows) -> Rows:
         """A row of the batch has lost its lease, so that nothing was committed: the acked ones go
-        back without an attempt.
+        back.
         """
         lost = [row.id for row in rows if row.lease_lost]
         back = [row for row in rows if row.outcome is None or _commits(row)]
@@ -279,16 +278,15 @@ class TransactionalDeliveries:
         return rows
 
     def _passing(self, rows: Rows, error: TransientStoreError) -> Rows:
-        """The handler has succeeded, and all of it is rolled back: it runs again, and no attempt is
-        charged.
+        """The handler has succeeded, and all of it is rolled back: it runs again.
 
         Not under policy Once, by which the handler of a message with a key runs once, whatever
         becomes of its COMMIT.
         """
         if self._once and any(row.policy_key is not None for row in rows):
             return _failed(rows, error)
-        lost = max(0, *(lost_leases(row) for row in rows))
-        pause = backoff(FIRST_PAUSE + lost, self._clock)
+        deliveries = max(row.deliveries_count for row in rows)
+        pause = backoff(FIRST_PAUSE + deliveries - 1, self._clock)
         for row in rows:
             if row.outcome is None or _commits(row):
                 row.settle_anew(Abandon(pause, error))
@@ -319,7 +317,7 @@ class TransactionalDeliveries:
         first, outcome = back[0]
         self._log(
             logging.WARNING,
-            f"messages {[i for i, _ in back]} go back without an attempt: what their handler did "
+            f"messages {[i for i, _ in back]} go back: what their handler did "
             f"could not be committed and is rolled back; it runs again in {outcome.delay:.1f} s: "
             f"{outcome.error}",
             message_id=first,

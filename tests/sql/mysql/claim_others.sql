@@ -2,6 +2,5 @@ SELECT id, queue, payload, headers, priority, `key`, attempts_count, deliveries_
 FROM message FORCE INDEX (message_ready)
 WHERE claimable = 1 AND queue = :queue AND priority = :priority
   AND next_attempt_at <= UTC_TIMESTAMP(6)
-    AND NOT (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+    AND deliveries_count - attempts_count NOT BETWEEN :losses AND :final
 ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED

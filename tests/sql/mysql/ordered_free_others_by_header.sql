@@ -3,8 +3,7 @@ WITH w AS (
   FROM message m FORCE INDEX (message_ready)
   WHERE m.queue = :queue AND m.priority = :priority AND m.claimable = 1 AND m.next_attempt_at <= UTC_TIMESTAMP(6)
     AND (m.policy_marks & :mask) >= :mask AND m.next_attempt_at >= :due AND (m.next_attempt_at > :due OR m.id > :id)
-    AND NOT (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 )
 SELECT w.id, w.due, CASE WHEN w.k IS NULL THEN 1 ELSE 0 END AS free FROM w ORDER BY w.due, w.id

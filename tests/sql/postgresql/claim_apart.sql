@@ -3,8 +3,7 @@ WITH r AS MATERIALIZED (
   FROM unnest(:queues, :priorities, :since) WITH ORDINALITY AS p(queue, priority, since, ord)
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c, m.id, m.attempts_count, m.deliveries_count,
-      (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses) AS suspect FROM message m
+      (m.deliveries_count - m.attempts_count BETWEEN :losses AND :final) AS suspect FROM message m
     WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
       AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') AND statement_timestamp()
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x

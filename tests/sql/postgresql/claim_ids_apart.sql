@@ -1,7 +1,6 @@
 WITH r AS MATERIALIZED (
   SELECT m.ctid AS c, m.id, m.attempts_count, m.deliveries_count,
-      (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses) AS suspect FROM message m
+      (m.deliveries_count - m.attempts_count BETWEEN :losses AND :final) AS suspect FROM message m
   WHERE m.id = ANY(:ids) AND CASE WHEN m.queue = ANY(:queues)
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
     THEN true ELSE false END

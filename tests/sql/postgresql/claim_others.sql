@@ -5,8 +5,7 @@ WITH r AS MATERIALIZED (
     SELECT m.ctid AS c FROM message m
     WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
       AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') AND statement_timestamp()
-    AND NOT (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 )

@@ -3,8 +3,7 @@ WITH w AS (
   FROM message m 
   WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
     AND (m.policy_marks & :mask) >= :mask
-    AND NOT (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 ), h AS MATERIALIZED (
   SELECT k.k, (SELECT e.id FROM message e 

@@ -1,18 +1,13 @@
 UPDATE message
-SET state = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+SET state = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN state ELSE 'PROCESSING' END,
-  acquired_at = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  acquired_at = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN NULL ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) END,
-  lease_token = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  lease_token = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN lease_token ELSE :token END,
-  lease_expires_at = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  lease_expires_at = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN lease_expires_at ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000) + :lease END,
-  deliveries_count = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  deliveries_count = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN deliveries_count ELSE deliveries_count + 1 END
 WHERE id IN (
   SELECT m.id FROM message m

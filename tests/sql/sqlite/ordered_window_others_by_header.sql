@@ -3,8 +3,7 @@ WITH w AS (
   FROM message m INDEXED BY message_ready
   WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)
     AND (m.policy_marks & :mask) >= :mask
-    AND NOT (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 ), h AS (
   SELECT k.k, (SELECT e.id FROM message e INDEXED BY message_policy_key

@@ -12,9 +12,7 @@ WITH w AS (
     AND m.next_attempt_at <= UTC_TIMESTAMP(6)
     AND (m.policy_marks & :mask) >= :mask
     -- `others` skips suspects: they may have killed their process, or are on their last delivery.
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 ), h AS (
   -- The first live message, not whether there is an earlier one: for a first message MariaDB would

@@ -8,7 +8,6 @@ FROM {message} FORCE INDEX ({ready_index})
 WHERE claimable = 1 AND queue = :queue AND priority = :priority
   AND next_attempt_at <= UTC_TIMESTAMP(6)
     -- `others` skips suspects: they may have killed their process, or are on their last delivery.
-    AND NOT (deliveries_count = :final  --? others
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)  --? others
+    AND deliveries_count - attempts_count NOT BETWEEN :losses AND :final  --? others
 -- What another transaction has locked is skipped.
 ORDER BY next_attempt_at, id LIMIT :limit FOR UPDATE SKIP LOCKED

@@ -13,9 +13,7 @@ WITH w AS (
     AND (m.policy_marks & :mask) >= :mask \
     AND m.next_attempt_at >= :due AND (m.next_attempt_at > :due OR m.id > :id)
     -- `others` skips suspects: they may have killed their process, or are on their last delivery.
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 )
 SELECT w.id, w.due, CASE WHEN w.k IS NULL THEN 1 ELSE 0 END AS free \

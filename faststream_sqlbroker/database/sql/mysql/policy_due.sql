@@ -13,8 +13,6 @@ WHERE m.queue = :queue AND m.priority = :priority AND m.claimable = 1 \
   AND m.next_attempt_at <= (TIMESTAMP'1970-01-01 00:00:00.000000' + INTERVAL :now MICROSECOND) \
   AND (m.policy_marks & :before) >= :before
     -- `others` skips suspects: they may have killed their process, or are on their last delivery.
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
   AND m.id = :only  --? one
 ORDER BY m.next_attempt_at, m.id LIMIT :size

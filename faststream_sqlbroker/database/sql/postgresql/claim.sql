@@ -14,16 +14,12 @@ WITH r AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT m.ctid AS c \  --? !apart
     SELECT m.ctid AS c, m.id, m.attempts_count, m.deliveries_count,  --? apart
-      (m.deliveries_count = :final  --? apart
-      OR m.deliveries_count < :final \  --? apart
-        AND m.deliveries_count - m.attempts_count >= :losses) AS suspect \  --? apart
+      (m.deliveries_count - m.attempts_count BETWEEN :losses AND :final) AS suspect \  --? apart
     FROM {message} m
     -- States are literals: with bound ones a generic plan could not use the partial index.
     WHERE m.queue = p.queue AND m.priority = p.priority AND m.state IN ('PENDING', 'RETRYABLE')
       AND m.next_attempt_at BETWEEN coalesce(p.since, '-infinity') AND statement_timestamp()
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
     ORDER BY m.next_attempt_at, m.id LIMIT :limit FOR UPDATE SKIP LOCKED) x
   LIMIT :limit
 ), u AS (  --? apart

@@ -6,9 +6,7 @@
 WITH r AS MATERIALIZED (
   SELECT m.ctid AS c \  --? !apart
   SELECT m.ctid AS c, m.id, m.attempts_count, m.deliveries_count,  --? apart
-      (m.deliveries_count = :final  --? apart
-      OR m.deliveries_count < :final \  --? apart
-        AND m.deliveries_count - m.attempts_count >= :losses) AS suspect \  --? apart
+      (m.deliveries_count - m.attempts_count BETWEEN :losses AND :final) AS suspect \  --? apart
   FROM {message} m
   -- Trap: without fresh statistics the planner takes the index of ready rows, and finds one row of
   -- a deep queue by reading all of them. No index serves a CASE.

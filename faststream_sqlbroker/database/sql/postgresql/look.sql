@@ -56,9 +56,7 @@ FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true LEFT JOIN LATERAL (
     FROM {message} m
     WHERE m.queue = f.queue AND m.priority = f.priority AND m.state IN ('PENDING', 'RETRYABLE')
       AND m.next_attempt_at <= statement_timestamp()
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
     ORDER BY m.next_attempt_at, m.id LIMIT :size) d
 ) c ON f.due <= statement_timestamp()
 ORDER BY f.ord, f.priority DESC

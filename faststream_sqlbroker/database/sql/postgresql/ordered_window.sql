@@ -11,9 +11,7 @@ WITH w AS (
   WHERE m.queue = :queue AND m.priority = :priority \
     AND m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= statement_timestamp()
     AND (m.policy_marks & :mask) >= :mask
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 -- Materialized: else PostgreSQL would look for the heads of all keys again for each message.
 ), h AS MATERIALIZED (

@@ -18,8 +18,6 @@ WHERE m.queue = :queue AND m.priority = :priority \
     + (:now) / 1000000 * interval '1 second' \
     + (:now) % 1000000 * interval '1 microsecond') \
   AND (m.policy_marks & :before) >= :before
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
   AND m.id = :only  --? one
 ORDER BY m.next_attempt_at, m.id LIMIT :size

@@ -1,22 +1,17 @@
 -- Leases as `claim` does, but no suspects. They stay as they are, are told by an `acquired_at` of
 -- NULL, and count towards the limit. It is sent by claims that report suspects.
--- A suspect has one permitted delivery left, or has lost `:losses` leases: deliveries that ended
--- without an attempt. Beyond `:final` it is none: it ends without a handler.
+-- A suspect has lost `:losses` leases or more: deliveries that ended without an attempt. Beyond
+-- `:final` it is none: it ends without a handler.
 UPDATE {message}
-SET state = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+SET state = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN state ELSE 'PROCESSING' END,
-  acquired_at = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  acquired_at = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN NULL ELSE {now} END,
-  lease_token = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  lease_token = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN lease_token ELSE :token END,
-  lease_expires_at = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  lease_expires_at = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN lease_expires_at ELSE {now} + :lease END,
-  deliveries_count = CASE WHEN (deliveries_count = :final
-      OR deliveries_count < :final AND deliveries_count - attempts_count >= :losses)
+  deliveries_count = CASE WHEN deliveries_count - attempts_count BETWEEN :losses AND :final
     THEN deliveries_count ELSE deliveries_count + 1 END
 WHERE id IN (
   -- CROSS JOIN keeps the order of the pairs, the index that of their rows: nothing behind the limit

@@ -15,10 +15,9 @@ WHERE id IN (
     AND m.priority = json_extract(p.value, '$[1]') \
     AND m.state IN ('PENDING', 'RETRYABLE')
     AND m.next_attempt_at <= {now}
-    -- A suspect has one permitted delivery left, or has lost `:losses` leases: deliveries that
-    -- ended without an attempt. Beyond `:final` it is none: it ends without a handler.
-    AND NOT (m.deliveries_count = :final
-      OR m.deliveries_count < :final AND m.deliveries_count - m.attempts_count >= :losses)
+    -- A suspect has lost `:losses` leases or more: deliveries that ended without an attempt.
+    -- Beyond `:final` it is none: it ends without a handler.
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final
   LIMIT :limit)
 -- `{claimed}` casts body, headers and key to BLOB: a column holds whatever was put there, and text
 -- that is no UTF-8 would make the whole answer unreadable.

@@ -9,8 +9,6 @@ WHERE m.id IN :ids \
   AND CASE WHEN m.state IN ('PENDING', 'RETRYABLE') AND m.next_attempt_at <= {now}
   AND (m.policy_marks & :mask) >= :mask \  --? !others
   AND (m.policy_marks & :mask) >= :mask  --? others
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses) \  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final \  --? others
     THEN 1 ELSE 0 END = 1
 ORDER BY m.priority DESC, m.next_attempt_at, m.id

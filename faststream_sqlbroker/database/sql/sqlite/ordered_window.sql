@@ -11,9 +11,7 @@ WITH w AS (
     AND m.next_attempt_at <= {now}
     AND (m.policy_marks & :mask) >= :mask
     -- The claim skips suspects, as `claim_others` does.
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
   ORDER BY m.next_attempt_at, m.id LIMIT :size
 ), h AS (
   -- An expired message blocks no other: it will not be handled.

@@ -11,8 +11,6 @@ WHERE m.queue = :queue AND m.priority = :priority AND m.state IN ('PENDING', 'RE
   -- `:now` is when the claim began. A burst that has ended since may lack what arrived after the
   -- policies looked, and before its end.
   AND m.next_attempt_at <= :now AND (m.policy_marks & :before) >= :before
-    AND NOT (m.deliveries_count = :final  --? others
-      OR m.deliveries_count < :final \  --? others
-        AND m.deliveries_count - m.attempts_count >= :losses)  --? others
+    AND m.deliveries_count - m.attempts_count NOT BETWEEN :losses AND :final  --? others
   AND m.id = :only  --? one
 ORDER BY m.next_attempt_at, m.id LIMIT :size
