@@ -15,9 +15,9 @@ from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.settle import SettleRules
 
 SPARE_DELIVERIES = 3
-"""Deliveries beyond a retry strategy's attempts: some are lost leases, which are no attempts."""
+"""How much higher `max_deliveries` is than a strategy's `max_attempts`."""
 DELIVERIES_WITHOUT_LIMIT = 20
-"""Most deliveries under a retry strategy that does not limit its attempts: a message that kills its
+"""`max_deliveries` under a retry strategy that does not limit its attempts: a message that kills its
 process would come back for ever."""
 
 

@@ -154,6 +154,19 @@ async def test_the_delay_grows_until_the_delivery_limit(
     assert (handle.started, await effects()) == (3, [])
 
 
+async def test_without_a_limit_on_attempts_it_costs_one_and_goes_on(
+    rig: Rig, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactional, "backoff", lambda *_: 0.0)
+    handle = Handler(times=4)
+    options = ONE_ATTEMPT | {"retry_strategy": ConstantRetryStrategy(delay_seconds=0.0)}
+    await rig.put(1)
+    await rig.consumer(handle, **options, max_deliveries=2).start()
+    [row] = await archived(rig)
+    assert (row["state"], row["attempts_count"], row["deliveries_count"]) == ("COMPLETED", 5, 5)
+    assert (handle.started, await effects()) == (5, [5])
+
+
 async def test_the_delay_counts_by_the_databases_clock(
     rig: Rig, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:

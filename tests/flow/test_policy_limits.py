@@ -11,9 +11,10 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import text
 
-from faststream_sqlbroker.core.outcome import Ack, Nack
+from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack
 from faststream_sqlbroker.core.policies import Concurrency, Debounce, Once, Policy, Throttle
 from faststream_sqlbroker.core.policies.flags import SLOT
+from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
 from faststream_sqlbroker.database.policies.request import Claim, PolicyClaimRequest, ScanPosition
@@ -175,8 +176,13 @@ async def test_arrivals_of_all_priorities_are_taken_in_order(
     assert set(gone) == {first, second}
 
 
-async def test_a_started_message_does_not_run_again_when_its_key_is_free(rig: Rig) -> None:
-    """Z4: a crash leaves the outcome unknown, however short the ttl."""
+@pytest.mark.parametrize("end", ["crash", "hand-back"])
+async def test_a_started_message_does_not_run_again_when_its_key_is_free(
+    rig: Rig, end: str
+) -> None:
+    """Z4: a crash leaves the outcome unknown, however short the ttl. So does a handler that was cut
+    off, which costs an attempt where those are not limited.
+    """
     [message] = await rig.put(1, key="a")
     policies = [Once("10ms")]
     process = Process(rig, policies)
@@ -184,8 +190,12 @@ async def test_a_started_message_does_not_run_again_when_its_key_is_free(rig: Ri
     verdicts = await rig.store.policies.claim_keys([row], 0.01)
     assert verdicts[message][0].name == "START"
     await asyncio.sleep(0.05)
-    await rig.expire()
-    assert await rig.store.release_stuck(["q"], 10) == 1
+    if end == "crash":
+        await rig.expire()
+        assert await rig.store.release_stuck(["q"], 10) == 1
+    else:
+        rules = SettleRules(retry_strategy=ConstantRetryStrategy(delay_seconds=0))
+        await rig.store.settle([settle(row, Abandon(), rules, ended_after=0.0)])
     await rig.store.forget_expired(10)
     [row] = (await process.claim()).rows
     verdicts = await rig.store.policies.claim_keys([row], 0.01)

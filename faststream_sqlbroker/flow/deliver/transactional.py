@@ -37,7 +37,7 @@ Rows = list[ClaimedMessage]
 
 FIRST_PAUSE = 4
 """The step of `backoff` after the first failed COMMIT: 0.8 s, then twice as long each time, as
-where attempts are limited, deliveries are, too."""
+failed COMMITs count towards `max_deliveries` where attempts are limited."""
 
 
 @dataclass(slots=True)
