@@ -236,6 +236,12 @@ async def _move(rows: Sequence[ClaimedMessage], place: MoveTarget) -> None:
         row.settle_as(outcomes.Relocate(queue, payload, headers, delay, place.published_again))
 
 
+def skip(raw: Any) -> None:
+    """Record for `raw`, a row or a tuple of rows, that SkipMessage was raised."""
+    for row in raw if isinstance(raw, tuple) else (raw,):
+        row.settle_as(outcomes.Skip())
+
+
 def warn_of_ignored(
     rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], known: str
 ) -> None:
@@ -296,15 +302,17 @@ def nack_or_refuse(
         raise
 
 
-def reject_outcome(reason: str | None) -> outcomes.Reject:
-    """The reject.
+def reject_outcome(reason: str | None, error: BaseException | None) -> outcomes.Reject:
+    """The reject, with `error` or the one that is being handled.
 
     Raises:
-        SetupError: `reason` is not a string.
+        SetupError: `reason` is not a string, or `error` is not an exception.
     """
     if reason is not None and not isinstance(reason, str):
         raise SetupError(f"reason must be a string or None, got {reason!r}")
-    return outcomes.Reject(reason=reason, error=current_error())
+    if error is not None and not isinstance(error, BaseException):
+        raise SetupError(f"error must be an exception or None, got {error!r}: give text as reason")
+    return outcomes.Reject(reason=reason, error=error or current_error())
 
 
 _GONE = (

@@ -152,19 +152,22 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
             await self._follow_raised(instead)
         await super().nack()
 
-    async def reject(self, *, reason: str | None = None, **ignored: Any) -> None:
+    async def reject(
+        self, *, reason: str | None = None, error: BaseException | None = None, **ignored: Any
+    ) -> None:
         """Record the outcome FAILED: the message is never tried again.
 
         Args:
             reason: Why, in a few words; stored in the archive's column `reason`.
+            error: Stored in `last_error`; None is the exception that is being handled.
             ignored: Options of other brokers; they have no effect.
 
         Raises:
-            SetupError: `reason` is not a string.
+            SetupError: `reason` is not a string, or `error` is not an exception.
         """
         if ignored:
-            warn_of_ignored([self.raw_message], "reject", ignored, "reason")
-        self._settle(reject_outcome(reason))
+            warn_of_ignored([self.raw_message], "reject", ignored, "reason and error")
+        self._settle(reject_outcome(reason, error))
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:
@@ -365,13 +368,15 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
                 await message.nack(delay=delay)
         await super().nack()
 
-    async def reject(self, *, reason: str | None = None, **ignored: Any) -> None:
+    async def reject(
+        self, *, reason: str | None = None, error: BaseException | None = None, **ignored: Any
+    ) -> None:
         """`SqlBrokerMessage.reject` for every message not settled yet."""
         if ignored:
-            warn_of_ignored(self.raw_message, "reject", ignored, "reason")
-        reject_outcome(reason)
+            warn_of_ignored(self.raw_message, "reject", ignored, "reason and error")
+        reject_outcome(reason, error)
         for message in self.messages:
-            await message.reject(reason=reason)
+            await message.reject(reason=reason, error=error)
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:

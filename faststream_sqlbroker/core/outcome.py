@@ -9,6 +9,11 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
+class Skip(Ack):
+    """Done without work, as the handler has asked for: COMPLETED with reason `skipped`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Nack:
     """Try again after `delay` seconds; None leaves the delay to the retry strategy."""
 

@@ -1,4 +1,4 @@
-"""Codes of the reasons for which the broker ends a message without success.
+"""Codes of the reasons for which the broker ends a message, or a handler skips it.
 
 They are written to the archive's column `reason`, and to the header of a dead letter. The column
 `related_id` holds the related message; the text never does. The text that a handler gives to
@@ -12,6 +12,7 @@ DUPLICATE = "duplicate"
 EXPIRED = "expired"
 CANCELLED = "cancelled"
 THROTTLED = "throttled"
+SKIPPED = "skipped"
 REJECTED = "rejected"
 MAX_ATTEMPTS = "max_attempts"
 NOT_RETRIED = "not_retried"
@@ -42,6 +43,9 @@ class Meaning(NamedTuple):
 
 
 MEANINGS: dict[str, Meaning] = {
+    SKIPPED: Meaning(
+        "COMPLETED", "Its handler, a dependency or a middleware raised `SkipMessage`."
+    ),
     SUPERSEDED: Meaning(
         "DISCARDED",
         "`Debounce`, `KeepLast`: another message of its key has started in its place, or a "
@@ -89,7 +93,9 @@ MEANINGS: dict[str, Meaning] = {
     ),
     SETTLE_ERROR: Meaning("FAILED", "The database refused its end again and again."),
     MAX_DELIVERIES: Meaning(
-        "FAILED", "It was delivered more than `max_deliveries` times without an end."
+        "FAILED",
+        "`max_deliveries` of its deliveries ended without an outcome, such as by the end of their "
+        "process; of a pull job, its time was over more than `max_retries` times.",
     ),
     UNKNOWN_OUTCOME: Meaning(
         "FAILED", "`Once`: its handler was started before, and its process was not heard of again."

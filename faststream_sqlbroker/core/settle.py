@@ -25,6 +25,7 @@ from faststream_sqlbroker.core.outcome import (
     Reject,
     Release,
     Relocate,
+    Skip,
 )
 from faststream_sqlbroker.core.reasons import (
     CANCELLED,
@@ -34,6 +35,7 @@ from faststream_sqlbroker.core.reasons import (
     NOT_RETRIED,
     REJECTED,
     RETRY_STRATEGY_ERROR,
+    SKIPPED,
 )
 from faststream_sqlbroker.core.retry import (
     attempts_limit,
@@ -122,6 +124,7 @@ def settle(
     outcome = _unless_cancelled(row, outcome)
     match outcome:
         case Ack():
+            base.reason = SKIPPED if isinstance(outcome, Skip) else None
             return _final(base, MessageState.COMPLETED, rules.retain_on_ack)
         case Nack():
             return _nack(base, row, outcome, rules)

@@ -17,8 +17,8 @@ from faststream_sqlbroker.core.settle import SettleRules
 SPARE_DELIVERIES = 3
 """How much higher `max_deliveries` is than a strategy's `max_attempts`."""
 DELIVERIES_WITHOUT_LIMIT = 20
-"""`max_deliveries` under a retry strategy that does not limit its attempts: a message that kills its
-process would come back for ever."""
+"""`max_deliveries` under a strategy that does not limit attempts: a message that kills its process
+would else come back for ever."""
 
 
 def default_max_deliveries(attempts: int | None) -> int:

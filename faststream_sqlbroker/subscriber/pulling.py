@@ -13,10 +13,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakSet
 
+from faststream.exceptions import SkipMessage
 from typing_extensions import override
 
 from faststream_sqlbroker.adapter.messages import ParserComposition, process_msg
-from faststream_sqlbroker.core.outcome import Abandon, Nack
+from faststream_sqlbroker.core.outcome import Abandon, Nack, Skip
 from faststream_sqlbroker.core.rows import ClaimedMessage, Holder
 from faststream_sqlbroker.exceptions import (
     LeaseLostError,
@@ -264,7 +265,8 @@ class Pulling:
         except BaseException as error:
             with suppress(StoreError, LeaseLostError):
                 is_failure = isinstance(error, Exception)
-                await held.settle(Nack(error=error) if is_failure else Abandon())
+                outcome = Nack(error=error) if is_failure else Abandon()
+                await held.settle(Skip() if isinstance(error, SkipMessage) else outcome)
             raise
         pulled.held_by(held)
         if not self._stopped:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 from faststream import AckPolicy
-from faststream.exceptions import StopConsume
+from faststream.exceptions import SkipMessage, StopConsume
 from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.adapter.endpoints import SubscriberUsecase
@@ -35,6 +35,7 @@ from faststream_sqlbroker.subscriber.config import (
 )
 from faststream_sqlbroker.subscriber.invalid_body import settle_invalid
 from faststream_sqlbroker.subscriber.options import SubscriberSettings, changed
+from faststream_sqlbroker.subscriber.pipeline.acknowledging import SkipsMessages
 from faststream_sqlbroker.subscriber.pipeline.choice import Pipeline
 from faststream_sqlbroker.subscriber.pulling import (
     PulledMessage,
@@ -148,6 +149,12 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     @property
     @override
     def _broker_middlewares(self) -> "Sequence[BrokerMiddleware[Any]]":
+        # FastStream's own pipeline reads it; the compiled one acks such messages by itself.
+        return (SkipsMessages, *self.middlewares)
+
+    @property
+    def middlewares(self) -> "Sequence[BrokerMiddleware[Any]]":
+        """The user's, and those of the subscriber's options."""
         middlewares = super()._broker_middlewares
         own = tuple(each for each in (self._forward, self._batches) if each is not None)
         return (*middlewares, *own) if own else middlewares
@@ -380,6 +387,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             # no use for it.
             await follow_unacknowledged(msg, error, self._log_of_loops)
             return
+        if isinstance(error, SkipMessage):
+            return  # its messages are acked
         self._note_failure(msg, error)
         if isinstance(error, StopConsume | SystemExit):
             self._request_stop()
@@ -461,9 +470,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             self._settings(),
             self._log_of_loops,
             encode=outer.producer.encode,
-            middlewares=lambda row: [
-                make(row, context=context) for make in self._broker_middlewares
-            ],
+            middlewares=lambda row: [make(row, context=context) for make in self.middlewares],
             parser=self._call_options.parser or outer.broker_parser,
             decoder=decoder,
             paused=self._is_paused,

@@ -6,11 +6,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from faststream import AckPolicy, BaseMiddleware
+from faststream import AckPolicy, BaseMiddleware, Depends
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMessage
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from faststream_sqlbroker import ConstantRetryStrategy, NoRetryStrategy, SqlBroker, SqlBrokerMessage
+from faststream_sqlbroker import (
+    ConstantRetryStrategy,
+    NoRetryStrategy,
+    Once,
+    SetupError,
+    SqlBroker,
+    SqlBrokerBatchMessage,
+    SqlBrokerMessage,
+    TestSqlBroker,
+)
 from tests.faststream.conftest import CALM, QUICK, Heard, Look, on_each
 
 pytestmark = pytest.mark.capability("every AckPolicy, retries, dead letters")
@@ -238,13 +247,111 @@ async def test_raising_nack_message_nacks(broker: SqlBroker, look: Look) -> None
     assert row["last_error"].startswith("KeyError")
 
 
-async def test_raising_skip_message_gives_no_outcome(broker: SqlBroker, look: Look) -> None:
-    async def act(message: Any) -> None:
+async def raise_skip(message: Any) -> None:
+    raise SkipMessage
+
+
+@pytest.mark.parametrize("mode", ["plain", "batch", "transactional", "ordered", "once"])
+async def test_raising_skip_message_acks_with_a_reason(
+    broker: SqlBroker, look: Look, mode: str, heard: Heard
+) -> None:
+    """It is no dead letter: nothing has failed."""
+    options: dict[str, Any] = {mode: True}
+    if mode in {"plain", "once"}:
+        options = {"policies": [Once("1h")]} if mode == "once" else {}
+
+    @broker.subscriber("q", **QUICK, dead_letter_queue="dead", **options)
+    async def handle(body: Any) -> None:
         raise SkipMessage
+
+    await broker.publish("x", "q", key="k")
+    await broker.start()
+    [row] = await look.archived()
+    assert (row["state"], row["reason"], row["queue"]) == ("COMPLETED", "skipped", "q")
+    assert (row["attempts_count"], row["last_error"]) == (1, None)
+    assert not [r for r in heard.records if r.levelno >= logging.WARNING]
+
+
+@on_each("policy", [AckPolicy.MANUAL], list(AckPolicy))
+async def test_a_skipped_message_is_acked_under_every_policy(
+    broker: SqlBroker, look: Look, heard: Heard, policy: AckPolicy
+) -> None:
+    """ACK_FIRST has acked it before, without a reason."""
+    await run(broker, raise_skip, ack_policy=policy)
+    [row] = await look.archived()
+    reason = None if policy is AckPolicy.ACK_FIRST else "skipped"
+    assert (row["state"], row["reason"]) == ("COMPLETED", reason)
+    assert not [r for r in heard.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("where", ["middleware", "dependency", "parser", "after a reject"])
+async def test_whoever_skips_a_message(broker: SqlBroker, look: Look, where: str) -> None:
+    class Skips(BaseMiddleware):
+        async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+            raise SkipMessage
+
+    def skip(*_: Any) -> None:
+        raise SkipMessage
+
+    async def skips_parse(msg: Any, parser: Any) -> Any:
+        raise SkipMessage
+
+    options: dict[str, Any] = {"parser": skips_parse} if where == "parser" else {}
+    options |= {"dependencies": [Depends(skip)]} if where == "dependency" else {}
+
+    @broker.subscriber("q", **QUICK, **options)
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        await message.reject(reason="first")
+        raise SkipMessage
+
+    if where == "middleware":
+        broker.add_middleware(Skips)
+    await broker.publish("x", "q")
+    await broker.start()
+    [row] = await look.archived()
+    expected = ("FAILED", "first") if where == "after a reject" else ("COMPLETED", "skipped")
+    assert (row["state"], row["reason"]) == expected
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_test_broker_does_not_raise_what_skips_a_message(
+    broker: SqlBroker, policy: AckPolicy
+) -> None:
+    @broker.subscriber("q", ack_policy=policy)
+    async def handle(body: Any) -> None:
+        raise SkipMessage
+
+    async with TestSqlBroker(broker, connect_only=False) as tested:
+        await tested.publish("x", "q")
+        handle.mock.assert_called_once_with("x")
+        [message] = (await tested.admin.messages(queue="q", state="COMPLETED")).messages
+        assert message.reason == "skipped"
+
+
+async def test_a_reject_stores_the_error_that_it_is_given(broker: SqlBroker, look: Look) -> None:
+    async def act(message: Any) -> None:
+        with pytest.raises(SetupError, match="error must be an exception or None, got 'no'"):
+            await message.reject(error="no")
+        await message.reject(reason="expired", error=KeyError("card 7"))
 
     await run(broker, act)
     [row] = await look.archived()
-    assert (row["state"], row["reason"]) == ("FAILED", "no_outcome")
+    assert (row["state"], row["reason"]) == ("FAILED", "expired")
+    assert row["last_error"].startswith("KeyError: 'card 7'")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_reject_of_a_batch_stores_the_error_for_each(broker: SqlBroker, look: Look) -> None:
+    @broker.subscriber("q", **QUICK, batch=True)
+    async def handle(body: list[Any], message: SqlBrokerBatchMessage) -> None:
+        await message.reject(error=KeyError("card 7"))
+
+    await broker.publish_batch("x", "y", queue="q")
+    await broker.start()
+    rows = await look.archived(2)
+    assert ["card 7" in row["last_error"] for row in rows] == [True, True]
 
 
 @pytest.mark.parametrize("keep", [True, False])

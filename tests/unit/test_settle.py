@@ -23,6 +23,7 @@ from faststream_sqlbroker.core.outcome import (
     Reject,
     Release,
     Relocate,
+    Skip,
 )
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -47,6 +48,7 @@ OUTCOMES: st.SearchStrategy[Outcome | None] = st.sampled_from(
     [
         None,
         Ack(),
+        Skip(),
         Nack(),
         Nack(delay=5),
         Nack(error=ValueError("no")),

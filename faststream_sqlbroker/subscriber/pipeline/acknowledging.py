@@ -7,11 +7,14 @@ import logging
 from types import TracebackType
 from typing import Any
 
-from faststream import AckPolicy
+from faststream import AckPolicy, BaseMiddleware
+from faststream.exceptions import SkipMessage
 from faststream.middlewares import AcknowledgementMiddleware
 from faststream.middlewares.logging import CriticalLogMiddleware
+from typing_extensions import override
 
 from faststream_sqlbroker.adapter.pipeline import EmptyLoggerObject
+from faststream_sqlbroker.control_exceptions import skip
 from faststream_sqlbroker.subscriber.pipeline.bodies import ack_quickly
 
 _Info = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -63,6 +66,8 @@ class Acknowledging:
         log: Any = self._make_log(row, context=self._context)
         if message is not None:
             log.source_type = message.source_type
+        if isinstance(error, SkipMessage):
+            skip(row)
         failure: BaseException | None = None
         try:
             await log.__aexit__(*_info(error))
@@ -105,3 +110,19 @@ class Acknowledging:
 
 def _info(error: BaseException | None) -> _Info:
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+class SkipsMessages(BaseMiddleware):
+    """Acks messages by SkipMessage, which FastStream's pipeline leaves without an outcome."""
+
+    @override
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> bool:
+        """Let any error pass."""
+        if isinstance(exc_val, SkipMessage):
+            skip(self.msg)
+        return False

@@ -267,7 +267,7 @@ class Pipeline:
         scopes = Scopes(subscriber, outer.context, outer.extra_context)
         call = self._compiled_call(item, outer.fd_config, found)
         parts = _parts(subscriber, item, scopes, call)
-        middlewares = tuple(subscriber._broker_middlewares)
+        middlewares = tuple(subscriber.middlewares)
         process: Process
         # A middleware gets the row before there is a message, and FastStream's parser makes the
         # message of a batch. Only Wrapped does either.
