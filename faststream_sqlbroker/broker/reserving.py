@@ -128,7 +128,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             more_queues: More names.
             wait: How long to wait for a message: seconds, a timedelta or text like "10s"; 0 looks
                 once, None waits without limit.
-            max_deliveries: A message that was delivered more often is rejected. "auto" is 20, None
+            max_deliveries: A message that has lost so many leases is rejected. "auto" is 20, None
                 is no limit.
 
         Returns:
@@ -182,7 +182,7 @@ class SqlBrokerReserving(SqlBrokerLocking):
             wait: How long to wait for a message: 0 looks once, None waits without limit.
             retry_strategy: Decides when the message is due after `rollback()`, and how often it is
                 tried. "auto" is the default of subscribers, None allows no further attempt.
-            max_deliveries: A message that was delivered more often is rejected. "auto" is the
+            max_deliveries: A message that has lost so many leases is rejected. "auto" is the
                 strategy's attempts plus 3, or 20 without such a limit; None is no limit.
 
         Returns:

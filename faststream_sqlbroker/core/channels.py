@@ -67,7 +67,7 @@ class Queues:
         queues: Their tokens, by the queue's full name; `PUT` makes those of others.
         retry_strategy: Decides when a message is due after a rollback without a delay, and how
             often it is tried; "auto" is the default of subscribers, None allows no further attempt.
-        max_deliveries: A message that was delivered more often is rejected. "auto" is the
+        max_deliveries: A message that has lost so many leases is rejected. "auto" is the
             strategy's attempts plus 3, or 20 without such a limit; None is no limit.
         longest_wait: How long a request may wait for a message, up to 30 seconds.
 

@@ -320,7 +320,7 @@ def policy_effects(df: DataFrame) -> DataFrame:
     | no_key | FAILED | a policy with without_key="dead_letter" |
     | failed_once | FAILED | Once, after an error |
     | unknown_outcome | FAILED | Once or ACK_FIRST, after a crash |
-    | max_deliveries | FAILED | it was delivered too often without an end |
+    | max_deliveries | FAILED | too many of its deliveries ended without an outcome |
     | no_outcome | FAILED | AckPolicy.MANUAL: its handler ended and had not settled it |
     | retry_strategy_error | FAILED | the retry strategy raised an error |
     | settle_error | FAILED | the database refused its end again and again |

@@ -302,7 +302,7 @@ def limits_hold(h: History) -> list[str]:
     found = [
         f"message {d.number} was started with {d.attempts} attempts, delivery {d.deliveries}"
         for d in h.deliveries
-        if d.attempts >= h.max_attempts or d.deliveries > h.max_deliveries
+        if d.attempts >= h.max_attempts or d.deliveries - d.attempts > h.max_deliveries
     ]
     starts = Counter(d.number for d in h.deliveries)
     for row in h.archived:

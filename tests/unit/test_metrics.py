@@ -33,8 +33,9 @@ from faststream_sqlbroker.core.outcome import (
     Reject,
     Release,
     Relocate,
+    Skip,
 )
-from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, REJECTED
+from faststream_sqlbroker.core.reasons import EXPIRED, MAX_ATTEMPTS, REJECTED, SKIPPED
 from faststream_sqlbroker.core.retry import ConstantRetryStrategy
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage, SettleResult
 from faststream_sqlbroker.core.settle import SettleRules, sent_back, settle
@@ -88,6 +89,7 @@ def row(number: int = 1, queue: str = "q") -> ClaimedMessage:
     ("outcome", "rules", "name"),
     [
         (Ack(), PLAIN, ("acked", "")),
+        (Skip(), PLAIN, ("acked", SKIPPED)),
         (Nack(), PLAIN, ("retried", "")),
         (Nack(), NO_RETRIES, ("failed", MAX_ATTEMPTS)),
         (Reject(), PLAIN, ("failed", REJECTED)),
