@@ -199,7 +199,7 @@ class Claimed(list[ClaimedMessage]):
         rows = cls()
         of = suspicion.of
         for row in found:
-            if (suspect := of(row.deliveries_count, row.attempts_count)) is None:
+            if (suspect := of(row.deliveries_count - row.attempts_count)) is None:
                 rows.append(row)
             elif suspicion.told:
                 rows.suspects[row.id] = suspect

@@ -54,9 +54,8 @@ class Suspicion:
         """The same rule for a claim that skips suspects."""
         return replace(self, told=False)
 
-    def of(self, deliveries: int, attempts: int) -> Suspect | None:
-        """Judge a message by its counts before its next delivery; None: it is not a suspect."""
-        lost = deliveries - attempts
+    def of(self, lost: int) -> Suspect | None:
+        """Judge a message by its lost leases; None: it is not a suspect."""
         return Suspect(lost, lost == self.final) if self.losses <= lost <= self.final else None
 
     @property

@@ -223,7 +223,7 @@ def seen(*candidates: Candidate, version: int | None = 1, running: int = 0) -> S
 
 
 def candidate(number: int, **fields: Any) -> Candidate:
-    return Candidate(number, 0, False, False, 0, 0)._replace(**fields)
+    return Candidate(number, 0, False, False, 0)._replace(**fields)
 
 
 def has_noted() -> ScanPosition:
@@ -261,7 +261,7 @@ def test_slots_are_spent_by_what_starts() -> None:
 
 
 def test_suspects_are_left_alone_and_spend_nothing() -> None:
-    found = seen(candidate(1, deliveries=2), candidate(2))
+    found = seen(candidate(1, lost=2), candidate(2))
     claim, swap = decided(found, Throttle(1, per="1h"), suspicion=Suspicion())
     assert swap is not None
     assert swap.ids == [2]

@@ -87,7 +87,7 @@ def test_f6_a_suspect_runs_alone(
     """From min(2, max_deliveries - 1) lost leases on; what is over the limit just ends."""
     suspicion = Suspicion.under(limit)
     assert suspicion is not None
-    assert suspicion.of(deliveries, attempts) == suspect
+    assert suspicion.of(deliveries - attempts) == suspect
 
 
 def test_f6_with_one_delivery_nothing_runs_alone() -> None:

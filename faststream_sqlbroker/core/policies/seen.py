@@ -18,8 +18,8 @@ class Candidate(NamedTuple):
     expired: bool
     keyless: bool
     """Whether it has no key."""
-    deliveries: int
-    attempts: int
+    lost: int
+    """Its deliveries that ended without an attempt."""
 
 
 @dataclass(slots=True)

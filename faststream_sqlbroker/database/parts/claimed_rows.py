@@ -174,6 +174,6 @@ def split_suspects(
 
 def _suspect(row: Sequence[Any], suspicion: Suspicion) -> Suspect | None:
     try:
-        return suspicion.of(int(row[_DELIVERIES]), int(row[_ATTEMPTS]))
+        return suspicion.of(int(row[_DELIVERIES]) - int(row[_ATTEMPTS]))
     except (TypeError, ValueError):  # SQLite keeps any value that another program has written
         return Suspect(suspicion.losses)

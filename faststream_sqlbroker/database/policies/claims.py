@@ -297,7 +297,7 @@ class _QueueClaim:
         self.suspects = {
             message: suspect
             for message in chosen
-            if message in live and (suspect := _suspect(live[message], suspicion)) is not None
+            if message in live and (suspect := suspicion.of(live[message].lost)) is not None
         }
         if self.suspects and self._slots.keys is not None:
             # None of them has kept a slot from another message of its key.
@@ -388,7 +388,3 @@ def _heads(
 
 def _due(pairs: list[ReadyPair], queue: str) -> list[ReadyPair]:
     return [pair for pair in pairs if pair.queue == queue and pair.due_in <= 0]
-
-
-def _suspect(live: Live, suspicion: Suspicion) -> Suspect | None:
-    return suspicion.of(live.deliveries, live.deliveries - live.lost)

@@ -55,7 +55,6 @@ class Live(NamedTuple):
     lost: int
     """Deliveries that ended without an attempt, while it is not leased."""
     expired: bool
-    deliveries: int
 
 
 class Standing(NamedTuple):
@@ -306,7 +305,6 @@ class PolicyRows:
                 r[5],
                 r[6],
                 bool(r[7]),
-                r[8],
             )
             for r in rows
         }

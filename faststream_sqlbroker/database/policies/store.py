@@ -393,4 +393,4 @@ def looking(dialect: Dialect, wanted: PolicyClaimRequest) -> Work[Seen] | None:
 
 
 def _suspect(each: Candidate, suspicion: Suspicion | None) -> Suspect | None:
-    return None if suspicion is None else suspicion.of(each.deliveries, each.attempts)
+    return None if suspicion is None else suspicion.of(each.lost)

@@ -111,8 +111,8 @@ class BatchFiller:
             if row.claimed_monotonic + left < end:
                 return True
         suspicion = self._suspicion
-        before = row.deliveries_count - 1
-        return suspicion is not None and suspicion.of(before, row.attempts_count) is not None
+        lost = row.deliveries_count - 1 - row.attempts_count
+        return suspicion is not None and suspicion.of(lost) is not None
 
 
 Rows = list[ClaimedMessage]

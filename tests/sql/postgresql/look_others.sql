@@ -31,18 +31,17 @@ SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, f.queue,
     SELECT json_object_agg(s.scope, s.info)::text
     FROM unnest(:scopes) AS x(scope)
     JOIN message_policy_state s ON s.scope = x.scope || f.queue AND s.key = '') END,
-  c.ids, c.marks, c.expired, c.keyless, c.deliveries, c.attempts
+  c.ids, c.marks, c.expired, c.keyless, c.lost
 FROM (SELECT 1) AS at_least_one_row LEFT JOIN f ON true LEFT JOIN LATERAL (
   SELECT array_agg(d.id ORDER BY d.due, d.id) AS ids,
     array_agg(d.marks ORDER BY d.due, d.id) AS marks,
     array_agg(d.expired ORDER BY d.due, d.id) AS expired,
     array_agg(d.keyless ORDER BY d.due, d.id) AS keyless,
-    array_agg(d.deliveries ORDER BY d.due, d.id) AS deliveries,
-    array_agg(d.attempts ORDER BY d.due, d.id) AS attempts
+    array_agg(d.lost ORDER BY d.due, d.id) AS lost
   FROM (
     SELECT m.id, m.next_attempt_at AS due, m.policy_marks AS marks,
       coalesce(m.expires_at <= statement_timestamp(), false) AS expired,
-      m.key IS NULL AS keyless, m.deliveries_count AS deliveries, m.attempts_count AS attempts
+      m.key IS NULL AS keyless, m.deliveries_count - m.attempts_count AS lost
     FROM message m
     WHERE m.queue = f.queue AND m.priority = f.priority AND m.state IN ('PENDING', 'RETRYABLE')
       AND m.next_attempt_at <= statement_timestamp()

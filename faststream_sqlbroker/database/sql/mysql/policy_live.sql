@@ -7,8 +7,7 @@ SELECT m.id, m.state, \
   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', m.acquired_at),
   -- The difference is the deliveries that ended without an attempt, while it is not leased.
   m.{key_column}, m.policy_marks, m.deliveries_count - m.attempts_count,
-  -- `+ 0` is SQLite's need: it may hold text in the column.
-  CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 ELSE 0 END, m.deliveries_count + 0
+  CASE WHEN m.expires_at <= UTC_TIMESTAMP(6) THEN 1 ELSE 0 END
 -- No index serves a CASE: only the ids can find the rows, not the queue.
 -- Without the hint the server scans a small table.
 FROM JSON_TABLE(:rows, '$[*]' COLUMNS (id BIGINT PATH '$.id')) u \

@@ -6,8 +6,7 @@
 SELECT m.id, m.state, (extract(epoch FROM m.next_attempt_at) * 1000000)::bigint, \
   (extract(epoch FROM m.acquired_at) * 1000000)::bigint,
   m.{key_column}, m.policy_marks, m.deliveries_count - m.attempts_count,
-  -- `+ 0` changes nothing here; SQLite needs it, whose column may hold text.
-  CASE WHEN m.expires_at <= statement_timestamp() THEN 1 ELSE 0 END, m.deliveries_count + 0
+  CASE WHEN m.expires_at <= statement_timestamp() THEN 1 ELSE 0 END
 -- Trap: without fresh statistics PostgreSQL would find the rows by the queue, and read all of it.
 -- No index serves a CASE.
 FROM json_to_recordset((:rows)::json) AS u(id bigint) \
