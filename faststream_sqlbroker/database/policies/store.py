@@ -323,11 +323,12 @@ class SwapClaim:
 
     def _chosen(self, queue: SeenQueue, room: int) -> list[Candidate]:
         """The first `room` that are no suspects; those are noted."""
+        suspicion = self._wanted.suspicion
         chosen: list[Candidate] = []
         for each in queue.candidates:
             if len(chosen) == room:
                 break
-            suspect = _suspect(each, self._wanted.suspicion)
+            suspect = None if suspicion is None else suspicion.of(each.lost)
             if suspect is None:
                 chosen.append(each)
             else:
@@ -390,7 +391,3 @@ def looking(dialect: Dialect, wanted: PolicyClaimRequest) -> Work[Seen] | None:
         scopes=[slot_scope("", n) for n in range(throttles)],
         others=suspicion if suspicion is not None and not suspicion.told else None,
     )
-
-
-def _suspect(each: Candidate, suspicion: Suspicion | None) -> Suspect | None:
-    return None if suspicion is None else suspicion.of(each.lost)
