@@ -286,7 +286,9 @@ async def test_a_skipped_message_is_acked_under_every_policy(
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("where", ["middleware", "dependency", "parser", "after a reject"])
-async def test_a_message_is_skipped_from_anywhere(broker: SqlBroker, look: Look, where: str) -> None:
+async def test_a_message_is_skipped_from_anywhere(
+    broker: SqlBroker, look: Look, where: str
+) -> None:
     class Skips(BaseMiddleware):
         async def consume_scope(self, call_next: Any, msg: Any) -> Any:
             raise SkipMessage

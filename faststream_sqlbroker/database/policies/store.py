@@ -32,7 +32,7 @@ from faststream_sqlbroker.core.policies.live_rates import Place
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.seen import Candidate, Seen, SeenQueue, Swap
 from faststream_sqlbroker.core.rows import Claimed, ClaimedMessage
-from faststream_sqlbroker.core.suspects import Suspect, Suspicion
+from faststream_sqlbroker.core.suspects import Suspect
 from faststream_sqlbroker.database.dialect import Dialect
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import once
