@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from faststream_sqlbroker.core.checks import name_problem
-from faststream_sqlbroker.core.settle import DEAD_LETTER
+from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE, DEAD_LETTER
 from faststream_sqlbroker.core.text import changed_headers, load_headers, short
 from faststream_sqlbroker.exceptions import PublishError
 
@@ -108,10 +108,10 @@ def _priority(origin: int, value: object) -> int:
 
 
 def _headers(origin: int, stored: Any, plan: Plan) -> dict[str, Any]:
-    changes = {**plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}
-    # The header tells where the row failed; its copy has not failed.
-    kept = {name: value for name, value in load_headers(stored).items() if name != DEAD_LETTER}
-    headers = changed_headers(kept, changes)
+    # These two tell where and when the row ended; its copy has not ended.
+    ended = {DEAD_LETTER: None, ARCHIVED_BEFORE: None}
+    changes = {**ended, **plan.headers, REPLAY_OF_HEADER: origin, REPLAY_JOB_HEADER: plan.job}
+    headers = changed_headers(load_headers(stored), changes)
     check_headers(f"row {origin}: its headers", headers)
     return headers
 

@@ -84,6 +84,9 @@ def _fingerprint_parts(error: BaseException) -> Iterator[str]:
 
 DEAD_LETTER = "dead-letter"
 """Header of a message in a dead letter queue: its origin and its reason."""
+ARCHIVED_BEFORE = "archived-before"
+"""Header of a message that an undo has put back into the archive: `at`, when it was archived first,
+and the `publish_count` of then; with another count the message has been published again since."""
 LONGEST_ERROR = 1024
 """Bytes of the error's text in that header. Each claim reads the headers, so they stay short; the
 column last_error has the whole text."""

@@ -119,8 +119,7 @@ class LoadedWindows:
             left = window.left - sum_of(removed)
             lowered = replace(window, left=left, version=window.version + 1)
             values: dict[str, Any] = {"info": lowered.info(), "counter": lowered.version}
-            # An undo of a redrive finds the record by its end.
-            if not lowered.left.rows and not lowered.back.rows:
+            if not lowered.left.rows:
                 values["due_at"] = null()
             connection.execute(self._record(lake, window).values(**values))
             return lowered

@@ -145,7 +145,7 @@ def lower_records(
             left = known.left - by_name[known.name]
             lowered = replace(known, left=left, version=known.version + 1)
             values: dict[str, Any] = {"info": lowered.info(), "counter": lowered.version}
-            if not left.rows and not lowered.back.rows:
+            if not left.rows:
                 values["due_at"] = null()
             same = (c.scope == scope, c.key == known.name, c.counter == known.version)
             connection.execute(update(table).where(*same).values(**values))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.times import to_microseconds
@@ -12,7 +12,6 @@ from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.late_rows import find_late
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
@@ -57,9 +56,7 @@ def repair_export(
     """Export windows whose files are damaged again, as long as the database has their rows.
 
     A window is repaired only if its rows in the database and in the files that are whole have
-    exactly the figures that its export has recorded, or if the database has rows beyond that which
-    follow each other by time or by id, as those of one late transaction do: the others then have
-    the recorded figures, and the late rows come too. One commit takes damaged files out of the
+    exactly the figures that its export has recorded. One commit takes damaged files out of the
     table and adds the rows anew; a damaged file stays in the table while one of its windows cannot
     be repaired. No row that the lake has lost is given up: a window that the database has no longer
     stays damaged, and `verify_export` names what is missing.
@@ -126,7 +123,7 @@ class _RepairRun:
         lake = self._lake
         counts, staged, added = self._export(connection, part)
         figures = {one: part.had_of(one) + added.get(one, NOTHING) for one in part.wanted}
-        if problems := part.find_problems(lake.read_files(staged), figures):
+        if problems := part.find_problems(figures):
             lake.discard(staged)
             self.left |= problems
             return
@@ -202,17 +199,13 @@ class _DamagedSpan:
         """Whether the good files have all that was exported of a window."""
         return self.had_of(window).matches(self.wanted[window])
 
-    def find_problems(self, rows: DataFrame, figures: _Figures) -> dict[str, str]:
-        """Why windows stay damaged, by name, if these rows are added and they have figures so."""
-        more = {
-            one: figures[one] - self.wanted[one] for one in self.lacking if not self._has_whole(one)
-        }
-        late = find_late(rows, self._lake.size, more)
+    def find_problems(self, figures: _Figures) -> dict[str, str]:
+        """Why windows stay damaged, by name, if they have figures so."""
         broken = {
             one.name: f"the record says {self.wanted[one]}; the database and the files that are "
             f"whole have {figures[one]}"
-            for one, sums in more.items()
-            if one not in late and not sums.matches(NOTHING)
+            for one in self.lacking
+            if not self._has_whole(one) and not figures[one].matches(self.wanted[one])
         }
         reason = "it shares a file with a window that cannot be repaired"
         if unknown := self._count_unknown():

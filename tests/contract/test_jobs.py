@@ -4,6 +4,7 @@ only what is as the job has left it.
 
 import asyncio
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +14,7 @@ from sqlalchemy import Connection, delete, select
 from faststream_sqlbroker.core import jobs as core_jobs
 from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
 from faststream_sqlbroker.core.policies.flags import DELAYED
+from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.bulk import replay
@@ -190,8 +192,49 @@ async def test_dead_letters_are_redriven_under_their_ids(bench: Bench, batch: in
     assert {r["last_error"] for r in rows} == {"E: 1", "E: 2"}
     assert len(await bench.rows(archive=True)) == 5
     assert counts(await undone(bench, job)) == (5, 5, 0)
-    assert await bench.rows(archive=True) == before
     assert await bench.rows() == []
+    returned = await bench.rows(archive=True)
+    assert all(row["archived_at"] >= job.ended_at for row in returned if row["id"] in ids)
+    assert [
+        {**row, "archived_at": ended_at(row), "headers": without_it(row)} for row in returned
+    ] == [{**row, "headers": without_it(row)} for row in before]
+
+
+def ended_at(row: dict[str, Any]) -> datetime:
+    """When a message ended, also if an undo has put it back into the archive since."""
+    known = (row["headers"] or {}).get(ARCHIVED_BEFORE)
+    if known is None or known["publish_count"] != row["publish_count"]:
+        return row["archived_at"]
+    return datetime.fromisoformat(known["at"])
+
+
+def without_it(row: dict[str, Any]) -> dict[str, Any]:
+    return {**(row["headers"] or {}), ARCHIVED_BEFORE: None}
+
+
+async def test_an_undo_keeps_when_a_message_ended_first(bench: Bench) -> None:
+    """After two undos it is still the first time; after it has ended anew it is the new one. A copy
+    that a replay makes has not ended.
+    """
+    [message_id] = await archive(bench, 1, **FAILED)
+    [first] = await bench.rows(archive=True)
+    for _ in range(2):
+        await undone(bench, await do(bench, REDRIVE, **FAILED))
+    [row] = await bench.rows(archive=True)
+    assert (row["id"], row["publish_count"], ended_at(row)) == (message_id, 1, first["archived_at"])
+    assert row["archived_at"] > first["archived_at"]
+    await do(bench, REPLAY, {"name": "r"}, **FAILED)
+    [copy] = await bench.rows()
+    assert ARCHIVED_BEFORE not in copy["headers"]
+    await bench.execute("DELETE FROM message")
+    await do(bench, REDRIVE, **FAILED)
+    [claimed] = await bench.claim(1)
+    await bench.store.settle([done(claimed, **FAILED, error="E: 2", reason="rejected")])
+    [second] = await bench.rows(archive=True)
+    assert ended_at(second) == second["archived_at"] > row["archived_at"]
+    await undone(bench, await do(bench, REDRIVE, **FAILED))
+    [last] = await bench.rows(archive=True)
+    assert ended_at(last) == second["archived_at"] < last["archived_at"]
 
 
 async def test_a_message_that_fails_again_is_not_met_again(bench: Bench, batch: int) -> None:

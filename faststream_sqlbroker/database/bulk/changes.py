@@ -28,11 +28,14 @@ from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY,
 from faststream_sqlbroker.core.policies.flags import BURST, HELD_BURST
 from faststream_sqlbroker.core.policies.standby import STANDBY, stands_by
 from faststream_sqlbroker.core.reasons import CANCELLED
+from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE
+from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.database.bulk.visits import CLAIMABLE, lock
 from faststream_sqlbroker.database.dialects import Dialect
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts import brought_back
+from faststream_sqlbroker.database.parts.message_walks import shown_columns
 from faststream_sqlbroker.database.parts.repairs import MOVED, discard, due_at, is_standing
 from faststream_sqlbroker.schema.types import UtcTimestamp, clock
 
@@ -41,8 +44,6 @@ Changed = Mapping[int, Mapping[str, Any]]
 Change = Callable[[Connection, Dialect, Job, Sequence[int]], Changed]
 """Changes those of the messages that may be changed."""
 
-LOWERED = "lowered"
-"""Under this name is noted which records of a lake's windows a redrive has lowered."""
 _SET_ANEW = (
     "id",
     "queue",
@@ -114,9 +115,8 @@ def redrive(connection: Connection, dialect: Operations, job: Job, ids: Sequence
         "publish_count": archive.c.publish_count + 1,
         "next_attempt_at": clock(),
     }
-    lowered = brought_back.bring_back(connection, dialect, [row.id for row in rows], new, records)
-    noted = _noted(connection, dialect, rows)
-    return {i: {**note, LOWERED: lowered.get(i, [])} for i, note in noted.items()}
+    brought_back.bring_back(connection, dialect, [row.id for row in rows], new, records)
+    return _noted(connection, dialect, rows)
 
 
 _FRESH = {"state": "PENDING", "attempts_count": 0, "deliveries_count": 0, "hops": 0}
@@ -191,27 +191,43 @@ def undo_change(connection: Connection, dialect: Operations, notes: Notes) -> se
 
 
 def undo_redrive(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
-    """Put the messages back into the archive, as they were there."""
-    ended = [from_microseconds(note["before"]["archived_at"]) for note in notes.values()]
-    records = brought_back.lock_records_at(connection, dialect, ended)
+    """Put the messages back into the archive as they were there, but archived now.
+
+    Readers of the archive have passed the moment at which it was first archived, and would never
+    see the row there. The header `ARCHIVED_BEFORE` keeps that moment.
+    """
     untouched = _untouched(connection, dialect, notes)
     message = dialect.tables.message
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - they came from there
-    for names, rows in _by_columns(notes, untouched).items():
-        kept = [c.name for c in archive.c if c.name not in names]
+    these = message.c.id.in_(untouched)
+    columns = shown_columns(message, ("id", "headers"), dialect.name)
+    stored = {row.id: row.headers for row in connection.execute(select(*columns).where(these))}
+    returned = {i: {"before": _archived_anew(notes[i]["before"], stored[i])} for i in untouched}
+    for names, rows in _by_columns(returned, untouched).items():
+        kept = [c.name for c in archive.c if c.name not in {*names, "archived_at"}]
         old = [bindparam(f"old_{name}", type_=archive.c[name].type) for name in names]
-        copy = select(*(message.c[name] for name in kept), *old)
+        copy = select(*(message.c[name] for name in kept), *old, clock())
         one = copy.where(message.c.id == bindparam("of_id"))
         connection.execute(
-            insert(archive).from_select([*kept, *names], one),
-            [_binds(archive, i, notes[i]["before"], names) for i in rows],
+            insert(archive).from_select([*kept, *names, "archived_at"], one),
+            [_binds(archive, i, returned[i]["before"], names) for i in rows],
         )
     if untouched:
-        connection.execute(delete(message).where(message.c.id.in_(untouched)))
-        returned = {i: notes[i].get(LOWERED, ()) for i in untouched}
-        brought_back.put_back(connection, dialect, records, returned)
+        connection.execute(delete(message).where(these))
     return untouched
+
+
+def _archived_anew(before: Mapping[str, Any], stored: Any) -> dict[str, Any]:
+    """The columns that are set anew in the archive; `stored` are the headers as selected."""
+    old = {name: value for name, value in before.items() if name != "archived_at"}
+    headers = load_headers(stored)
+    moment = from_microseconds(before["archived_at"]).isoformat()
+    known = headers.get(ARCHIVED_BEFORE)
+    # An earlier undo has put back the same end: the moment that it has kept is the first one.
+    if not isinstance(known, dict) or known.get("publish_count") != before["publish_count"]:
+        known = {"at": moment, "publish_count": before["publish_count"]}
+    return {**old, "headers": {**headers, ARCHIVED_BEFORE: known}}
 
 
 def undo_cancel(connection: Connection, dialect: Operations, notes: Notes) -> set[int]:
