@@ -36,10 +36,12 @@ class Wanted:
     Attributes:
         ids: Of messages.
         keys: Of messages, or what policies work on in place of a key.
+        origins: Ids of messages of which replays have made copies: the copies are meant.
     """
 
     ids: frozenset[int] = frozenset()
     keys: frozenset[str] = frozenset()
+    origins: frozenset[int] = frozenset()
 
     def conditions(self, table: Table) -> Iterator[Any]:
         """Conditions of which one holds for each row that is meant, of bounded length."""
@@ -47,6 +49,8 @@ class Wanted:
             yield table.c.id.in_(ids)
         for keys in _chunks(sorted(self.keys)):
             yield or_(table.c.key.in_(keys), table.c.policy_key.in_(keys))
+        for origins in _chunks(sorted(self.origins)):
+            yield table.c.origin_id.in_(origins)
 
 
 @dataclass
@@ -100,28 +104,36 @@ def find_rows(connection: Connection, tables: Tables, wanted: Wanted) -> Found:
 def remove_rows(connection: Connection, tables: Tables, wanted: Wanted) -> tuple[int, Found]:
     """Remove live rows that are not leased, then rows of the archive.
 
-    A message that ends in between goes from the archive; one that is claimed in between stays.
+    A message that ends in between goes from the archive; one that is claimed in between stays. What
+    a replay copies until the last of them is gone goes, too.
 
     Returns:
         How many live rows were removed, and what was found of the archive and is leased.
     """
     live = tables.message
     waiting = 0
-    with _without_values():
-        for condition in wanted.conditions(live):
-            # The state is looked at again under the row's lock.
-            rest = live.c.state != MessageState.PROCESSING.name
-            waiting += connection.execute(delete(live).where(condition, rest)).rowcount
-        # After the live rows: a message that ended in between is in the archive now.
-        found = find_rows(connection, tables, wanted)
-        if (archive := tables.archive) is not None:
-            for pairs in _chunks(sorted(found.archived)):
-                ids = [number for number, _ in pairs]
-                times = [moment for _, moment in pairs]
-                # Of a partitioned archive only the partitions of these times are visited.
-                between = archive.c.archived_at.between(min(times), max(times))
-                connection.execute(delete(archive).where(archive.c.id.in_(ids), between))
-    return waiting, found
+    removed = set[tuple[int, datetime]]()
+    while True:
+        with _without_values():
+            for condition in wanted.conditions(live):
+                # The state is looked at again under the row's lock.
+                rest = live.c.state != MessageState.PROCESSING.name
+                waiting += connection.execute(delete(live).where(condition, rest)).rowcount
+            # After the live rows: a message that ended in between is in the archive now.
+            found = find_rows(connection, tables, wanted)
+            if (archive := tables.archive) is not None:
+                for pairs in _chunks(sorted(found.archived)):
+                    ids = [number for number, _ in pairs]
+                    times = [moment for _, moment in pairs]
+                    # Of a partitioned archive only the partitions of these times are visited.
+                    between = archive.c.archived_at.between(min(times), max(times))
+                    connection.execute(delete(archive).where(archive.c.id.in_(ids), between))
+        removed |= found.archived
+        known = wanted.ids | found.ids
+        copies = find_rows(connection, tables, Wanted(origins=known)).ids
+        if copies <= known:
+            return waiting, replace(found, archived=removed)
+        wanted = replace(wanted, ids=known | copies)
 
 
 def lower_records(

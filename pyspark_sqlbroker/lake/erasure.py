@@ -5,8 +5,10 @@ in joins: a predicate would stand in the log of the table, and a literal in Spar
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -45,8 +47,8 @@ class EraseResult:
         live: Rows of the live table.
         archived: Rows of the archive.
         lake: Rows of the lake.
-        leased: Ids of messages that a subscriber has leased: they stay, so run it again when they
-            have ended.
+        leased: Ids of messages that a subscriber has leased: they stay, so run it again with these
+            ids when they have ended.
         files: How many files were removed from the lake's folders.
         audit: Id of the audit record; empty in a dry run.
     """
@@ -98,7 +100,9 @@ def erase_messages(
     """Erase messages by their ids and keys, wherever they are; by default only count them.
 
     A key means every message whose `key` or `policy_key` it is; what the lake or the archive has
-    under the ids of those goes, too. A message that a subscriber has leased stays, and is named.
+    under the ids of those goes, too. With each message go the copies that replays have made of it
+    (`origin_id`), and their copies; but not the one that it is a copy of. A message that a
+    subscriber has leased stays, and is named.
     The lake's files that have such rows are written again without them, compared, and committed;
     the figures of its windows are recorded anew, and so are the records for retention. Then files
     that are no longer part of the table are removed, and with them its earlier versions. If it
@@ -182,11 +186,27 @@ def _lake(
 def _complete(
     connection: Connection, tables: Tables, lake: Lake | None, given: Wanted
 ) -> tuple[Wanted, Found]:
-    """The same with the ids of all rows that have one of the keys, in any place."""
-    by_key = find_rows(connection, tables, Wanted(keys=given.keys)).ids
-    in_lake = frozenset[int]() if lake is None else ids_of_keys(lake, given.keys)
-    wanted = Wanted(given.ids | by_key | in_lake, given.keys)
+    """The same with the ids of all rows that have one of the keys, and of their copies, in any
+    place.
+    """
+
+    def copies_of(ids: frozenset[int]) -> frozenset[int]:
+        return find_rows(connection, tables, Wanted(origins=ids)).ids | _copied(lake, ids)
+
+    by_key = find_rows(connection, tables, Wanted(keys=given.keys)).ids | _keyed(lake, given.keys)
+    wanted = Wanted(_with_copies(given.ids | by_key, copies_of), given.keys)
     return wanted, find_rows(connection, tables, wanted)
+
+
+def _with_copies(
+    ids: frozenset[int], copies_of: Callable[[frozenset[int]], frozenset[int]]
+) -> frozenset[int]:
+    """The ids with those of the messages' copies, and of their copies."""
+    more = ids
+    while more:
+        more = copies_of(more) - ids
+        ids |= more
+    return ids
 
 
 def _erase(
@@ -221,7 +241,8 @@ def _erase_from(
 
     def erase() -> None:
         # Looked for anew in each plan: an export may have brought rows since the last one.
-        ids = wanted.ids | ids_of_keys(lake, wanted.keys)
+        ids = wanted.ids | _keyed(lake, wanted.keys)
+        ids = _with_copies(ids, lambda more: _copied(lake, more))
         done.append(erase_rows(lake, ids, archived))
 
     lake.plan_again(erase)
@@ -243,13 +264,25 @@ def need_whole(lake: Lake) -> None:
             )
 
 
-def ids_of_keys(lake: Lake, keys: Collection[str]) -> frozenset[int]:
+def _keyed(lake: Lake | None, keys: Collection[str]) -> frozenset[int]:
     """Ids of the lake's rows that have one of the keys."""
-    if not keys or not lake.files:
+    return _ids_by(lake, ("key", "policy_key"), keys, "string")
+
+
+def _copied(lake: Lake | None, ids: Collection[int]) -> frozenset[int]:
+    """Ids of the lake's rows that are copies of these messages."""
+    return _ids_by(lake, ("origin_id",), ids, "long")
+
+
+def _ids_by(
+    lake: Lake | None, columns: Sequence[str], values: Collection[Any], kind: str
+) -> frozenset[int]:
+    """Ids of the lake's rows that have one of the values in one of the columns."""
+    if lake is None or not values or not lake.files:
         return frozenset()
-    wanted = F.broadcast(_column(lake, keys, "wanted string"))
-    rows = lake.read_files(lake.files).select("id", "key", "policy_key")
-    same = (rows["key"] == wanted["wanted"]) | (rows["policy_key"] == wanted["wanted"])
+    wanted = F.broadcast(_column(lake, values, f"wanted {kind}"))
+    rows = lake.read_files(lake.files).select("id", *columns)
+    same = reduce(or_, (rows[name] == wanted["wanted"] for name in columns))
     found = rows.join(wanted, same, "left_semi").select("id").distinct()
     return frozenset(row[0] for row in found.collect())
 

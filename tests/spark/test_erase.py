@@ -26,6 +26,7 @@ from pyspark_sqlbroker import (
     read_export,
     verify_export,
 )
+from pyspark_sqlbroker.lake import erasure as module
 from pyspark_sqlbroker.lake import transfer
 from pyspark_sqlbroker.lake.lake import Lake
 from tests.spark.conftest import START, Archive, archived
@@ -205,6 +206,43 @@ def test_ids_alone_a_kept_version_and_no_lake(
     # What the lake alone has left is found there.
     assert erase(spark, archive, path).lake == 1
     assert not holds(path, ADA)
+
+
+@OF_SQLITE
+@pytest.mark.parametrize("given", [{"keys": (), "ids": [101]}, {"keys": [ADA]}], ids=["id", "key"])
+def test_copies_of_a_message_go_with_it(
+    spark: SparkSession,
+    archive: Archive,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+) -> None:
+    """Replays have made them: one is in the archive and the lake, its copy in the lake alone, and
+    that one's copy in a queue. One more is made while the message is erased. Their keys differ.
+    """
+    path = tmp_path / "lake"
+    archive.add(of_ada(101, 0), {"id": 1, "archived_at": START, "origin_id": 7})
+    archive.add(of_ada(111, 0) | {"key": None, "origin_id": 101})
+    archive.add(of_ada(112, 1) | {"key": "other", "origin_id": 111})
+    export_archive(spark, archive.url, str(path), until="2026-03-04")
+    archive.execute("DELETE FROM message_archive WHERE id = 112")
+    add_live(archive, 113, leased=False)
+    add_live(archive, 114, leased=False)
+    archive.execute("UPDATE message SET key = 'other'")
+    archive.execute("UPDATE message SET origin_id = 112 WHERE id = 113")
+    dry = erase(spark, archive, path, **given, dry_run=True)
+    assert (dry.live, dry.archived, dry.lake) == (1, 2, 3)
+    remove = module.remove_rows
+
+    def while_it_is_copied(*arguments: Any) -> Any:
+        archive.execute("UPDATE message SET origin_id = 101 WHERE id = 114")
+        return remove(*arguments)
+
+    monkeypatch.setattr(module, "remove_rows", while_it_is_copied)
+    done = erase(spark, archive, path, **given)
+    assert (done.live, done.archived, done.lake) == (2, 2, 3)
+    assert archive.ids() == [1]
+    assert not holds(path, "Lovelace")
 
 
 @OF_SQLITE
