@@ -200,11 +200,13 @@ class DeltaWriter:
         version = (number << _ATTEMPT_BITS) + secrets.randbits(_ATTEMPT_BITS)
         with self._errors():
             self._write_state(version, state)
+            self.folders.sync([state_place(version)])
             # No retries by the library: it would commit a plan made from an older state.
             properties = CommitProperties(None, 0, [Transaction(APPLICATION, version)])
             table.create_write_transaction(
                 actions, mode="append", schema=table.schema(), commit_properties=properties
             )
+        self.folders.sync([LOG])
         self.load()
 
     def state(self) -> bytes | None:
@@ -277,6 +279,11 @@ class DeltaWriter:
             gone = self._need().vacuum(hours, dry_run=dry_run, enforce_retention_duration=False)
         self.load()
         return gone
+
+    def sync(self) -> None:
+        """Have all that the loaded table consists of written to the disk, if it is local."""
+        states = [state_place(version)] if (version := self._version_of_state()) else []
+        self.folders.sync([*(one.path for one in self.files()), *states, LOG])
 
     def is_older_state(self, place: str) -> bool:
         """Whether `place` is the state of a version before the loaded one."""

@@ -297,6 +297,8 @@ class Run:
             ConcurrentLoadError: another process has committed since the lake was loaded.
         """
         job = self.job
+        # A process that died, or another program, may have left what is not on the disk yet.
+        job.lake.table.sync()
         counts = count_windows(job.database, self.connection, job.selection, spans, job.lake.size)
         recorded = [one for one in self.job.lake.windows() if _inside(one, spans)]
         windows = sorted({*counts, *recorded})

@@ -4,12 +4,15 @@
 write is on each file system.
 """
 
+import errno
 import json
+import os
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -31,6 +34,9 @@ _REFUSED = re.compile(r"[][{}*?#\\]|%[0-9A-Fa-f]{2}")
 """Spark takes brackets, * and ? for patterns; deltalake reads # and ? as parts of a URL, a
 backslash as a slash, and %20 as a space."""
 
+_UNSYNCED = {errno.EACCES, errno.EBADF, errno.EINVAL}
+"""Errors of folders that this user may not read, or whose file system syncs no folders."""
+
 _SCHEMES = {"s3a": "s3", "s3n": "s3"}
 """What deltalake calls the schemes that Hadoop has names of its own for."""
 
@@ -51,12 +57,15 @@ class Found:
 class Folders:
     """Files and folders below one path."""
 
+    _local = False
+
     def __init__(self, spark: SparkSession, root: str) -> None:
         # Hadoop's .crc files would turn an altered file into an error of Java.
         self._java, self._root, self._system = _open(spark, root)
         self._path: Any = getattr(self._java, "org.apache.hadoop.fs.Path")
         scheme = str(self._system.getUri().getScheme())
-        self._flat = scheme != "file" and scheme not in RENAMING
+        self._local = scheme == "file"
+        self._flat = not self._local and scheme not in RENAMING
         self.root = str(self._root.toString())
         refuse_path(self.root)
 
@@ -65,7 +74,7 @@ class Folders:
         """The root as deltalake takes it: a local path, or a URL of its own scheme."""
         uri = self._root.toUri()
         scheme = str(uri.getScheme())
-        if scheme == "file":
+        if self._local:
             return str(uri.getPath())
         return self.root.replace(scheme, _SCHEMES.get(scheme, scheme), 1)
 
@@ -163,8 +172,43 @@ class Folders:
         frame = session.read.schema(schema).parquet(*(self.path(one) for one in places))
         return frame.select("*", F.col("_metadata.file_name").alias(name)) if name else frame
 
+    def sync(self, places: Iterable[str]) -> None:
+        """Have files, those in folders, and all folders above them written to the local disk.
+
+        What executors have written is in the cache of this host, too, if the path is a disk of it.
+        Elsewhere nothing is done: object stores keep a file once it is closed.
+
+        Raises:
+            StoreError: the disk has lost some of it, or cannot be written.
+        """
+        if not self._local:
+            return
+        root = Path(self.address)
+        paths = {root / place for place in places}
+        paths |= {one for path in paths for one in path.rglob("*")}
+        above = {path.parent for path in paths}
+        above |= {folder for path in above for folder in path.parents}
+        # A file before the folders that name it.
+        for path in sorted(paths | above, reverse=True):
+            _sync(path)
+
     def _at(self, place: str) -> Any:
         return self._path(self._root, place) if place else self._root
+
+
+def _sync(path: Path) -> None:
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except FileNotFoundError:
+        pass  # another process has removed it since it was listed
+    except OSError as error:
+        if error.errno not in _UNSYNCED or not path.is_dir():
+            msg = f"{path} could not be written to its disk: {error.strerror}; see the disk's log"
+            raise StoreError(msg) from error
 
 
 def refuse_path(root: str) -> None:

@@ -312,6 +312,7 @@ class Lake:
         """
         try:
             self.table.check_staged(add)
+            self.folders.sync(one.path for one in add)
             digests = {one.path: self.folders.sha256(one.path) for one in (*add, *compared)}
             state = self.state.merge(replace(change, digests=digests))
             self.table.commit(state.pack(), add, remove, same_rows=same_rows)
@@ -365,6 +366,7 @@ class Lake:
                 have staged before it cannot be committed any more, and goes.
             hours: Files that were part of the table stay so long after they were replaced.
         """
+        self.table.sync()  # other programs may have written what replaces the files
         gone = self.table.vacuum(hours)
         self._read()
         kept = {one.path for one in self.files}

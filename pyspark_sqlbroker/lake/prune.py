@@ -195,6 +195,8 @@ def _prune(
     partitions = Partitions(work.database, work.connection, work.selection)
     with_rows = count_windows(work.database, work.connection, work.selection, spans, work.lake.size)
     windows = sorted(with_rows)
+    if not dry_run:
+        work.lake.table.sync()  # also what another program has written
     work.damaged = _damaged(work.lake, windows)
     parts = partitions.find()
     if not parts or dry_run:

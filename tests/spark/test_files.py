@@ -1,8 +1,10 @@
 """Small files next to the data, on the file systems of Hadoop."""
 
+import errno
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +16,10 @@ from unittest.mock import MagicMock
 import pytest
 from pyspark.sql import SparkSession
 
-from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
+from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.drivers import java_of
 from pyspark_sqlbroker.lake import files
-from pyspark_sqlbroker.lake.files import read_json, write_json
+from pyspark_sqlbroker.lake.files import Folders, read_json, write_json
 
 
 @pytest.fixture(params=["plain", "file", "viewfs", "objects"])
@@ -197,3 +199,23 @@ def test_a_session_without_java() -> None:
         read_json(session, "/tmp/state.json")
     with pytest.raises(NotSupportedError, match="Spark Connect"):
         write_json(session, "/tmp/state.json", {})
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL])
+def test_only_a_file_system_that_syncs_no_folders_is_no_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refuses = [stat.S_ISDIR]
+
+    def fsync(file: int) -> None:
+        if any(kind(os.fstat(file).st_mode) for kind in refuses):
+            raise OSError(number, "refused")
+
+    (tmp_path / "data").write_bytes(b"x")
+    monkeypatch.setattr(os, "fsync", fsync)
+    folders = Folders(spark, str(tmp_path))
+    if number == errno.EINVAL:
+        folders.sync(["data", "another process has removed it"])
+        refuses = [stat.S_ISREG]
+    with pytest.raises(StoreError, match="could not be written to its disk: refused"):
+        folders.sync(["data"])

@@ -1,5 +1,6 @@
 """The commits of a lake: no row is lost or doubled if an export dies at any step."""
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -13,12 +14,13 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.core.loaded_windows import LOADED
-from pyspark_sqlbroker import export_archive, read_export
+from pyspark_sqlbroker import export_archive, prune_archive, read_export, verify_export
+from pyspark_sqlbroker.lake import prune
 from pyspark_sqlbroker.lake.delta import DeltaWriter
 from pyspark_sqlbroker.lake.files import Folders
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.records import Records
-from tests.spark.conftest import Archive
+from tests.spark.conftest import START, Archive
 from tests.spark.test_export import MARCH, of_lake, of_table
 
 pytestmark = pytest.mark.capability(
@@ -135,3 +137,84 @@ def test_an_export_that_dies_at_any_step_loses_and_doubles_nothing(
         days = [f"2026-03-{day:02}" for day in (7, 8, 9, 10)]
         assert recorded(copy / "shop.db") == days, step
     assert seen == table, "the last copy is of an export that came to its end"
+
+
+class Disk:
+    """What is left of a folder when the power fails: what was synced, as it was then."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._synced: dict[Path, bytes | set[str]] = {}
+
+    def sync(self, file: int) -> None:
+        """In place of `os.fsync`."""
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        self._synced[path] = (
+            {one.name for one in path.iterdir()} if path.is_dir() else path.read_bytes()
+        )
+
+    def fail(self, into: Path) -> None:
+        """Make the folder as it is after a failure of the power now."""
+        for path in (self._root, *self._root.rglob("*")):
+            copy = into / path.relative_to(self._root)
+            if path.name not in self._synced.get(path.parent, ()) or not copy.parent.exists():
+                continue  # its folder does not name it on the disk
+            if path.is_dir():
+                copy.mkdir()
+            else:
+                content = self._synced.get(path, b"")
+                assert isinstance(content, bytes)
+                copy.write_bytes(content)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_what_counts_as_exported_survives_a_failure_of_the_power(
+    spark: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a window is recorded for retention, and when a prune removes its rows: also if another
+    program has written the files anew, and if the exporting process dies before it has synced.
+    """
+    path = tmp_path / "lakes" / "shop"
+    disk = Disk(path)
+    failures = iter(range(1000))
+    synced = True
+    seen = list[tuple[str, int]]()
+
+    def fsync(file: int) -> None:
+        if synced:
+            disk.sync(file)
+
+    def failing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any) -> Any:
+            copy = tmp_path / f"after the failure {next(failures)}"
+            disk.fail(copy)
+            verified = verify_export(spark, str(copy))
+            assert (verified.intact, verified.rows) == (True, read_export(spark, str(copy)).count())
+            seen.append((name, verified.rows))
+            return original(*given)
+
+        return step
+
+    def export(**options: Any) -> None:
+        export_archive(spark, archive.url, str(path), until="2026-03-03", **options)
+
+    archive.add(*({"id": n, "archived_at": START + timedelta(hours=n)} for n in (1, 2, 30)))
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Records, "write", failing("record", Records.write))
+    monkeypatch.setattr(prune, "delete_rows", failing("prune", prune.delete_rows))
+    export(record_as="shop", rows_per_commit=2)
+    synced = False
+    archive.add({"id": 3, "archived_at": START + timedelta(hours=3)})
+    export(since="2026-03-01")
+    synced = True
+    export(since="2026-03-01", record_as="shop")
+    table = DeltaTable(str(path))
+    table.optimize.compact()
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    prune_archive(archive.url, exported=str(path), spark=spark)
+    assert seen == [
+        *[("record", 2), ("record", 3)],
+        *[("record", 4), ("record", 4)],
+        *[("prune", 4), ("prune", 4)],
+    ]
+    assert archive.count() == 0
