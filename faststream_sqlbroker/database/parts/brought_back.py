@@ -48,8 +48,8 @@ def lock_records(
     if archive is None or not scopes:
         return []
     moments: list[datetime] = []
-    for part in chunks(list(ids)):
-        ended = select(archive.c.archived_at).where(archive.c.id.in_(part))
+    for some in chunks(list(ids)):
+        ended = select(archive.c.archived_at).where(archive.c.id.in_(some))
         moments += connection.execute(ended).scalars()
     table = dialect.tables.policy_state
     found: list[LockedRecord] = []
