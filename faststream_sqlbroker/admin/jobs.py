@@ -243,8 +243,9 @@ class Jobs(Operations):
 
         A message counts as untouched while it waits where the job has left it, with the same due
         time, priority and key, and was not delivered. Others are skipped. What was cancelled waits
-        again, what was redriven is in the archive again, and copies of a replay are deleted. A
-        `dedup_id` that the job has dropped stays dropped. It works for 30 days after the job.
+        again, what was redriven is in the archive again, with an `archived_at` of now (the header
+        `archived-before` keeps the first), and copies of a replay are deleted. A `dedup_id` that
+        the job has dropped stays dropped. It works for 30 days after the job.
 
         Args:
             job_id: That of a job that has ended or is stopped; it does not go on then.
