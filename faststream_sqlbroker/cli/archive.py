@@ -236,8 +236,9 @@ def erase(
 ) -> None:
     """Erase messages by key or id from the live table, the archive and an export.
 
-    It shows what it would erase, then asks. A message that a subscriber has leased stays: the exit
-    code is 1, and the command is to be run again. Earlier versions of the export go, too.
+    It shows what it would erase, then asks. Copies that replays have made go with their message. A
+    message that a subscriber has leased stays: the exit code is 1, and the command is to be run
+    again with its id. Earlier versions of the export go, too.
     """
     with database_errors():
         session = None if path is None else how.session()
@@ -279,7 +280,7 @@ def _tell_erased(result: "spark.EraseResult", how: LakeRun) -> None:
         row_of(result),
         f"{counts} and {result.lake:,} of the export {what}",
         *(
-            f"message {one} is leased and stays: run it again when it has ended"
+            f"message {one} is leased and stays: erase it by --ids {one} when it has ended"
             for one in result.leased
         ),
         *([] if result.dry_run else [end]),
