@@ -11,6 +11,7 @@ from sqlalchemy import event, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker.core.clock import Clock as Time
+from tests import unthreaded
 from tests.compiled import Compiled
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -27,14 +28,19 @@ AS $$ SELECT timestamptz 'epoch' + us * interval '1 microsecond' FROM test_clock
 class Clock:
     """Stands still until it is set; whole milliseconds, as SQLite's has no more."""
 
-    def __init__(self, url: str) -> None:
-        """For the database at `url`, which has no tables yet."""
+    def __init__(self, url: str, *, threads: bool = True) -> None:
+        """For the database at `url`, which has no tables yet.
+
+        Without `threads`, SQLite's statements run in the event loop, one at a time.
+        """
         self.now = round(START.timestamp()) * MICROSECONDS
         self._postgresql = url.startswith("postgresql")
         options: dict[str, Any] = {}
         if self._postgresql:
             path = "public, test_clock, pg_catalog"
             options = {"connect_args": {"server_settings": {"search_path": path}}}
+        elif url.startswith("sqlite") and not threads:
+            options = {"connect_args": {"async_creator_fn": unthreaded.connect}}
         kept = {"compiled_cache": Compiled.of(make_url(url).get_backend_name())}
         self.engine: AsyncEngine = create_async_engine(url, execution_options=kept, **options)
         if url.startswith("sqlite"):

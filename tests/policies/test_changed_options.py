@@ -2,11 +2,11 @@
 new policy would deliver."""
 
 from collections.abc import Sequence
-from itertools import permutations
 
 import pytest
 
 from faststream_sqlbroker.core.policies import Debounce, KeepLast, Policy, Throttle
+from tests.policies.covering import pairs
 from tests.policies.world import World, outcome
 
 SECOND = 1_000_000
@@ -75,9 +75,10 @@ def each_is_delivered_or_replaced(story: Story, ids: Sequence[int]) -> None:
         assert by in story.delivered, f"nothing was delivered in place of {message_id}"
 
 
-def test_bursts_survive_every_change_of_their_policy(world: World) -> None:
-    """One database for all pairs: making it takes the time."""
-    for n, (old, new) in enumerate(permutations(PER_KEY, 2)):
+def test_bursts_survive_every_change_of_their_policy(world: World, database: str) -> None:
+    """SQLite tries every pair, and each server every policy before and after another one
+    (`covering`)."""
+    for n, (old, new) in enumerate(pairs(PER_KEY, database)):
         a_deployment_loses_no_message(world, old, new, STEPS[n % len(STEPS)])
         processes_side_by_side_lose_no_message(world, old, new)
 

@@ -1,6 +1,8 @@
 """The database's clock goes ahead by hours and back: what policies put off does not wait for it to
 come there again."""
 
+from collections.abc import Set
+
 import pytest
 
 from faststream_sqlbroker.core.policies import Debounce, Delay, KeepLast, Policy, Throttle
@@ -57,18 +59,21 @@ class Steps:
         [back] = self.mend()
         assert STEP - 2 * MINUTE < back <= STEP
 
-    def handle_for(self, length: int) -> set[int]:
+    def handle_for(self, length: int, stays: Set[int] | None = None) -> set[int]:
         """What two processes handle until then, one message after the other. They look every ten
-        seconds, or sixty times.
+        seconds, or sixty times, and no more once only `stays` are live.
         """
-        done = set()
+        done: set[int] = set()
         pause = max(10 * SECOND, length // 60)
         end = self.world.now + length
         while self.world.now < end:
+            before = len(done)
             for process in (0, 1):
                 rows = self.world.claim(process, 20).rows
                 self.world.settle_all([(row, outcome("ack", 0)) for row in rows])
                 done |= {row.id for row in rows}
+            if stays is not None and len(done) > before and self.world.live().keys() <= stays:
+                break
             self.world.advance(pause)
         return done
 
@@ -103,7 +108,7 @@ def test_what_was_put_off_waits_as_long_as_it_would_have(
         assert max(dues) <= world.now + 10 * HOUR
         steps.set_clock(9 * HOUR + 50 * MINUTE)
         assert steps.handle_for(30 * SECOND) == set()
-    handled |= steps.handle_for(35 * MINUTE)
+    handled |= steps.handle_for(35 * MINUTE, {own})
     assert set(world.live()) == {own}
     assert world.live()[own]["next_attempt_at"] == own_due
     ended = world.archived()
@@ -121,7 +126,7 @@ def test_slots_do_not_wait_for_the_clock(world: World, policies: list[Policy]) -
     assert len(steps.handle_for(10 * SECOND)) in {1, 2}
     steps.set_clock(-STEP)
     assert steps.mend() == []
-    steps.handle_for(30 * MINUTE)
+    steps.handle_for(30 * MINUTE, set())
     assert world.archived().keys() == waiting
 
 
@@ -133,7 +138,7 @@ def test_a_backlog_that_was_due_already_goes_on(world: World) -> None:
     waiting = set(world.put_many(30, "a"))
     assert 10 < len(steps.handle_for(20 * MINUTE)) < 30
     steps.set_back()
-    steps.handle_for(20 * MINUTE)
+    steps.handle_for(20 * MINUTE, set())
     assert world.archived().keys() == waiting
 
 
@@ -170,7 +175,7 @@ def test_what_waited_behind_another_waits_no_longer_for_it(world: World) -> None
     assert steps.handle_for(20 * MINUTE) == set()
     steps.set_back()
     world.settle(row, outcome("ack", 0))
-    assert steps.handle_for(5 * MINUTE) == {behind}
+    assert steps.handle_for(5 * MINUTE, set()) == {behind}
 
 
 def test_a_delayed_publish_that_joined_a_burst_comes(world: World) -> None:
@@ -181,7 +186,7 @@ def test_a_delayed_publish_that_joined_a_burst_comes(world: World) -> None:
     steps.set_clock(STEP)
     assert steps.handle_for(2 * MINUTE) == set()
     steps.set_back()
-    assert steps.handle_for(10 * MINUTE) == {message}
+    assert steps.handle_for(10 * MINUTE, set()) == {message}
 
 
 def test_a_burst_of_a_clock_that_was_ahead_discards_nothing(world: World) -> None:
@@ -194,4 +199,4 @@ def test_a_burst_of_a_clock_that_was_ahead_discards_nothing(world: World) -> Non
     steps.set_clock(-STEP)
     steps.handle_for(40 * MINUTE)
     second = world.put("a")
-    assert steps.handle_for(5 * MINUTE) == {second}
+    assert steps.handle_for(5 * MINUTE, set()) == {second}

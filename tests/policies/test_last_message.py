@@ -2,7 +2,6 @@
 (Z7)."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from itertools import product
 from typing import Any, ClassVar
@@ -176,12 +175,6 @@ class LastWorld(World):
 def test_nothing_is_superseded_but_by_what_starts(database: str, database_url: str) -> None:
     """While newer messages expire, are cancelled, are moved and get other keys."""
     check_model(LastMachine, database_url, examples=EXAMPLES[database], world=LastWorld)
-
-
-@pytest.fixture
-def world(database_url: str) -> Iterator[World]:
-    with World(database_url) as world:
-        yield world
 
 
 def ids(claim: Claim) -> list[int]:
@@ -414,12 +407,12 @@ def test_it_is_looked_at_less_often_the_longer_it_stands(world: World) -> None:
     old, _ = world.put("k"), world.put("k")
     assert ids(world.claim(0, 20)) == []
     looks = set[Any]()
-    for _ in range(60):
+    for _ in range(30):
         world.advance(60 * SECOND)
         first = world.put(None, priority=1)
         assert ids(world.claim(0, 1)) == [first]
         looks.add(world.live()[old]["next_attempt_at"])
-    assert 8 < len(looks) < 20
+    assert 4 < len(looks) < 15
 
 
 def test_it_is_looked_at_seldom_behind_a_message_that_runs_for_long(world: World) -> None:
@@ -431,11 +424,11 @@ def test_it_is_looked_at_seldom_behind_a_message_that_runs_for_long(world: World
     [running] = world.claim(0, 20).rows
     old, new = world.put("k"), world.put("k")
     looks = set[Any]()
-    for _ in range(120):
+    for _ in range(60):
         assert ids(world.claim(0, 20)) == []
         looks.add(world.live()[old]["next_attempt_at"])
         world.advance(20 * SECOND)
-    assert 5 < len(looks) < 20
+    assert 5 < len(looks) < 20, "of 60"
     world.settle(running, outcome("ack", 0))
     assert delivered(world, 5) == [new]
     assert superseded(world) == {old: new}
@@ -446,12 +439,13 @@ def test_it_is_looked_at_seldom_behind_a_message_that_runs_for_long(world: World
     [(True, "key"), *product([True, Header("tenant")], ["cancel", "move", *ALL_OF_FILTERS])],
 )
 def test_what_an_operator_takes_away_gives_its_place_soon(world: World, key: Key, how: str) -> None:
-    """However long the other one has stood by."""
+    """However long the other one has stood by: from `LONGEST_STANDBY_RECHECK` on that changes
+    nothing."""
     world.begin([Debounce("3s", key=key)])
     old = world.put("k", headers='{"tenant": "k"}')
     new = world.put("k", headers='{"tenant": "k", "which": "new"}')
     assert ids(world.claim(0, 20)) == []
-    for _ in range(10):
+    for _ in range(2):
         world.advance(3600 * SECOND)
         first = world.put(None, priority=1)
         assert ids(world.claim(0, 1)) == [first]
@@ -540,7 +534,7 @@ def test_many_that_are_made_due_go_with_the_newest(world: World, kind: Any) -> N
     if kind is KeepLast:
         first = world.put("k")
         assert delivered(world, 1) == [first]
-    *older, newest = [world.put("k") for _ in range(120)]
+    *older, newest = world.put_many(120, "k")
     assert ids(world.claim(0, 20)) == []
     world.advance(3_500_000)
     for message in older:
@@ -824,12 +818,16 @@ def test_a_policy_that_comes_back_takes_all_in_anew(world: World, kind: Any) -> 
 
 
 def delivered(world: World, seconds: int) -> list[int]:
-    """What ends in so many seconds after a delivery."""
+    """What ends in so many seconds after a delivery; without claims once nothing is live."""
     found: list[int] = []
-    for _ in range(seconds):
-        for row in world.claim(0, 20).rows:
+    for second in range(seconds):
+        rows = world.claim(0, 20).rows
+        for row in rows:
             found.append(row.id)
             world.settle(row, row.outcome or outcome("ack", 0))
+        if rows and not world.live():
+            world.advance((seconds - second) * SECOND)
+            break
         world.advance(SECOND)
     return found
 

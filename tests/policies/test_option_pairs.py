@@ -3,7 +3,6 @@ by side. What debounces is in test_changed_options.py.
 """
 
 from collections.abc import Sequence
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.status import describe
 from faststream_sqlbroker.database.parts.once import Verdict
 from faststream_sqlbroker.database.policies import policy_holds
+from tests.policies.covering import pairs
 from tests.policies.slots import allowed, limits
 from tests.policies.world import QUEUE, World, microseconds, outcome
 
@@ -58,25 +58,27 @@ HOLDERS: list[list[Policy]] = [
 ]
 
 
-def test_every_pair(world: World) -> None:
+def test_every_pair(world: World, database: str) -> None:
     """One database for all of them: making it takes the time."""
-    for old, new in permutations(DELAYS, 2):
+    for old, new in pairs(DELAYS, database):
         the_first_claimer_says_how_long_a_message_waits(world, old, new)
         a_shorter_delay_holds_for_what_waits(world, old, new)
-    for old, new in permutations(WINDOWS, 2):
+    for old, new in pairs(WINDOWS, database):
         a_window_is_the_claimers(world, old, new)
     for same in CONCURRENCIES:
-        for old, new in permutations(same, 2):
+        for old, new in pairs(same, database):
             the_lower_limit_holds_while_both_claim(world, old, new)
-    for before, after in permutations(TTLS, 2):
+    for before, after in pairs(TTLS, database):
         a_key_stays_claimed_as_it_was_claimed(world, before, after)
 
 
 @pytest.mark.parametrize("throttles", THROTTLES, ids=["queue", "key"])
-def test_every_pair_of_throttles(world: World, throttles: Sequence[Throttle]) -> None:
+def test_every_pair_of_throttles(
+    world: World, database: str, throttles: Sequence[Throttle]
+) -> None:
     """Slots that were taken count under the new options, and while both take some the lower rate
     holds."""
-    for old, new in permutations(throttles, 2):
+    for old, new in pairs(throttles, database):
         slots_count_for_the_next_options(world, old, new)
 
 

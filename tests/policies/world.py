@@ -44,7 +44,7 @@ class World:
         return self
 
     async def _open(self) -> None:
-        self.clock = Clock(self.url)
+        self.clock = Clock(self.url, threads=False)
         await self.clock.prepare()
         tables = build_tables(SqlBrokerSchemaConfig())
         self.process_clock = self.clock.of_process()
