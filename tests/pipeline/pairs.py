@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from random import Random
 
-Pair = tuple[str, str, str, str]
+Value = tuple[str, str]
+"""A value and its axis."""
 
 
 def pairwise(axes: Mapping[str, Sequence[str]], seed: int = 1) -> Iterator[dict[str, str]]:
@@ -13,33 +14,32 @@ def pairwise(axes: Mapping[str, Sequence[str]], seed: int = 1) -> Iterator[dict[
     Greedy: of some cases that hold a missing pair, the one that holds the most of them.
     """
     random = Random(seed)
-    names = list(axes)
-    missing = {(a, x, b, y) for a, b in combinations(names, 2) for x in axes[a] for y in axes[b]}
+    columns = [[(name, value) for value in values] for name, values in axes.items()]
+    positions = {name: n for n, name in enumerate(axes)}
+    missing = {pair for one, other in combinations(columns, 2) for pair in _product(one, other)}
     ordered = sorted(missing)
     random.shuffle(ordered)
     while ordered:
         wanted = ordered.pop()
         if wanted not in missing:
             continue
-        best: dict[str, str] = {}
-        most = -1
+        best: list[Value] = []
+        held: set[tuple[Value, Value]] = set()
         for _ in range(12):
-            case = {name: _drawn(random, axes[name]) for name in names}
-            a, x, b, y = wanted
-            case[a], case[b] = x, y
-            found = sum(pair in missing for pair in _pairs(case))
-            if found > most:
-                most, best = found, case
-        missing.difference_update(_pairs(best))
-        yield best
+            case = [_drawn(random, column) for column in columns]
+            for value in wanted:
+                case[positions[value[0]]] = value
+            found = missing.intersection(combinations(case, 2))
+            if len(found) > len(held):
+                held, best = found, case
+        missing -= held
+        yield dict(best)
 
 
-def _drawn(random: Random, values: Sequence[str]) -> str:
+def _product(one: Sequence[Value], other: Sequence[Value]) -> Iterator[tuple[Value, Value]]:
+    return ((x, y) for x in one for y in other)
+
+
+def _drawn(random: Random, values: Sequence[Value]) -> Value:
     """One of `values`, the usual one every other time: most values keep others from mattering."""
-    return values[0] if random.random() < 0.5 else random.choice(values)
-
-
-def _pairs(case: Mapping[str, str]) -> Iterator[Pair]:
-    names = list(case)
-    for a, b in combinations(names, 2):
-        yield a, case[a], b, case[b]
+    return values[0] if random.random() < 0.5 else values[int(random.random() * len(values))]

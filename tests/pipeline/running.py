@@ -34,11 +34,9 @@ TOKEN = UUID(int=7)
 _ENGINE = create_async_engine("sqlite+aiosqlite:///unused.db")
 _TABLES = build_tables(SqlBrokerSchemaConfig())
 # A broker makes both anew, which takes most of the time of a case.
-_QUICK_TABLES = patch("faststream_sqlbroker.broker.broker.build_tables", return_value=_TABLES)
-_QUICK_DIALECT = patch(
-    "faststream_sqlbroker.database.store.dialect_for",
-    return_value=dialect_for(_ENGINE.dialect, _TABLES),
-)
+_DIALECT = dialect_for(_ENGINE.dialect, _TABLES)
+_QUICK_TABLES = patch("faststream_sqlbroker.broker.broker.build_tables", lambda *_, **__: _TABLES)
+_QUICK_DIALECT = patch("faststream_sqlbroker.database.store.dialect_for", lambda *_: _DIALECT)
 
 SOURCES = ("broker", "router", "application", "publishers of another router")
 LOGGERS = ("records", "none", "fails at Received", "fails at Processed", "fails at errors")

@@ -10,7 +10,7 @@ from faststream_sqlbroker.subscriber.pipeline.acknowledging import Acknowledging
 from faststream_sqlbroker.subscriber.pipeline.answers import Answers
 from faststream_sqlbroker.subscriber.pipeline.context import Scopes
 from tests.pipeline.running import Case, compare
-from tests.pipeline.test_matrix import FULL, PAIRS, combined
+from tests.pipeline.test_matrix import FULL, combined, pairs
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -110,7 +110,7 @@ async def test_a_planted_difference_is_seen(name: str, monkeypatch: pytest.Monke
 async def test_the_pairs_see_it_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, _ = PLANTED[name]
     plant(monkeypatch)
-    assert await _differs(PAIRS)
+    assert await _differs(pairs())
 
 
 async def _differs(cases: list[Case]) -> bool:
