@@ -29,6 +29,8 @@ HEALED = 60.0
 LATE = LONGEST + 0.05
 """Seconds within which a row is claimed while nothing fails and workers are free."""
 LATE_WHILE_SLOW = LONGEST_SCAN_INTERVAL + LATE
+EXAMPLES = 60
+"""Each of the planted defects is found by 40 of them."""
 MOST_IDLE_CALLS = 3 * HEALED
 """Statements in `HEALED` seconds without messages: one look a second, and those of slow looks."""
 
@@ -143,11 +145,11 @@ class Told(Fetching):
     most_idle_calls = 0
 
 
-def check(machine: type[Fetching], examples: int) -> None:
+def check(machine: type[Fetching]) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=examples * LONGER,
+            max_examples=EXAMPLES * LONGER,
             stateful_step_count=40,
             deadline=None,
             database=None,
@@ -161,7 +163,7 @@ def check(machine: type[Fetching], examples: int) -> None:
 
 @pytest.mark.parametrize("machine", [Fetching, Paced, Weighted, Told])
 def test_no_due_row_is_forgotten(machine: type[Fetching]) -> None:
-    check(machine, 150)
+    check(machine)
 
 
 @pytest.mark.parametrize("longest", [LONGEST, None])
@@ -224,7 +226,7 @@ TOLD_DEFECTS = {
 @pytest.mark.parametrize("name", TOLD_DEFECTS)
 def test_the_model_finds_what_makes_a_told_subscriber_forget(name: str) -> None:
     with TOLD_DEFECTS[name], pytest.raises(AssertionError, match=r"forgotten|late"):
-        check(Told, 150)
+        check(Told)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -233,7 +235,7 @@ def test_the_model_finds_planted_defects(name: str) -> None:
         for defect in DEFECTS[name]:
             stack.enter_context(defect)
         with pytest.raises(AssertionError):
-            check(Fetching, 150)
+            check(Fetching)
 
 
 def test_the_table_has_one_way_for_each_event() -> None:

@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.policies import (
 from faststream_sqlbroker.core.policies.header import Key
 from faststream_sqlbroker.database.parts import ordered
 from faststream_sqlbroker.database.policies import claims, intake, rows
+from tests.policies.conftest import Worlds
 from tests.policies.world import World, outcome
 
 pytestmark = pytest.mark.capability("keys by a header: `key=Header(...)` of policies")
@@ -81,14 +82,15 @@ def story(world: World, policies: list[Policy], seed: int, *, by_header: bool) -
 
 @pytest.mark.parametrize("looked_at", [100, 2])
 def test_policies_do_the_same_with_keys_of_headers(
-    world: World, looked_at: int, monkeypatch: pytest.MonkeyPatch
+    world: World, worlds: Worlds, looked_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One database for all of them: making it takes the time. With `looked_at` 2 claims go by the
-    index of keys."""
+    """As with keys of publishes on SQLite, which is in the same process. With `looked_at` 2 claims
+    go by the index of keys."""
+    plain = worlds("sqlite")
     monkeypatch.setattr(ordered, "WINDOW", looked_at)
     monkeypatch.setattr(claims, "LOOKED_AT", looked_at)
     for seed, (name, policies) in enumerate(OF_KEYS.items()):
-        expected = story(world, policies(True), seed, by_header=False)
+        expected = story(plain, policies(True), seed, by_header=False)
         assert any(expected[:-1]), name
         assert story(world, policies(TENANT), seed, by_header=True) == expected, name
 

@@ -110,15 +110,17 @@ class Fleet(Bench):
     async def bury(self) -> None:
         """End the leases of killed workers now.
 
-        Call it again: the server may still have been at work for one. Trap: a lease that ended
-        before this moment would be over in the middle of a search that has begun.
+        Call it again: the server may still have been at work for one. Traps: a lease that ended
+        before this moment would be over in the middle of a search that has begun; and one that is
+        ended again and again is never over before a search begins, so it is ended once.
         """
         dead = {worker.pid for worker in self.workers if worker.poll() == -signal.SIGKILL}
         message = self.store.tables.message.c
         if not dead:
             return
+        held_now = message.state == "PROCESSING", message.lease_expires_at > clock()
         async with self.store.engine.connect() as connection:
-            leased = select(message.id, message.lease_token).where(message.state == "PROCESSING")
+            leased = select(message.id, message.lease_token).where(*held_now)
             held = (await connection.execute(leased)).all()
         if lost := [row for row in held if holder_of(row.lease_token) in dead]:
             ids, tokens = zip(*lost, strict=True)

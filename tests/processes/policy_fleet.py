@@ -21,6 +21,8 @@ from tests.processes.policy_checks import Left, micros
 from tests.processes.policy_worker import Start
 
 Keys = Sequence[str | None]
+LOOK_INTERVAL = 0.05
+"""Seconds: half of the time of a handler whose leases are counted."""
 
 
 @dataclass
@@ -183,4 +185,4 @@ class PolicyFleet:
                 count = sum(now[queue, None] for queue in queues)
                 seen.together[queues] = max(seen.together[queues], count)
             seen.looks += 1
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(LOOK_INTERVAL)

@@ -19,10 +19,10 @@ TICKS = 30
 STEP = 0.1
 KILL_AT = 15
 OPTIONS: dict[str, Any] = {"max_workers": 4, "release_stuck_timeout": 600.0}
-LOOKS = {"max_fetch_interval": 0.25, "release_stuck_interval": 0.5}
+LOOKS = {"max_fetch_interval": 0.5, "release_stuck_interval": 0.5}
 """For one process. Of several each looks more seldom: with these intervals 20 queues in four
-processes would ask for up to 640 transactions a second; on two busy cores SQLite's one writer did
-100 to 150."""
+processes would ask for hundreds of transactions a second; on two busy cores SQLite's one writer
+did 100 to 150."""
 BURSTS = {0, 1, 2, 14, 15, 26}
 """Ticks: in a burst 100 ms apart, bursts more than a second."""
 
@@ -183,7 +183,7 @@ async def settled(fleet: Fleet, within: float) -> None:
         return await fleet.count(waiting) == 0
 
     try:
-        await eventually(done, timeout=within, step=0.1)
+        await eventually(done, timeout=within, step=0.25)
     except AssertionError as error:
         columns = (
             "queue",
