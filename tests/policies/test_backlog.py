@@ -53,9 +53,8 @@ def faster_arrivals_do_not_starve_deliveries(world: World, policy: Policy) -> No
     world.begin([policy])
     number = 0
     for count in range(12):
-        for _ in range(2 * LOOK):
-            world.put(f"k{number}")
-            number += 1
+        world.put_each([f"k{number + n}" for n in range(2 * LOOK)])
+        number += 2 * LOOK
         world.advance(SECOND)
         assert deliver(world, 5) or count == 0, "nothing was delivered"
 
@@ -63,8 +62,8 @@ def faster_arrivals_do_not_starve_deliveries(world: World, policy: Policy) -> No
 def test_a_key_with_more_messages_than_a_look_waits_for_all_of_them(world: World) -> None:
     """Its newest is not known before."""
     world.begin([Debounce("1s")])
-    *older, newest = [world.put("a", ago=5 * SECOND) for _ in range(3 * LOOK + 2)]
-    other = [world.put("b", ago=4 * SECOND) for _ in range(3)][-1]
+    *older, newest = world.put_many(3 * LOOK + 2, "a", ago=5 * SECOND)
+    other = world.put_many(3, "b", ago=4 * SECOND)[-1]
     delivered: list[int] = []
     for _ in range(6):
         delivered += deliver(world, 5)

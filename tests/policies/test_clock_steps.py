@@ -1,7 +1,7 @@
 """The database's clock goes ahead by hours and back: what policies put off does not wait for it to
 come there again."""
 
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 
 import pytest
 
@@ -59,7 +59,7 @@ class Steps:
         [back] = self.mend()
         assert STEP - 2 * MINUTE < back <= STEP
 
-    def handle_for(self, length: int, stays: Set[int] | None = None) -> set[int]:
+    def handle_for(self, length: int, stays: AbstractSet[int] | None = None) -> set[int]:
         """What two processes handle until then, one message after the other. They look every ten
         seconds, or sixty times, and no more once only `stays` are live.
         """

@@ -97,26 +97,47 @@ class World:
     ) -> int:
         """Publish; `ago`: it was written so long ago, and its commit is seen only now; `ahead`: by
         a clock that is."""
-        [message] = self.put_many(1, key, delay=delay, **fields)
-        if ago or ahead:
-            self.run(self._written(message, ago, ahead, delay))
-        return message
+        return self.put_many(1, key, delay=delay, ago=ago, ahead=ahead, **fields)[0]
 
-    def put_many(self, count: int, key: str | None, *, delay: int = 0, **fields: Any) -> list[int]:
+    def put_many(
+        self,
+        count: int,
+        key: str | None,
+        *,
+        delay: int = 0,
+        ago: int = 0,
+        ahead: int = 0,
+        **fields: Any,
+    ) -> list[int]:
         """Publish so many alike."""
-        message = NewMessage(QUEUE, b"1", key=key, delay=delay / MICROSECONDS, **fields)
-        ids = [each for each in self.run(self.store.insert([message] * count)) if each is not None]
-        assert len(ids) == count
+        return self.put_each([key] * count, delay=delay, ago=ago, ahead=ahead, **fields)
+
+    def put_each(
+        self,
+        keys: Sequence[str | None],
+        *,
+        delay: int = 0,
+        ago: int = 0,
+        ahead: int = 0,
+        **fields: Any,
+    ) -> list[int]:
+        """Publish a message of each of `keys`, in one statement."""
+        given = {"delay": delay / MICROSECONDS, **fields}
+        messages = [NewMessage(QUEUE, b"1", key=key, **given) for key in keys]
+        ids = [each for each in self.run(self.store.insert(messages)) if each is not None]
+        assert len(ids) == len(keys)
+        if ago or ahead:
+            self.run(self._written(ids, ago, ahead, delay))
         return ids
 
-    async def _written(self, message: int, ago: int, ahead: int, delay: int) -> None:
+    async def _written(self, ids: Sequence[int], ago: int, ahead: int, delay: int) -> None:
         at = EPOCH + timedelta(microseconds=self.now - ago)
         created = at + timedelta(microseconds=ahead)
         table = self.store.tables.message
         async with self.clock.engine.begin() as connection:
             await connection.execute(
                 update(table)
-                .where(table.c.id == message)
+                .where(table.c.id.in_(ids))
                 .values(created_at=created, next_attempt_at=at + timedelta(microseconds=delay))
             )
 
