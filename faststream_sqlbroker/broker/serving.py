@@ -98,7 +98,8 @@ class SqlBrokerServing:
                 processes behind one address. None: this process's own.
             dashboard: The pages for people: "full", "read_only" (no actions), or "off".
             show_bodies: Whether these pages, and the records of `/v1/mirror`, show headers and
-                bodies of messages.
+                bodies of messages; without them pages show no errors, which may quote a body, and
+                refuse searches by either.
             redact: Changes each message before a page shows it, such as
                 `lambda m: replace(m, body="***")`. Records of `/v1/mirror` have no body, headers
                 and info then.

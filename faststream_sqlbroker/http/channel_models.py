@@ -136,6 +136,17 @@ class JobChange(BaseModel):
     )
 
 
+class JobChanged(Told):
+    """The job is in the state that was asked for."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"Taken": True}]})
+
+    Taken: bool = Field(
+        description="Whether this request has taken the job, and has its lease: of several at once "
+        "one has"
+    )
+
+
 class Count(RootModel[int]):
     """The bare number of messages."""
 

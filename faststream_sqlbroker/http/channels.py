@@ -134,7 +134,7 @@ class ChannelRoutes:
             f"POST {job}",
             self.change_job,
             consumers,
-            {202: None},
+            {202: models.JobChanged},
             *(*BODY, 404, 409),
             headers={LEASE: "Of a job that was taken: send it with what follows"},
         )
@@ -250,8 +250,9 @@ class ChannelRoutes:
             raise Problem(400, _refusal(changed, wanted, with_timeout))
         if changed.verdict in _REFUSED:
             raise Problem(*_REFUSED[changed.verdict])
-        headers = {} if changed.lease is None else {LEASE: str(changed.lease)}
-        return Response(status_code=202, headers=headers)
+        taken = changed.lease is not None
+        headers = {LEASE: str(changed.lease)} if taken else {}
+        return JSONResponse({"Taken": taken}, 202, headers)
 
     async def extend_job(
         self,

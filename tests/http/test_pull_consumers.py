@@ -363,7 +363,7 @@ async def test_w4_four_states_three_requests(
     claimed = wanted == "INFLIGHT" and expected == 202 and before != wanted
     assert (LEASE in found.headers) is claimed
     if expected == 202:
-        assert found.content == b""
+        assert found.json() == {"Taken": claimed}
 
 
 @on_sqlite
@@ -447,6 +447,7 @@ async def test_w4_two_clients_at_one_job(pulling: Pulling) -> None:
     found = await asyncio.gather(*(pulling.post(job["ID"], "INFLIGHT") for _ in range(6)))
     assert {each.status_code for each in found} == {202}
     assert len([each for each in found if LEASE in each.headers]) == 1
+    assert all(each.json() == {"Taken": LEASE in each.headers} for each in found)
     assert await pulling.state(job["ID"]) == ("INFLIGHT", 0)
     ended = await asyncio.gather(*(pulling.post(job["ID"], s) for s in ("DELIVERED", "DEAD")))
     assert sorted(each.status_code for each in ended) == [202, 400]

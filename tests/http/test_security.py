@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -195,6 +196,45 @@ async def test_requests_cannot_be_smuggled(site: Site) -> None:
         answer = await site.raw(start + headers + b"\r\n")
         assert answer[9:10] in {b"4", b"5"}, (headers, answer)
         assert answer.count(b"HTTP/1.1 ") == 1, headers
+
+
+@pytest.mark.attack(
+    "a body whose chunks have no length, before and after the answer", "400, and one line of log"
+)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_chunks_without_length(
+    broker: SqlBroker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: bool,
+) -> None:
+    head = b"POST /v1/queues/q/reserve HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    wrong = b"0x5\r\nabcde\r\n0\r\n\r\n"
+    # When it has stopped, the application's own answer has come, too.
+    async with running(broker.asgi(logins(), queues=queues())) as site:
+        monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
+        # The first request of all waits for the database, the second is refused at once.
+        assert (await site.http.post("/v1/queues/q/reserve")).status_code == 401
+        if at_once:
+            answer = await site.raw(head + wrong)
+        else:
+            answer = await answered_before(site, head, wrong)
+        assert answer.startswith(b"HTTP/1.1 400" if at_once else b"HTTP/1.1 401")
+    [line] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert line.getMessage() == "Invalid HTTP request received."
+    assert line.exc_info is None
+
+
+async def answered_before(site: Site, head: bytes, body: bytes) -> bytes:
+    """The answer to `head`, after which `body` is sent until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(head)
+    answer = await reader.readuntil(b"\r\n\r\n")
+    writer.write(body)
+    async with asyncio.timeout(60):
+        answer += await reader.read()
+    writer.close()
+    return answer
 
 
 @pytest.mark.attack("a line break in a name that an answer could repeat", "no header is added")

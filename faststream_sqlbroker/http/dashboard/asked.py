@@ -3,7 +3,7 @@ and a form have it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from faststream_sqlbroker.core.overview import JobCounts
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
-from faststream_sqlbroker.core.stored import Redact
+from faststream_sqlbroker.core.stored import Redact, StoredMessage
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.http.answers import Problem
@@ -29,9 +29,21 @@ class Settings:
     writes: bool
     """Whether there are actions at all."""
     bodies: bool
-    """Whether headers and bodies are shown."""
+    """Whether headers, bodies and errors, which may quote them, are shown."""
     redact: Redact | None
     """Changes each message before it is shown."""
+
+    @property
+    def errors(self) -> bool:
+        """Whether errors are shown that `redact` cannot change, as they are apart from messages."""
+        return self.bodies and self.redact is None
+
+    def shown(self, message: StoredMessage) -> StoredMessage:
+        """The message as pages show it: an error that `redact` has replaced is the hook's own."""
+        found = message if self.redact is None else self.redact(message)
+        if self.bodies or found.last_error != message.last_error:
+            return found
+        return replace(found, last_error=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,11 +204,11 @@ def search_of(fields: Mapping[str, str], settings: Settings) -> dict[str, Any]:
     """The arguments of `admin.messages`.
 
     Raises:
-        Problem: the name of a header and its value do not come together (400), or headers are
-            hidden (403): who may search by them can guess them.
+        Problem: the name of a header and its value do not come together (400), or headers and
+            errors are hidden (403): who may search by them can guess them.
     """
-    if not settings.bodies and {"header", "value"} & fields.keys():
-        raise Problem(403, "headers are hidden here, so there is no search by them")
+    if not settings.bodies and {"header", "value", "error"} & fields.keys():
+        raise Problem(403, "headers and errors are hidden here, so there is no search by them")
     found: dict[str, Any] = {name: fields[name] for name in _TEXTS if name in fields}
     for name in ("since", "until"):
         if name in fields:

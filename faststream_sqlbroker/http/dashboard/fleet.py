@@ -8,7 +8,7 @@ from faststream_sqlbroker.core.jobs import Job
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 from faststream_sqlbroker.http.answers import Problem
-from faststream_sqlbroker.http.dashboard.asked import Asked, Shown, moment_or_age
+from faststream_sqlbroker.http.dashboard.asked import Asked, Shown, search_of
 from faststream_sqlbroker.http.diagnosis import LIMIT
 from faststream_sqlbroker.http.users import Role
 
@@ -28,16 +28,10 @@ _SEARCHED = ("queue", "key", "error", "reason", "since", "until")
 async def dead_letters(asked: Asked, _live: "Live") -> Shown:
     """Failed messages by what they have in common."""
     fields = {name: value for name in _SEARCHED if (value := asked.given(name)) is not None}
-    texts = {name: value for name, value in fields.items() if name not in {"since", "until"}}
-    found = await asked.admin.dead_letters(
-        **texts,
-        since=moment_or_age(fields.get("since")),
-        until=moment_or_age(fields.get("until")),
-        limit=MOST_GROUPS,
-    )
-    # The hook changes messages, and an error of a group is none: then each message shows its own.
-    errors = asked.settings.redact is None
-    return Shown("dead_letters.html", {"found": found, "search": fields, "errors": errors})
+    search = search_of(fields, asked.settings)
+    search.pop("archived", None)  # they always are
+    found = await asked.admin.dead_letters(**search, limit=MOST_GROUPS)
+    return Shown("dead_letters.html", {"found": found, "search": fields})
 
 
 async def schedules(asked: Asked, _live: "Live") -> Shown:

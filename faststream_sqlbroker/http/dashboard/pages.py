@@ -108,7 +108,7 @@ async def messages(asked: Asked, _live: "Live") -> Shown:
         after=asked.given("after"),
         # A hook may need headers and body to decide.
         bodies=asked.settings.redact is not None,
-        redact=asked.settings.redact,
+        redact=asked.settings.shown,
     )
     return Shown(
         "messages.html",
@@ -124,18 +124,18 @@ async def messages(asked: Asked, _live: "Live") -> Shown:
 
 async def message(asked: Asked, _live: "Live") -> Shown:
     """One message with all that is known of it."""
-    redact = asked.settings.redact
+    settings = asked.settings
     # A hook may need headers and body to decide, also where they are not shown.
-    body = asked.settings.bodies or redact is not None
-    detail = await asked.admin.message(asked.message, body=body, redact=redact)
+    body = settings.bodies or settings.redact is not None
+    detail = await asked.admin.message(asked.message, body=body, redact=settings.shown)
     if detail is None:
         text = (
             f"there is no message {asked.message}, live or archived: retention may have removed it"
         )
         raise Problem(404, text)
-    # The reasons are made of the row: the hook does not see the error at their end.
+    # The reasons are made of the row, with the error at their end.
     reasons = [
-        (each, each.text if redact is None else each.text.partition(OF_ERROR)[0])
+        (each, each.text if settings.errors else each.text.partition(OF_ERROR)[0])
         for each in detail.explanation.reasons
     ]
     values = {"detail": detail, "message": detail.message, "reasons": reasons}

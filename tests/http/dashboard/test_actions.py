@@ -259,6 +259,25 @@ async def test_a_job_tells_what_the_database_refused(
     assert "2 of 3 done, 0 skipped, 1 failed" in (await web.get("/ui/jobs", auth=OLA)).text
 
 
+async def test_the_error_of_a_job_is_hidden_with_bodies(broker: SqlBroker) -> None:
+    """PostgreSQL quotes the row that a constraint refuses, with its body."""
+    await broker.publish_batch(*range(20), queue="a", delay="1h")
+    async with broker.engine.begin() as connection:
+        refused = "CREATE TRIGGER refused BEFORE UPDATE ON message "
+        await connection.execute(text(refused + "BEGIN SELECT RAISE(ABORT, 'quoted body'); END"))
+    job = await broker.admin.bulk_move("b", queue="a", dry_run=False)
+    assert job.state == "failed"
+    for options, is_shown in (
+        ({}, True),
+        ({"show_bodies": False}, False),
+        ({"redact": lambda m: m}, False),
+    ):
+        async with client_of(broker.asgi(logins(), **options)) as client:
+            page = (await client.get(f"/ui/jobs/{job.id}", auth=OLA)).text
+        assert ("quoted body" in page) is is_shown
+        assert ("hidden here" in page) is not is_shown
+
+
 async def test_unknown_actions_jobs_and_workers_are_refused(web: httpx.AsyncClient) -> None:
     for path, fields in [
         ("/ui/plan", {"action": "delete"}),

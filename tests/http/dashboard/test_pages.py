@@ -211,6 +211,7 @@ async def test_bodies_can_be_hidden_and_messages_redacted(broker: SqlBroker) -> 
         assert answer.status_code == 403
         answer = await post(client, "/ui/plan", as_user("ola"), action="retry", **guess)
         assert answer.status_code == 403
+        await errors_are_hidden(client, ids["failed"])
 
     def by_header(message: StoredMessage) -> StoredMessage:
         assert message.headers is not None
@@ -232,16 +233,41 @@ async def test_bodies_can_be_hidden_and_messages_redacted(broker: SqlBroker) -> 
         assert "ValueError" not in (await read(client, "/ui/dead-letters")).text
 
 
+async def errors_are_hidden(client: httpx.AsyncClient, failed: int) -> None:
+    """They may quote a body, and who may search by them can guess them."""
+    for path in (f"/ui/messages/{failed}", "/ui/messages?archived=on", "/ui/dead-letters", "/"):
+        text = (await read(client, path)).text
+        assert "ValueError" not in text
+        assert "Error contains" not in text
+    for path in ("/ui/messages?archived=on&error=Value", "/ui/dead-letters?error=Value"):
+        answer = await client.get(path, auth=as_user("vic"))
+        assert answer.status_code == 403
+        assert "errors are hidden" in answer.text
+    guess = {"action": "redrive", "error": "Value"}
+    assert (await post(client, "/ui/plan", as_user("ola"), **guess)).status_code == 403
+
+
 @on_sqlite
-async def test_hidden_headers_are_in_no_list_of_actions(broker: SqlBroker) -> None:
+async def test_an_error_that_a_hook_leaves_as_it_is_stays_hidden(broker: SqlBroker) -> None:
+    failed = (await fill(broker, "secret"))["failed"]
+    app = broker.asgi(logins(), redact=lambda m: replace(m, body="***"), show_bodies=False)
+    async with client_of(app) as client:
+        await errors_are_hidden(client, failed)
+
+
+@on_sqlite
+async def test_hidden_headers_and_errors_are_in_no_list_of_actions(broker: SqlBroker) -> None:
     await fill(broker, "secret")
-    job = await broker.admin.bulk_retry(headers={"secret-name": "secret-value"}, dry_run=False)
+    headers = {"secret-name": "secret-value"}
+    job = await broker.admin.bulk_retry(headers=headers, error="secret-error", dry_run=False)
     pages = ("/ui/jobs", f"/ui/jobs/{job.id}", "/ui/audit")
     for bodies in (True, False):
         async with client_of(broker.asgi(logins(), show_bodies=bodies)) as client:
             text = "".join([(await read(client, page)).text for page in pages])
-            assert ("secret-name" in text, "secret-value" in text) == (bodies, bodies)
-            assert ("a hidden header" in text) is not bodies
+            secrets = ("secret-name", "secret-value", "secret-error")
+            assert [each in text for each in secrets] == [bodies] * 3
+            for hidden in ("a hidden header", "a hidden error"):
+                assert (hidden in text) is not bodies
 
 
 @on_sqlite
