@@ -101,6 +101,9 @@ types: setup
     @{{ python }} -m mypy
     @{{ python }} -m pyright
 
+# All that reads the code without running it: `lint` and `types`
+static-analysis: lint types
+
 # Build the site into site/; broken links, warnings and an old table of capabilities fail
 docs: setup
     @{{ python }} -m tools.capabilities --check
@@ -138,7 +141,7 @@ check: test _quietly && _others
 # What one process does in the time that the tests leave: they wait for databases and for clocks
 [private]
 _quietly: setup
-    @nice -n 19 {{ just_executable() }} lint types docs _install-next-spark
+    @nice -n 19 {{ just_executable() }} static-analysis docs _install-next-spark
 
 # The rest of it, at the same time
 [private]

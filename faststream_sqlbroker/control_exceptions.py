@@ -14,7 +14,7 @@ from typing import Any
 from faststream.exceptions import AckMessage, HandlerException, NackMessage
 
 from faststream_sqlbroker.core import outcome as outcomes
-from faststream_sqlbroker.core.checks import checked_name
+from faststream_sqlbroker.core.checks import checked_queue
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import replace_headers
 from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
@@ -158,7 +158,7 @@ class MoveTarget:
     def __post_init__(self) -> None:
         stays = self.published_again and self.queue is None
         if not stays:
-            checked_name(self.queue)
+            checked_queue(self.queue)
         object.__setattr__(self, "delay", delay_seconds(self.delay))
 
 

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from faststream_sqlbroker.adapter.messages import json_loads
 from faststream_sqlbroker.batch_start import note_fault
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.text import short
@@ -76,7 +76,7 @@ class SqlBrokerParser:
         name = headers[REPLY_TO]
         if name is None or name == "":
             return ""
-        if (problem := name_problem(name)) is None:
+        if (problem := queue_problem(name)) is None:
             return str(name)
         if self.log is not None:
             text = (

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from faststream_sqlbroker.control_exceptions import KEPT
-from faststream_sqlbroker.core.checks import checked_name
+from faststream_sqlbroker.core.checks import checked_queue
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -151,7 +151,7 @@ class Reservation(ReceivedMessage):
             body: A new body, encoded as by `publish`. Without it the message keeps its body.
             delay: Time until it is due there; None or a negative value means now.
         """
-        checked_name(queue)
+        checked_queue(queue)
         seconds = 0.0 if delay is None else delay_seconds(delay)
         await self._settle(Relocate(queue, delay=seconds), body)
 

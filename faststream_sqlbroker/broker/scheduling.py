@@ -39,6 +39,9 @@ class ScheduleOptions(TypedDict, total=False):
     """-100 to 100; higher ones are claimed first. Default 0."""
     key: str | None
     """1 to 255 characters; names what the message is about."""
+    destination: str | None
+    """Queue that the message is meant for, by its full name: a subscriber of the schedule's queue
+    with forward_to=DESTINATION moves it there."""
     delay: Duration | None
     """Time from the publish until it is due: seconds, a timedelta or text like "1.5h"; a negative
     value means now."""

@@ -246,7 +246,8 @@ def _references(config: ServiceConfig) -> Iterator[tuple[Path, str, bool]]:
         for n, name in enumerate(given.get("destinations") or ()):
             yield ("queues", queue, "destinations", n), name, False
     for schedule, plan in config.schedules.items():
-        yield from _named(("schedules", schedule), plan.given(), ("queue", "reply_to"))
+        named = ("queue", "reply_to", "destination")
+        yield from _named(("schedules", schedule), plan.given(), named)
     for name in config.broker.given().get("max_depth") or ():
         yield ("broker", "max_depth", name), name, True
 

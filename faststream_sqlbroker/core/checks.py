@@ -68,9 +68,10 @@ def queue_problem(value: object) -> str | None:
     """The same for a queue that messages are published to or subscribed from.
 
     FastStream's other brokers take `logs.{level}` as a template that many queues match. Here it
-    would be one queue of that name, which is not what its author means.
+    would be one queue of that name, which is not what its author means. No URL leads to `.` or
+    `..`, which are steps of a path.
     """
-    return name_problem(value) or _template_problem(str(value))
+    return name_problem(value) or _queue_problem(str(value))
 
 
 def checked_name(value: Name, what: str = "the name of a queue") -> Name:
@@ -96,7 +97,9 @@ def checked_queue(value: Name) -> Name:
 
 
 @lru_cache(maxsize=1024)
-def _template_problem(value: str) -> str | None:
+def _queue_problem(value: str) -> str | None:
+    if value in {".", ".."}:
+        return "no URL can name it, as it is a step of a path there: use another name"
     found = _PLACEHOLDER.search(value)
     if found is None:
         return None

@@ -100,6 +100,8 @@ class Relocate:
     """Whether the broker itself moves the message (`forward_to`). Such moves are counted; a move
     by a handler resets the count."""
     key: str | None = None
+    lookup: str | None = None
+    """The lookup value by which it is mirrored, if this takes it to its destination."""
 
 
 @dataclass(frozen=True, slots=True)

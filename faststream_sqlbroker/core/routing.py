@@ -13,7 +13,7 @@ from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import EPOCH, Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -22,6 +22,9 @@ DESTINATION_HEADER = "destination"
 """Header with the name of the queue that a message is meant for."""
 PUBLISH_AFTER_HEADER = "publish_after"
 """Header with the time before which it is not delivered there."""
+
+LOOKUP_HEADER = "lookup"
+"""Header with the lookup value of a message that has both: its record goes when it arrives."""
 
 MOST_HOPS = 32
 """Hops in a row, without a handler in between, after which a message counts as caught in a
@@ -72,13 +75,19 @@ def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
     """
     if (name := headers.get(DESTINATION_HEADER)) is None:
         raise ValueError(f"it has no header {DESTINATION_HEADER!r}")
-    if (problem := name_problem(name)) is not None:
+    if (problem := queue_problem(name)) is not None:
         raise ValueError(f"its header {DESTINATION_HEADER!r} is {short(name)}: {problem}")
     if name in own:
         raise ValueError(
             f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from"
         )
     return str(name)
+
+
+def lookup_of(headers: Mapping[str, Any]) -> str | None:
+    """The lookup value by which a message with `headers` is mirrored; None: it is not."""
+    value = headers.get(LOOKUP_HEADER)
+    return value if isinstance(value, str) and name_problem(value) is None else None
 
 
 def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:

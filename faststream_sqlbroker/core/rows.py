@@ -312,6 +312,8 @@ class Settlement:
     """1 counts one more hop, 0 resets the count, None leaves it."""
     key: str | None = None
     """The key to move with; `NO_KEY` takes it away, None keeps it."""
+    lookup: str | None = None
+    """The lookup value whose record of the message goes, too; None: there is none."""
     unit: Unit | None = None
     """The unit that it belongs to; None: it is written alone."""
 
@@ -357,7 +359,7 @@ class Acked(Settlement):
     uncharge = False
     published_again = False
     delay = reason = related_id = hop = error = fingerprint = None
-    queue = payload = headers = key = unit = None
+    queue = payload = headers = key = lookup = unit = None
     plain_ack = leaves = True
 
     def __init__(self, id: int, lease_token: UUID, ended_after: float, archive: bool) -> None:  # noqa: A002

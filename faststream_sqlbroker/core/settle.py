@@ -151,6 +151,7 @@ def settle(
             base.payload = outcome.payload
             base.headers = outcome.headers
             base.key = outcome.key
+            base.lookup = outcome.lookup
             base.published_again = outcome.published_again
             base.hop = int(outcome.is_hop)
         case Discard():
@@ -185,6 +186,8 @@ def needed_to_write(settlements: Iterable[Settlement]) -> Activities:
             done.add(Activity.ARCHIVE)
         if settlement.unit is not None and settlement.unit.on_ack:
             done.add(Activity.PUBLISH)
+        if settlement.lookup is not None:
+            done.add(Activity.STATE)
     return frozenset(done)
 
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any
@@ -13,7 +13,12 @@ from faststream.message import gen_cor_id
 
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.mirror import checked_info
-from faststream_sqlbroker.core.routing import DESTINATION_HEADER, PUBLISH_AFTER_HEADER, unix_time
+from faststream_sqlbroker.core.routing import (
+    DESTINATION_HEADER,
+    LOOKUP_HEADER,
+    PUBLISH_AFTER_HEADER,
+    unix_time,
+)
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
@@ -101,6 +106,8 @@ def make_row(
     if not isinstance(payload, bytes):
         msg = f"the codec must give bytes, it gave {type(payload).__name__}"
         raise PublishError(msg)
+    if reply_to:
+        _name("reply_to", reply_to, queue_problem)
     own = content_type, correlation_id, reply_to
     if not options:  # most messages have none
         return NewMessage(str(queue), payload, _all_headers(headers, *own))
@@ -112,7 +119,7 @@ def make_row(
     return NewMessage(
         str(queue),
         payload,
-        headers=_all_headers(_with_destination(headers, options), *own),
+        headers=_all_headers(_with_destination(headers, options, lookup), *own),
         priority=_priority(options.get("priority", 0)),
         key=_name("key", options.get("key")),
         dedup_id=_name("dedup_id", options.get("dedup_id")),
@@ -215,18 +222,20 @@ def _unstorable_header(headers: Mapping[str, Any], options: frozenset[str]) -> P
     )
 
 
-def _with_destination(given: Any, options: Mapping[str, Any]) -> Any:
-    """The headers with the option `destination`, which replaces a header of that name.
+def _with_destination(given: Any, options: Mapping[str, Any], lookup: str | None) -> Any:
+    """The headers with the option `destination`, and the lookup value with which it is mirrored
+    until it gets there; they replace headers of these names.
 
     A message without a delay gets a header that says it has none. The subscriber that forwards it
     then knows that no delay was lost, which it cannot know of a row that another program inserted.
     """
-    name = _name("destination", options.get("destination"))
+    name = _name("destination", options.get("destination"), queue_problem)
     if name is None or not (given is None or isinstance(given, Mapping)):
         return given
     delayed = options.get("delay") is not None or options.get("next_attempt_at") is not None
     at_once: dict[str, Any] = {} if delayed else {PUBLISH_AFTER_HEADER: 0}
-    return {**at_once, **(given or {}), DESTINATION_HEADER: name}
+    mirrored = {} if lookup is None else {LOOKUP_HEADER: lookup}
+    return {**at_once, **(given or {}), DESTINATION_HEADER: name, **mirrored}
 
 
 def _number(value: Any) -> Any:
@@ -243,10 +252,12 @@ def _priority(value: object) -> int:
     return value
 
 
-def _name(option: str, value: object) -> str | None:
+def _name(
+    option: str, value: object, problem_of: Callable[[object], str | None] = name_problem
+) -> str | None:
     if value is None:
         return None
-    if (problem := name_problem(value)) is not None:
+    if (problem := problem_of(value)) is not None:
         msg = f"{option} cannot be {short(value)}: {problem}"
         raise PublishError(msg)
     return str(value)

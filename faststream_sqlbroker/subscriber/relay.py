@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 from faststream import BaseMiddleware
 from typing_extensions import override
 
-from faststream_sqlbroker.core.routing import DESTINATION_HEADER, PUBLISH_AFTER_HEADER
+from faststream_sqlbroker.core.routing import (
+    DESTINATION_HEADER,
+    LOOKUP_HEADER,
+    PUBLISH_AFTER_HEADER,
+)
 from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, REPLY_WITHIN
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
@@ -25,6 +29,7 @@ OWN = frozenset(
         REPLY_WITHIN,
         DESTINATION_HEADER,
         PUBLISH_AFTER_HEADER,
+        LOOKUP_HEADER,
     }
 )
 """Headers of the message itself; its answer has others."""

@@ -93,8 +93,8 @@ BEGIN
     SET v_text = LEFT(CONCAT('dedup_id must be a text of 1 to 255 characters without NUL and without a space at its end, got ', COALESCE(QUOTE(v_dedup_id), 'NULL')), 128);
     SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
   END IF;
-  IF v_queue REGEXP '(?<![{])[{][a-zA-Z0-9_]+[}](?![}])' THEN
-    SET v_text = LEFT(CONCAT('a name in braces makes the queue a template: ', v_queue), 128);
+  IF v_queue REGEXP '^[.]{1,2}$|(?<![{])[{][a-zA-Z0-9_]+[}](?![}])' THEN
+    SET v_text = LEFT(CONCAT('queue must be no template with a name in braces, . or .., got ', v_queue), 128);
     SIGNAL SQLSTATE '22023' SET MESSAGE_TEXT = v_text;
   END IF;
   IF p_body IS NULL THEN

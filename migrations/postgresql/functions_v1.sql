@@ -31,9 +31,9 @@ BEGIN
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
   END LOOP;
-  IF $1 ~ '(?<![{])[{][a-zA-Z0-9_]+[}](?![}])' THEN
-    RAISE EXCEPTION 'queue cannot be %: a name in braces makes it a template, and a queue has one '
-      'name', quote_literal($1) USING ERRCODE = 'invalid_parameter_value';
+  IF $1 ~ '^[.]{1,2}$|(?<![{])[{][a-zA-Z0-9_]+[}](?![}])' THEN
+    RAISE EXCEPTION 'queue cannot be %: a name in braces makes it a template, and . and .. are '
+      'steps of a path in a URL', quote_literal($1) USING ERRCODE = 'invalid_parameter_value';
   END IF;
   IF $2 IS NULL THEN
     RAISE EXCEPTION 'body cannot be NULL: an empty body is empty bytes, and JSON has a null of its '

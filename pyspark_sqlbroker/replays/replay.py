@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, false, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from faststream_sqlbroker import exceptions
-from faststream_sqlbroker.core.checks import flag, name_problem, whole_number
+from faststream_sqlbroker.core.checks import flag, name_problem, queue_problem, whole_number
 from faststream_sqlbroker.core.replays import Plan, check_headers
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import Duration, delay_seconds, positive_seconds
@@ -179,10 +179,10 @@ def replay(
 
 
 def _plan(job: str, queue: str | None, headers: Mapping[str, Any] | None) -> Plan:
-    for option, value in (("job", job), ("queue", queue)):
-        problem = None if value is None and option == "queue" else name_problem(value)
-        if problem is not None:
-            raise SetupError(f"{option} cannot be {short(value)}: {problem}")
+    if problem := name_problem(job):
+        raise SetupError(f"job cannot be {short(job)}: {problem}")
+    if queue is not None and (problem := queue_problem(queue)):
+        raise SetupError(f"queue cannot be {short(queue)}: {problem}")
     if headers is not None and not isinstance(headers, Mapping):
         raise SetupError(
             f"headers must be JSON values by name, such as {{'why': 'bug 7'}}, got {short(headers)}"

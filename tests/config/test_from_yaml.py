@@ -1,9 +1,10 @@
 """`SqlBroker.from_yaml`: the same broker as in Python."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -171,19 +172,22 @@ def test_a_variable_may_be_a_number(write: Write, monkeypatch: pytest.MonkeyPatc
         SqlBroker.from_yaml(write(text + SERVICE))
 
 
-def test_schedules_are_declared(write: Write) -> None:
+async def test_schedules_are_declared(write: Write) -> None:
     broker = SqlBroker.from_yaml(
         write(
             f"""\
-{SERVICE}destinations: [reports]
+{SERVICE}destinations: [reports, mails]
 schedules:
   nightly: {{expression: "0 3 * * *", queue: reports, message: {{a: [1]}}, tz: Europe/Berlin,
-            missed: skip, headers: {{x: 1}}, priority: 5, expires_in: 1h}}
+            missed: skip, headers: {{x: 1}}, priority: 5, expires_in: 1h, destination: mails}}
 """
         )
     )
     [planned] = broker.schedules
     assert (planned.name, planned.missed) == ("nightly", "skip")
+    [row] = await planned.make(datetime(2030, 1, 1, 3, tzinfo=timezone.utc))
+    assert row.priority == 5
+    assert json.loads(row.headers or "")["destination"] == "mails"
 
 
 async def test_handlers_of_the_file_and_of_the_program_run(write: Write) -> None:

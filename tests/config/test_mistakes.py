@@ -155,6 +155,10 @@ def test_of_a_queue(write: Write, text: str, found: list[str]) -> None:
         ("{queue: b}", "the option 'expression' is needed"),
         ('{queue: c, expression: "* * * * *"}', "queue: there is no queue 'c'"),
         ('{queue: b, reply_to: c, expression: "* * * * *"}', "reply_to: there is no queue 'c'"),
+        (
+            '{queue: b, destination: c, expression: "* * * * *"}',
+            "destination: there is no queue 'c'",
+        ),
         ('{queue: b, expression: "* *"}', "cron"),
         ('{queue: b, expression: "* * * * *", tz: Europe/Berln}', "tz"),
         ('{queue: b, expression: "* * * * *", missed: no}', "missed: it must be 'one', "),

@@ -12,10 +12,13 @@ from faststream.exceptions import SetupError as FastStreamSetupError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from faststream_sqlbroker import (
+    DESTINATION,
+    Move,
     PublishError,
     SetupError,
     SqlBroker,
     SqlBrokerPublisher,
+    SqlBrokerResponse,
     SqlBrokerRoute,
     SqlBrokerRouter,
     Step,
@@ -23,8 +26,12 @@ from faststream_sqlbroker import (
 from tests.helpers import eventually
 
 URL = "sqlite+aiosqlite:///never-opened.db"
-TEMPLATE = "logs.{level}"
-REFUSED = r"\{level\} makes it a template, and a queue has one name"
+REFUSED = {
+    "logs.{level}": r"\{level\} makes it a template, and a queue has one name",
+    ".": "no URL can name it",
+    "..": "no URL can name it",
+}
+"""What can be no name of a queue, and why."""
 
 
 def offered(call: Callable[..., Any]) -> set[str]:
@@ -60,28 +67,33 @@ def test_a_route_publisher_may_be_kept_by_its_handler_alone(persistent: bool) ->
     assert (kept() is not None) is persistent
 
 
-def _refused(declare: Callable[[SqlBroker], Any]) -> None:
-    with pytest.raises(SetupError, match=REFUSED):
-        declare(SqlBroker(URL))
-
-
+@pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize(
     "declare",
     [
-        lambda broker: broker.subscriber(TEMPLATE),
-        lambda broker: broker.subscriber("a", TEMPLATE),
-        lambda broker: broker.subscriber({TEMPLATE: 2}),
-        lambda broker: broker.subscriber("a", forward_to=TEMPLATE),
-        lambda broker: broker.subscriber("a", dead_letter_queue=TEMPLATE),
-        lambda broker: broker.publisher(TEMPLATE),
-        lambda broker: broker.publisher("a", reply_to=TEMPLATE),
-        lambda broker: broker.pipeline("p", Step(TEMPLATE), forward_to="b"),
-        lambda broker: broker.pipeline("p", Step("a"), forward_to=TEMPLATE),
-        lambda _: SqlBrokerRouter().subscriber(TEMPLATE),
+        lambda broker, name: broker.subscriber(name),
+        lambda broker, name: broker.subscriber("a", name),
+        lambda broker, name: broker.subscriber({name: 2}),
+        lambda broker, name: broker.subscriber("a", forward_to=name),
+        lambda broker, name: broker.subscriber("a", forward_to=DESTINATION, destinations=[name]),
+        lambda broker, name: broker.subscriber("a", dead_letter_queue=name),
+        lambda broker, name: broker.publisher(name),
+        lambda broker, name: broker.publisher("a", reply_to=name),
+        lambda broker, name: broker.pipeline("p", Step(name), forward_to="b"),
+        lambda broker, name: broker.pipeline("p", Step("a"), forward_to=name),
+        lambda broker, name: broker.publish_on_schedule("s", "* * * * *", name),
+        lambda broker, name: broker.publish_on_schedule("s", "* * * * *", "a", destination=name),
+        lambda broker, name: broker.publish_on_schedule("s", "* * * * *", "a", reply_to=name),
+        lambda _, name: SqlBrokerRouter().subscriber(name),
+        lambda _, name: SqlBroker(URL, max_depth={name: 5}),
+        lambda _, name: Move(name),
     ],
 )
-def test_a_template_is_refused_where_it_is_declared(declare: Callable[[SqlBroker], Any]) -> None:
-    _refused(declare)
+def test_what_can_be_no_queue_is_refused_where_it_is_declared(
+    declare: Callable[[SqlBroker, str], Any], name: str
+) -> None:
+    with pytest.raises(SetupError, match=REFUSED[name]):
+        declare(SqlBroker(URL), name)
 
 
 @pytest.mark.parametrize("name", ["{", "a{}", "{{level}}", "{a b}", "{a-b}", "}a{"])
@@ -91,9 +103,26 @@ def test_other_braces_are_characters_of_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-async def test_nothing_is_published_to_a_template(broker: SqlBroker) -> None:
-    with pytest.raises(PublishError, match=REFUSED):
-        await broker.publish("x", TEMPLATE)
+@pytest.mark.parametrize("name", REFUSED)
+async def test_nothing_is_published_to_what_can_be_no_queue(broker: SqlBroker, name: str) -> None:
+    for publish in (
+        broker.publish("x", name),
+        broker.publish("x", "a", destination=name),
+        broker.publish("x", "a", reply_to=name),
+        broker.publish_batch("x", queue=name),
+        broker.publish_batch(SqlBrokerResponse("x", queue=name), queue="a"),
+        broker.request("x", name, timeout=1),
+    ):
+        with pytest.raises(PublishError, match=REFUSED[name]):
+            await publish
+    message_id = await broker.publish("x", "a")
+    with pytest.raises(SetupError, match=REFUSED[name]):
+        await broker.admin.move(message_id, name)
+    reserved = await broker.reserve("a")
+    assert reserved is not None
+    with pytest.raises(SetupError, match=REFUSED[name]):
+        await reserved.move_to(name)
+    await reserved.commit()
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -13,6 +13,7 @@ from faststream_sqlbroker import (
     DESTINATION,
     PublishError,
     SqlBroker,
+    SqlBrokerMessage,
     SqlBrokerResponse,
     SqlProducer,
     StoreError,
@@ -56,7 +57,7 @@ async def stored_records(look: Look) -> int:
 
 
 async def test_p11_a_message_is_mirrored_until_it_leaves(broker: SqlBroker, look: Look) -> None:
-    """P11: through a front-door queue to its destination, while it runs, and no longer."""
+    """P11: through queues on its way, while it runs, and no longer."""
     admin = broker.admin
     while_running: list[Any] = []
 
@@ -65,12 +66,11 @@ async def test_p11_a_message_is_mirrored_until_it_leaves(broker: SqlBroker, look
         await admin.set_info("ann", "running")
         while_running.extend(await admin.mirrored(lookup="ann"))
 
-    broker.subscriber("front", forward_to=DESTINATION, **QUICK)
+    broker.subscriber("front", forward_to="mails", **QUICK)
     before = datetime.now(timezone.utc) - timedelta(minutes=5)
     message_id = await broker.publish(
         {"to": "ann"},
         "front",
-        destination="mails",
         headers={"trace": "7"},
         delay="1h",
         lookup="ann",
@@ -81,7 +81,7 @@ async def test_p11_a_message_is_mirrored_until_it_leaves(broker: SqlBroker, look
     record = found.record
     assert record.keys() == RECORD
     assert record["Name"] == str(message_id)
-    assert record["DestinationTopic"] == "mails"
+    assert record["DestinationTopic"] == "front"
     assert (record["Lookup"], record["Info"]) == ("ann", "waiting")
     assert json.loads(record["Payload"]) == {"to": "ann"}
     assert record["Properties"]["trace"] == "7"
@@ -101,6 +101,61 @@ async def test_p11_a_message_is_mirrored_until_it_leaves(broker: SqlBroker, look
     assert await admin.set_info("ann", "too late") == 0
     [other] = await admin.mirrored()
     assert (other.lookup, other.info, other.destination) == ("Ann", None, "later")
+
+
+async def test_p11_a_record_goes_when_its_message_is_published_to_its_destination(
+    broker: SqlBroker, look: Look
+) -> None:
+    """P11: in the transaction that moves it there; what happens there later brings back none."""
+    admin = broker.admin
+    found: list[tuple[str, int]] = []
+
+    async def handle(body: Any, message: SqlBrokerMessage) -> None:
+        queue = message.raw_message.queue
+        found.append((queue, await admin.count_mirrored(lookup=message.headers["lookup"])))
+        if queue == "mails":
+            raise ValueError
+
+    broker.subscriber("front", forward_to="sorted", **QUICK)
+    broker.subscriber("sorted", forward_to=DESTINATION, **QUICK)
+    broker.subscriber("mails", retry_strategy=None, dead_letter_queue="dead", **QUICK)(handle)
+    broker.subscriber("dead", **QUICK)(handle)
+    ids = [
+        await broker.publish({}, "front", destination="mails", delay="1h", lookup=lookup)
+        for lookup in ("ann", "eve")
+    ]
+    later = await broker.publish({}, "sorted", destination="mails", delay="1h", lookup="bob")
+    [first] = await admin.mirrored(lookup="ann")
+    assert first.record["DestinationTopic"] == "mails"
+    for each in ids:
+        assert each is not None
+        await admin.retry_now(each)
+    await broker.start()
+    async with asyncio.timeout(60):
+        for each in ids:
+            assert each is not None
+            await look_gone(look, each)
+    assert sorted(found) == [("dead", 0)] * 2 + [("mails", 0)] * 2
+    assert await admin.set_info("ann", "too late") == 0
+    assert await stored_records(look) == 1
+    [other] = await admin.mirrored()
+    assert (other.id, other.queue) == (later, "sorted")
+
+
+async def test_p11_a_message_that_waits_at_its_destination_keeps_its_record(
+    broker: SqlBroker, look: Look
+) -> None:
+    """P11: it is moved there before its time, by its header."""
+    broker.subscriber("front", forward_to=DESTINATION, **QUICK)
+    await broker.publish(
+        {}, "front", destination="mails", headers={"publish_after": "1h"}, lookup="ann"
+    )
+    await broker.start()
+    async with asyncio.timeout(60):
+        while [row["queue"] for row in await look.rows()] != ["mails"]:
+            await asyncio.sleep(0.02)
+    [found] = await broker.admin.mirrored(lookup="ann")
+    assert found.queue == "mails"
 
 
 async def look_gone(look: Look, message_id: int) -> None:

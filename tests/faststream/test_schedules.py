@@ -20,6 +20,7 @@ from sqlalchemy import literal_column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import (
+    DESTINATION,
     SetupError,
     SqlBroker,
     SqlBrokerResponse,
@@ -187,6 +188,29 @@ async def test_a_subscriber_receives_the_scheduled_message(broker: SqlBroker) ->
     await broker.start()
     await eventually(lambda: len(got) >= 2)
     assert set(got) == {"x"}
+
+
+async def test_a_schedule_names_a_destination_without_a_warning(
+    broker: SqlBroker, heard: Heard
+) -> None:
+    """Through a front-door queue, from a router and with a function, too."""
+    got: list[str] = []
+    router = SqlBrokerRouter(prefix="front.")
+
+    @broker.subscriber("reports", **QUICK)
+    async def handle(body: str) -> None:
+        got.append(body)
+
+    @router.schedule(EVERY_SECOND, queue="door", name="t", destination="reports")
+    def make() -> str:
+        return "made"
+
+    broker.include_router(router)
+    broker.subscriber("front.door", forward_to=DESTINATION, **QUICK)
+    broker.publish_on_schedule("s", EVERY_SECOND, "front.door", "plain", destination="reports")
+    await broker.start()
+    await eventually(lambda: {"plain", "made"} <= set(got))
+    assert not heard.texts("moved at once", logging.WARNING)
 
 
 async def test_a_new_schedule_begins_with_the_first_time_after_it_was_seen(

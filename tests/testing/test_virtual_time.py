@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from faststream_sqlbroker import (
+    DESTINATION,
     BlockingWait,
     ConstantRetryStrategy,
     ConstantWithJitterRetryStrategy,
@@ -239,6 +240,17 @@ async def test_schedules_fire(broker: SqlBroker, clock: VirtualClock, seen: Seen
     assert ticks == [3600 * n for n in range(1, 25)]
     assert [body for body, _ in seen.calls if body != "tick"] == ["2030-01-01T06:30:00+00:00"]
     assert moments.call_count < 100, "it polls"
+
+
+async def test_a_schedule_names_a_destination(
+    broker: SqlBroker, clock: VirtualClock, seen: Seen
+) -> None:
+    subscribe(broker, seen)
+    broker.subscriber("front", forward_to=DESTINATION)
+    broker.publish_on_schedule("hourly", "0 * * * *", "front", "tick", destination="q")
+    async with TestSqlBroker(broker, clock=clock):
+        await clock.advance("2h")
+    assert seen.calls == [("tick", 3600), ("tick", 7200)]
 
 
 async def test_messages_expire(broker: SqlBroker, clock: VirtualClock, seen: Seen) -> None:

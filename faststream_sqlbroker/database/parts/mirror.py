@@ -1,10 +1,11 @@
 """The mirror: a row of the policy state for each message that was published with a lookup value.
 
 The row counts only while its message lives, so nothing that settles, moves or cancels messages
-knows of it. What has lost its message is removed later.
+knows of it, but for the move to a message's destination. What has lost its message is removed
+later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from faststream_sqlbroker.core.rows import NewMessage
+from faststream_sqlbroker.core.rows import NewMessage, Settlement
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.schema.types import later
@@ -112,6 +113,27 @@ def _insert_records(
         connection.execute(insert(table).values(expires_at=later(bindparam("kept"))), binds)
 
 
+def remove_records(
+    dialect: Operations,
+    connection: Connection,
+    settlements: Sequence[Settlement],
+    settled: Collection[int],
+) -> None:
+    """Remove the mirror's rows of those that are `settled`: messages at their destinations."""
+    binds = [
+        {"of_scope": MIRROR + each.lookup, "of_key": str(each.id)}
+        for each in settlements
+        if each.lookup is not None and each.id in settled
+    ]
+    if binds:
+        connection.execute(delete(dialect.tables.policy_state).where(*_row(dialect)), binds)
+
+
+def _row(dialect: Operations) -> Sequence[Any]:
+    c = dialect.tables.policy_state.c
+    return c.scope == bindparam("of_scope"), c.key == bindparam("of_key")
+
+
 def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]) -> list[Any]:
     """Of `rows` of the policy state that may be forgotten, those that are to be: a mirror's row
     whose message lives is kept for as long again as it has been there.
@@ -137,7 +159,6 @@ def keep_living(connection: Connection, dialect: Operations, rows: Sequence[Any]
         if row.counter in living
     ]
     if kept:
-        one = (state.c.scope == bindparam("of_scope"), state.c.key == bindparam("of_key"))
-        longer = update(state).where(*one).values(expires_at=later(bindparam("kept")))
+        longer = update(state).where(*_row(dialect)).values(expires_at=later(bindparam("kept")))
         connection.execute(longer, kept)
     return [row for row in rows if not (row.scope.startswith(MIRROR) and row.counter in living)]

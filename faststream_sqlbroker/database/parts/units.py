@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 
 from faststream_sqlbroker.core.rows import NewMessage, Settlement, SettleResult, Unit
 from faststream_sqlbroker.database.operations import Operations
-from faststream_sqlbroker.database.parts.mirror import insert_mirrored
+from faststream_sqlbroker.database.parts.mirror import insert_mirrored, remove_records
 from faststream_sqlbroker.exceptions import StoreError
 
 Units = dict[Unit, list[Settlement]]
@@ -52,6 +52,7 @@ def settle_units(
             )
         result = (settle or dialect.settle)(connection, settlements)
         result.lost |= lost
+        remove_records(dialect, connection, settlements, result.settled)
         if messages := _on_ack(units, result.settled):
             dialect.wait_for_dedup_ids(connection, messages)
             insert_mirrored(dialect, connection, messages)

@@ -332,7 +332,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
     def settling(
         self, settlements: Sequence[Settlement], *, skip_locked: bool = False
     ) -> Work[SettleResult]:
-        """One statement if all end alike; with units, if they are acks of one message each."""
+        """One statement if all end alike, without records that go; with units, if they are acks of
+        one message each.
+        """
         whole = super().settling(settlements, skip_locked=skip_locked)
         if skip_locked:
             return whole
@@ -340,7 +342,9 @@ class PostgresqlDialect(PostgresqlErrors, Dialect):
             archive = self.has_archive
             return settling_on_ack(self.sql, settlements, archive=archive) or whole
         queries = settle_queries(self.sql, settlements, archive=self.has_archive)
-        if len(queries) > 1:
+        if len(queries) > 1 or (
+            not settlements[0].leaves and any(s.lookup is not None for s in settlements)
+        ):
             return whole
         [query] = queries
         return _settling(settlements, query)

@@ -18,6 +18,7 @@ from faststream_sqlbroker.core.routing import (
     PUBLISH_AFTER_HEADER,
     destination_of,
     due_of,
+    lookup_of,
 )
 from faststream_sqlbroker.core.rows import NO_KEY, ClaimedMessage
 from faststream_sqlbroker.core.text import short
@@ -92,12 +93,10 @@ class Forward:
         except ValueError as error:
             self._say(row, logging.WARNING, f"it is moved at once: {error}")
             due = None
-        return Relocate(
-            queue,
-            delay=0.0 if due is None else _until(due, row, self._clock),
-            is_hop=True,
-            key=self._new_key(row),
-        )
+        delay = 0.0 if due is None else _until(due, row, self._clock)
+        # One that has to wait there is not published yet: it can be looked up until it leaves.
+        lookup = None if delay else lookup_of(headers)
+        return Relocate(queue, delay=delay, is_hop=True, key=self._new_key(row), lookup=lookup)
 
     def _new_key(self, row: ClaimedMessage) -> str | None:
         key = self._key

@@ -317,7 +317,10 @@ def lesser(
 def _lesser_alone(
     settlement: Settlement, tries: int, *, archive: bool
 ) -> Iterator[Sequence[Settlement]]:
-    # The order of loss: the text first, the reason with it, at last the queue.
+    # The order of loss: a record, the text, the reason with it, at last the queue.
+    if settlement.lookup is not None:
+        settlement = replace(settlement, lookup=None)
+        yield [settlement]
     if settlement.error is not None:
         yield [replace(settlement, error=NO_TEXT)]
     if settlement.leaves and settlement.reason is not None:

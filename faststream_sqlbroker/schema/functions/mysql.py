@@ -11,7 +11,7 @@ from sqlalchemy.dialects import mysql
 
 from faststream_sqlbroker.schema.functions.names import (
     LONGEST,
-    TEMPLATE,
+    NO_QUEUE,
     UNCHANGED_COLUMNS,
     parts_of,
 )
@@ -81,8 +81,8 @@ def _check_values() -> str:
         )
     checks = (
         (
-            f"v_queue REGEXP '{TEMPLATE}'",
-            "CONCAT('a name in braces makes the queue a template: ', v_queue)",
+            f"v_queue REGEXP '{NO_QUEUE}'",
+            "CONCAT('queue must be no template with a name in braces, . or .., got ', v_queue)",
         ),
         ("p_body IS NULL", "'body cannot be NULL: an empty body is an empty text'"),
         (

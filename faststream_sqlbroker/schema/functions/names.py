@@ -15,8 +15,8 @@ LONGEST = LONGEST_NAME
 MOST_LOAD = 10_000
 """Where the load of a queue ends: more workers than that are not started, and a count of ten
 thousand entries takes some milliseconds."""
-TEMPLATE = "(?<![{])[{][a-zA-Z0-9_]+[}](?![}])"
-"""As in `core.checks`: what FastStream takes for a parameter of an address."""
+NO_QUEUE = "^[.]{1,2}$|(?<![{])[{][a-zA-Z0-9_]+[}](?![}])"
+"""As in `core.checks`: steps of a path, and what FastStream takes for a parameter of an address."""
 UNCHANGED_COLUMNS = tuple(n for n in COPIED_COLUMNS if n not in {"state", "last_error"})
 """The columns that a cancelled message takes into the archive as they are."""
 VERSION = 1

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql
 from faststream_sqlbroker.schema.functions.names import (
     COMMENT,
     LONGEST,
-    TEMPLATE,
+    NO_QUEUE,
     UNCHANGED_COLUMNS,
     parts_of,
 )
@@ -57,9 +57,9 @@ BEGIN
         USING ERRCODE = 'invalid_parameter_value';
     END IF;
   END LOOP;
-  IF $1 ~ '{template}' THEN
-    RAISE EXCEPTION 'queue cannot be %: a name in braces makes it a template, and a queue has one '
-      'name', quote_literal($1) USING ERRCODE = 'invalid_parameter_value';
+  IF $1 ~ '{no_queue}' THEN
+    RAISE EXCEPTION 'queue cannot be %: a name in braces makes it a template, and . and .. are '
+      'steps of a path in a URL', quote_literal($1) USING ERRCODE = 'invalid_parameter_value';
   END IF;
   IF $2 IS NULL THEN
     RAISE EXCEPTION 'body cannot be NULL: an empty body is empty bytes, and JSON has a null of its '
@@ -181,7 +181,7 @@ def statements(tables: Tables, schema: str) -> list[str]:
         "tag": tag,
         "options": _OPTIONS,
         "longest": LONGEST,
-        "template": TEMPLATE,
+        "no_queue": NO_QUEUE,
         "channel": tables.config.channel,
         "columns": ", ".join(UNCHANGED_COLUMNS),
         "values": ", ".join(f"g.{name}" for name in UNCHANGED_COLUMNS),
