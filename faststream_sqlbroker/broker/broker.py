@@ -161,8 +161,9 @@ class SqlBroker(
             metrics: Where the broker's own metrics go, such as `SqlBrokerPrometheusMetrics`; None:
                 they are not taken.
             health_port: Serve /health/live, /health/ready and /metrics without authentication on
-                this port while the broker runs: a number (of all addresses), or "host:port". It
-                needs the extra `http`; each process needs a port of its own.
+                this port while the broker runs: a number (of all addresses), or "host:port". Each
+                process needs a port of its own: with "8081-8084" it takes the first that is free,
+                with 0 any; the log says which. It needs the extra `http`.
             debug_header: The name of a header, such as "X-Debug", with which a message asks that
                 each of its steps is logged, with its time, whatever the level of the logger is; at
                 most 60 messages a minute of a process. None: no message can ask for it.

@@ -1,5 +1,6 @@
 """The broker over HTTP: an ASGI application, and probes on a port of their own."""
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -25,9 +26,12 @@ if TYPE_CHECKING:
 
 HIGHEST_PORT = 65_535
 """Of TCP."""
+MOST_PORTS = 100
+"""Of a range: more than one machine has processes."""
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - an orchestrator asks from another machine
 _ADDRESS = re.compile(
-    r"((\[(?P<host>[^\]]+)\]|(?P<name>[^:\[\]]+)):)?(?P<port>[0-9]{1,5})", re.ASCII
+    r"((\[(?P<host>[^\]]+)\]|(?P<name>[^:\[\]]+)):)?(?P<port>[0-9]{1,5})(-(?P<last>[0-9]{1,5}))?",
+    re.ASCII,
 )
 J = TypeVar("J", "PullJobs", "QueueJobs")
 
@@ -55,9 +59,9 @@ class SqlBrokerServing:
         self._jobs_of_http: list[PullJobs | QueueJobs] = []
         self._serving_ended = False
         if health_port is not None:
-            host, port = probe_address(health_port)
+            address = probe_address(health_port)
             http, server = _http()
-            self._probes = server.ProbeServer(http.probe_app(self._service(http)), host, port)
+            self._probes = server.ProbeServer(http.probe_app(self._service(http)), *address)
 
     def asgi(
         self,
@@ -284,7 +288,8 @@ class SqlBrokerServing:
         """
         self._serving_ended = False
         if self._probes is not None:
-            await self._probes.start()
+            port = await self._probes.start()
+            self._log_of_loops(logging.INFO, f"probes are served on port {port}")
         try:
             await start()
         except BaseException:
@@ -307,20 +312,23 @@ class SqlBrokerServing:
             await self._probes.stop()
 
 
-def probe_address(value: int | str) -> tuple[str, int]:
-    """Host and port of the option `health_port`; a number is of all addresses.
+def probe_address(value: int | str) -> tuple[str, int, int]:
+    """Host, first and last port of the option `health_port`; a number is of all addresses.
 
     Raises:
-        SetupError: it is neither a port nor host:port.
+        SetupError: it is neither a port nor host:port nor a range of them.
     """
     found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
     port: Any = int(found["port"]) if found else value
-    if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= HIGHEST_PORT:
+    last: Any = int(found["last"]) if found and found["last"] else port
+    is_number = isinstance(port, int) and not isinstance(port, bool)
+    if not is_number or not (0 <= port <= last <= HIGHEST_PORT and last - port < MOST_PORTS):
         raise SetupError(
-            f"health_port must be a port from 0 to {HIGHEST_PORT}, or 'host:port', got {value!r}"
+            f"health_port must be a port from 0 to {HIGHEST_PORT}, 'host:port', or a range of at "
+            f"most {MOST_PORTS} ports such as '8081-8084', got {value!r}"
         )
     host = (found["host"] or found["name"]) if found else None
-    return host or EVERYWHERE, port
+    return host or EVERYWHERE, port, last
 
 
 def _http() -> tuple[Any, Any]:

@@ -111,19 +111,21 @@ class InnerServer(Server):
 class ProbeServer:
     """Serves probes on a port of its own while the broker runs."""
 
-    def __init__(self, app: App, host: str, port: int) -> None:
+    def __init__(self, app: App, host: str, port: int, last: int = 0) -> None:
+        """The first free port from `port` to `last` is taken."""
         self._app = app
         self._host = host
         self._port = port
+        self._last = last
         self._running: tuple[InnerServer, asyncio.Task[None]] | None = None
 
     async def start(self) -> int:
         """Listen; the port, which the system chooses for 0.
 
         Raises:
-            SetupError: the port cannot be taken.
+            SetupError: no port can be taken.
         """
-        listener = bound(self._host, self._port, "health_port")
+        listener = bound(self._host, self._port, "health_port", self._last)
         config = uvicorn.Config(
             self._app,
             lifespan="off",
@@ -153,11 +155,11 @@ class ProbeServer:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def bound(host: str, port: int, option: str) -> socket.socket:
-    """A socket that listens.
+def bound(host: str, port: int, option: str, last: int = 0) -> socket.socket:
+    """A socket that listens on `port`, or on the first one from there to `last` that is free.
 
     Raises:
-        SetupError: the port is taken, or the host is not of this machine; the text names `option`.
+        SetupError: they are taken, or the host is not of this machine; the text names `option`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Trap: asyncio turns Nagle's algorithm off only for sockets that name their protocol. With it,
@@ -170,6 +172,8 @@ def bound(host: str, port: int, option: str) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
+            if port < last:
+                return bound(host, port + 1, option, last)
             hint = "each process needs a port of its own, with `--workers` too"
         else:
             hint = "give an address of this machine, and a port that this user may take"

@@ -1,5 +1,6 @@
 """The broker's own metrics in a registry of prometheus_client."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,8 +13,11 @@ from prometheus_client import (
     generate_latest,
 )
 
-from faststream_sqlbroker.core.metrics import METRICS, Kind, Labels, Metric
+from faststream_sqlbroker.core.metrics import METRICS, OF_FLEET, Kind, Labels, Metric
 from faststream_sqlbroker.core.times import Duration, positive_seconds
+
+MULTIPROC = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable by which prometheus_client keeps the values of several processes in files."""
 
 
 def exported_name(metric: Metric, prefix: str = "sqlbroker") -> str:
@@ -69,8 +73,13 @@ class SqlBrokerPrometheusMetrics:
             self._child(metric, labels).set(value)
         # Afterwards: a scrape by another thread in between must not miss what stays.
         for labels in self._known.get(metric.name, set()) - values.keys():
-            del self._children[metric.name, labels]
-            self._registered[metric.name].remove(*labels)
+            child = self._children.pop((metric.name, labels))
+            if MULTIPROC not in os.environ:
+                self._registered[metric.name].remove(*labels)
+            elif values or metric not in OF_FLEET:
+                # Files of several processes forget no value. Without any of the fleet's, another
+                # process may tell them by now.
+                child.set(0)
         self._known[metric.name] = set(values)
 
     def exposition(self) -> tuple[bytes, str]:
@@ -92,6 +101,9 @@ def _registered(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any
         Kind.GAUGE: Gauge,
     }
     options: dict[str, Any] = {"buckets": metric.buckets} if metric.buckets else {}
+    if metric in OF_FLEET:
+        # With several processes on a host: the one that looks changes.
+        options["multiprocess_mode"] = "mostrecent"
     return kinds[metric.kind](
         f"{prefix}_{metric.name}",
         metric.meaning,

@@ -1,6 +1,7 @@
 """Prometheus: FastStream's metrics and the broker's own, and how they are scraped."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import urllib.request
@@ -15,13 +16,14 @@ from faststream import AckPolicy
 from faststream.asgi import AsgiFastStream
 from faststream.exceptions import IgnoredException, RejectMessage
 from prometheus_client import CollectorRegistry, make_asgi_app
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, SqlBrokerMessage, Throttle
-from faststream_sqlbroker.core.metrics import METRICS, OF_FLEET, Kind
+from faststream_sqlbroker.core.metrics import HELD, METRICS, OF_FLEET, READY, Kind
 from faststream_sqlbroker.exceptions import LeaseLostError, MissingExtraError, SetupError
 from faststream_sqlbroker.prometheus import (
     SqlBrokerPrometheusMetrics,
@@ -517,3 +519,47 @@ async def test_a_message_that_a_direct_claim_refuses_is_counted_as_failed(
     assert value(registry, "sqlbroker_claimed_messages_total", queue="q") == 2
     settled = values(registry, "sqlbroker_settled_messages_total")
     assert sorted(dict(k)["outcome"] for k in settled) == ["acked", "failed"]
+
+
+# -- Several processes on one host -----------------------------------------------------------------
+
+OF_A_PROCESS = """
+import sys, warnings
+from prometheus_client import CollectorRegistry
+from faststream_sqlbroker.core.metrics import HELD, READY
+from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
+warnings.simplefilter("error")
+metrics = SqlBrokerPrometheusMetrics(CollectorRegistry())
+for gauge, values in eval(sys.argv[1]):
+    metrics.gauge({"ready": READY, "held": HELD}[gauge], values)
+"""
+
+
+def test_what_one_process_tells_of_the_fleet_is_told_once(tmp_path: Path) -> None:
+    """By `PROMETHEUS_MULTIPROC_DIR`: the last value counts, whichever process had it."""
+    first = [
+        ("ready", {("jobs",): 49.0, ("gone",): 3.0, ("ended",): 5.0}),
+        ("held", {("jobs", "running"): 2.0}),
+        ("ready", {("jobs",): 50.0, ("ended",): 5.0}),
+        # It stops; another process tells of the queues.
+        ("held", {}),
+        ("ready", {}),
+    ]
+    second = [("ready", {("jobs",): 7.0, ("ended",): 0.0})]
+    for told in (first, second):
+        subprocess.run(
+            [sys.executable, "-c", OF_A_PROCESS, repr(told)],
+            env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+            check=True,
+        )
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path))
+    ready = exported_name(READY)
+    assert {
+        tuple(sorted(sample.labels.items())): sample.value
+        for sample in samples(registry)
+        if sample.name == ready
+    } == {(("queue", "jobs"),): 7.0, (("queue", "gone"),): 0.0, (("queue", "ended"),): 0.0}
+    [held] = [each for each in samples(registry) if each.name == exported_name(HELD)]
+    assert "pid" in held.labels
+    assert held.value == 0

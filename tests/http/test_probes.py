@@ -1,6 +1,7 @@
 """Probes: alive, ready, metrics; mounted, and on a port of their own."""
 
 import asyncio
+import logging
 import socket
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from faststream_sqlbroker import SetupError, SqlBroker
 from faststream_sqlbroker.broker.serving import probe_address
 from faststream_sqlbroker.http import HttpApp, probes
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tests.http.conftest import as_user, client_of, logins, on_sqlite
 from tests.http.running import client_at, is_ready
@@ -170,13 +171,39 @@ async def test_a_port_that_is_taken(engine: AsyncEngine, broker: SqlBroker) -> N
         await worker.stop()
 
 
+@on_sqlite
+async def test_processes_share_a_range_of_ports(
+    engine: AsyncEngine, broker: SqlBroker, logger: logging.Logger, heard: Heard
+) -> None:
+    """The first that is free; and none is left for one more."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        first = min(taken.getsockname()[1], 65_000)
+    ports = f"127.0.0.1:{first}-{first + 20}"
+    workers = [SqlBroker(engine, health_port=ports, logger=logger) for _ in range(2)]
+    found = [await started(worker) for worker in workers]
+    assert first <= found[0] < found[1] <= first + 20
+    assert heard.texts("probes are served", logging.INFO) == [
+        f"probes are served on port {port}" for port in found
+    ]
+    for port in found:
+        async with client_at(f"http://127.0.0.1:{port}") as client:
+            assert (await client.get("/health/live")).status_code == 200
+    one_more = SqlBroker(engine, health_port=f"127.0.0.1:{found[0]}-{found[0]}", logger=None)
+    with pytest.raises(SetupError, match="port of its own"):
+        await one_more.start()
+    for worker in (*workers, one_more):
+        await worker.stop()
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        (8080, ("0.0.0.0", 8080)),
-        ("8080", ("0.0.0.0", 8080)),
-        ("127.0.0.1:9", ("127.0.0.1", 9)),
-        ("[::1]:9", ("::1", 9)),
+        (8080, ("0.0.0.0", 8080, 8080)),
+        ("8080", ("0.0.0.0", 8080, 8080)),
+        ("8080-8082", ("0.0.0.0", 8080, 8082)),
+        ("127.0.0.1:9", ("127.0.0.1", 9, 9)),
+        ("[::1]:9-10", ("::1", 9, 10)),
     ],
 )
 def test_the_address_of_probes(given: Any, found: Any) -> None:
@@ -184,7 +211,8 @@ def test_the_address_of_probes(given: Any, found: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [-1, 65_536, "x", "localhost:", ":9", "a:b", True, 1.5, "9999999"]
+    "wrong",
+    [-1, 65_536, "x", "localhost:", ":9", "a:b", True, 1.5, "9999999", "9-8", "9-", "1-200", "-9"],
 )
 def test_what_is_no_port(wrong: Any) -> None:
     with pytest.raises(SetupError, match="health_port"):
