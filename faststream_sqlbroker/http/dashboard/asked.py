@@ -61,7 +61,7 @@ class Asked:
     job_counts: Callable[[Sequence[str]], Awaitable[list[JobCounts]]]
     """The jobs by state of each of these."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Of the form that was sent; empty for a page."""
+    """Of the form that was sent, and of its address; empty for a page."""
 
     @property
     def writes(self) -> bool:

@@ -3,13 +3,14 @@ the positions of what they draw as SVG.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
@@ -29,6 +30,7 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=escaped,
     )
     made.filters |= {
         "when": when,
@@ -39,11 +41,29 @@ def environment() -> Environment:
         "fact": fact_text,
         "body": body_text,
         "query": query_text,
+        "exact": exact,
         "size": len,
         "plain_schedule": plain_schedule,
         "spark": spark_points,
     }
     return made
+
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+)
+
+
+def escaped(value: Any) -> Any:
+    """A text as pages show it: what would reorder or hide what stands around it is escaped."""
+    if type(value) is not str:
+        return value
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+
+
+def exact(value: str) -> Markup:
+    """A text that a field of a form holds, and sends back."""
+    return escape(value)
 
 
 def when(at: datetime | float | None) -> Markup | str:
@@ -76,7 +96,7 @@ def rate_text(rate: float | None) -> str:
 def status_text(queue: QueueOverview) -> str:
     """What a list of queues says of one besides numbers; empty if nothing."""
     paused = "paused" if queue.paused is not None else ""
-    return "; ".join(text for text in (paused, queue.problem) if text)
+    return str(escaped("; ".join(text for text in (paused, queue.problem) if text)))
 
 
 def fact_text(value: Any) -> str:

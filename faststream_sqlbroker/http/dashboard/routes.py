@@ -106,7 +106,8 @@ class DashboardRoutes:
     def _action(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             user, fields = await self._gate.enter_form(request, Role.OPERATOR, self._limits)
-            asked = self._asked(request, user, fields)
+            # Names are in the form's address, where all their characters are escaped.
+            asked = self._asked(request, user, {**request.query_params, **fields})
             try:
                 found = await action(asked)
             finally:

@@ -1,8 +1,10 @@
 """What operators do on the pages: with the role, the token and a dry run; the audit names them."""
 
 import asyncio
+import html
 import re
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -116,8 +118,9 @@ async def test_dead_letters_are_redriven_after_a_dry_run_and_it_is_undone(
     await broker.stop()
     await broker.connect()
     page = (await web.get("/ui/dead-letters", auth=OLA)).text
-    search = {"action": "redrive", "fingerprint": hidden(page, "fingerprint"), "to": "later"}
-    answer = await post(web, "/ui/plan", OLA, **search)
+    [address] = set(re.findall(r'action="(/ui/plan[^"]*fingerprint=[^"]*)"', page))
+    search = {"action": "redrive", "to": "later"}
+    answer = await post(web, html.unescape(address), OLA, **search)
     assert "1 message matches now. Nothing was changed." in answer.text
     assert not await broker.admin.audit(bulk=True)
     plan = {name: hidden(answer.text, name) for name in ("plan", "signature")}
@@ -239,6 +242,35 @@ async def test_a_job_is_stopped_and_goes_on(broker: SqlBroker, web: httpx.AsyncC
         lambda: not any("Bulk._work" in repr(task.get_coro()) for task in asyncio.all_tasks()),
         timeout=60,
     )
+
+
+async def test_names_with_direction_marks_are_shown_escaped(
+    broker: SqlBroker, web: httpx.AsyncClient
+) -> None:
+    """They would reorder what stands around them; links and forms lead to the very name."""
+    name = "a\u202eb\u2066/c"
+    number = await broker.publish({"x": name}, name, key=name, delay="1h")
+    assert number is not None
+    await broker.admin.pause("other", reason=name)
+    query = urlencode({"name": name})
+    for path in (f"/ui/queue?{query}", "/ui/queues", "/ui/messages", f"/ui/messages/{number}", "/"):
+        page = html.unescape((await web.get(path, auth=OLA)).text)
+        assert "\u202e" not in page
+        assert "a\\u202eb\\u2066/c" in page
+    for path in (f"/ui/queue?{query}", "/ui/queues"):
+        for action, is_paused in (("pause", True), ("resume", False)):
+            page = (await web.get(path, auth=OLA)).text
+            [address] = re.findall(rf'action="(/ui/{action}\?queue=a[^"]*)"', page)
+            assert (await post(web, html.unescape(address), OLA)).status_code == 303
+            [queue] = await broker.admin.queues(name)
+            assert (queue.paused is not None) is is_paused
+    searched = f"/ui/messages?{urlencode({'queue': name})}"
+    page = (await web.get(searched, auth=OLA)).text
+    [plan] = re.findall(r'action="(/ui/plan[^"]*)"', page)[:1]
+    planned = await post(web, html.unescape(plan), OLA, action="retry")
+    assert "1 message matches now" in planned.text
+    begun = {each: hidden(planned.text, each) for each in ("plan", "signature")}
+    assert (await post(web, "/ui/begin", OLA, **begun)).status_code == 303
 
 
 async def test_a_job_tells_what_the_database_refused(

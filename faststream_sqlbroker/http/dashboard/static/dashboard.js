@@ -25,7 +25,7 @@ function fill(element, row) {
 function show(told) {
   say(told.problem ? "· not live: " + told.problem : "· live");
   for (const element of document.querySelectorAll("[data-queue]")) {
-    const row = told.rows[element.dataset.queue];
+    const row = told.rows[decodeURIComponent(element.dataset.queue)];
     if (row === undefined) continue;
     fill(element, row);
     if (element.dataset.status !== undefined && element.dataset.status !== row.status) stale = true;
