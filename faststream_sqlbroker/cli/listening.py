@@ -58,7 +58,7 @@ def listening(
             f"TLS cannot use {config.ssl_certfile} with {config.ssl_keyfile}: "
             f"{error.reason or error}: give both as PEM, and the certificate's own key"
         ) from None
-    return config, bound(host, port, "port")
+    return config, bound("port", host, port)
 
 
 def tell_address(host: str, listener: socket.socket, tls: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
-from faststream_sqlbroker.core.checks import name_problem, queue_problem
+from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.core.times import EPOCH, Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -25,6 +25,9 @@ PUBLISH_AFTER_HEADER = "publish_after"
 
 LOOKUP_HEADER = "lookup"
 """Header with the lookup value of a message that has both: its record goes when it arrives."""
+
+OWN_HEADERS = (DESTINATION_HEADER, PUBLISH_AFTER_HEADER, LOOKUP_HEADER)
+"""Those that say where a message goes: what is made of it has others."""
 
 MOST_HOPS = 32
 """Hops in a row, without a handler in between, after which a message counts as caught in a
@@ -82,12 +85,6 @@ def destination_of(headers: Mapping[str, Any], own: Collection[str]) -> str:
             f"its header {DESTINATION_HEADER!r} names {short(name)}, which it came from"
         )
     return str(name)
-
-
-def lookup_of(headers: Mapping[str, Any]) -> str | None:
-    """The lookup value by which a message with `headers` is mirrored; None: it is not."""
-    value = headers.get(LOOKUP_HEADER)
-    return value if isinstance(value, str) and name_problem(value) is None else None
 
 
 def due_of(headers: Mapping[str, Any], created_at: datetime) -> datetime | None:

@@ -34,16 +34,7 @@ from faststream_sqlbroker.http.answers import (
     read_body,
     told_body,
 )
-from faststream_sqlbroker.http.api import (
-    BODY,
-    FORM_BODY,
-    OPTIONAL,
-    Api,
-    Caller,
-    Door,
-    JobId,
-    whole,
-)
+from faststream_sqlbroker.http.api import BODY, FORM_BODY, OPTIONAL, Api, Caller, Door, JobId, whole
 from faststream_sqlbroker.http.gate import Gate
 from faststream_sqlbroker.http.models import Rotation
 
@@ -143,10 +134,7 @@ class ChannelRoutes:
     # For administrators.
 
     async def put_channel(
-        self,
-        channel: ChannelId,
-        form: Annotated[Rotation, Body(media_type=FORM)],
-        user: Caller,
+        self, channel: ChannelId, form: Annotated[Rotation, Body(media_type=FORM)], user: Caller
     ) -> Response:
         """Make a channel, or give it a new token. Only this answer shows the token."""
         await self._gate.begin(self._jobs, "channels")

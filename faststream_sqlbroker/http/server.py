@@ -111,12 +111,10 @@ class InnerServer(Server):
 class ProbeServer:
     """Serves probes on a port of its own while the broker runs."""
 
-    def __init__(self, app: App, host: str, port: int, last: int = 0) -> None:
-        """The first free port from `port` to `last` is taken."""
+    def __init__(self, app: App, host: str, first: int, last: int) -> None:
+        """A port from `first` to `last` is taken."""
         self._app = app
-        self._host = host
-        self._port = port
-        self._last = last
+        self._address = host, first, last
         self._running: tuple[InnerServer, asyncio.Task[None]] | None = None
 
     async def start(self) -> int:
@@ -125,7 +123,7 @@ class ProbeServer:
         Raises:
             SetupError: no port can be taken.
         """
-        listener = bound(self._host, self._port, "health_port", self._last)
+        listener = bound("health_port", *self._address)
         config = uvicorn.Config(
             self._app,
             lifespan="off",
@@ -155,7 +153,7 @@ class ProbeServer:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def bound(host: str, port: int, option: str, last: int = 0) -> socket.socket:
+def bound(option: str, host: str, port: int, last: int = 0) -> socket.socket:
     """A socket that listens on `port`, or on the first one from there to `last` that is free.
 
     Raises:
@@ -173,7 +171,7 @@ def bound(host: str, port: int, option: str, last: int = 0) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             if port < last:
-                return bound(host, port + 1, option, last)
+                return bound(option, host, port + 1, last)
             hint = "each process needs a port of its own, with `--workers` too"
         else:
             hint = "give an address of this machine, and a port that this user may take"

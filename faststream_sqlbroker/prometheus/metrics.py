@@ -105,11 +105,7 @@ def _registered(metric: Metric, prefix: str, registry: CollectorRegistry) -> Any
         # With several processes on a host: the one that looks changes.
         options["multiprocess_mode"] = "mostrecent"
     return kinds[metric.kind](
-        f"{prefix}_{metric.name}",
-        metric.meaning,
-        metric.labels,
-        registry=registry,
-        **options,
+        f"{prefix}_{metric.name}", metric.meaning, metric.labels, registry=registry, **options
     )
 
 

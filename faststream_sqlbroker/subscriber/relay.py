@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 from faststream import BaseMiddleware
 from typing_extensions import override
 
-from faststream_sqlbroker.core.routing import (
-    DESTINATION_HEADER,
-    LOOKUP_HEADER,
-    PUBLISH_AFTER_HEADER,
-)
+from faststream_sqlbroker.core.routing import OWN_HEADERS
 from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, REPLY_WITHIN
 from faststream_sqlbroker.parser import CONTENT_TYPE, CORRELATION_ID, REPLY_TO
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
@@ -20,18 +16,7 @@ from faststream_sqlbroker.response import SqlBrokerPublishCommand
 if TYPE_CHECKING:
     from faststream.response import PublishCommand
 
-OWN = frozenset(
-    {
-        CONTENT_TYPE,
-        CORRELATION_ID,
-        REPLY_TO,
-        REPLY_ID,
-        REPLY_WITHIN,
-        DESTINATION_HEADER,
-        PUBLISH_AFTER_HEADER,
-        LOOKUP_HEADER,
-    }
-)
+OWN = {CONTENT_TYPE, CORRELATION_ID, REPLY_TO, REPLY_ID, REPLY_WITHIN, *OWN_HEADERS}
 """Headers of the message itself; its answer has others."""
 
 

@@ -295,7 +295,7 @@ def test_files_that_are_no_certificate_are_refused(database_url: str, tmp_path: 
 
 async def test_answers_are_not_held_back_for_more() -> None:
     """Nagle's algorithm and a client's late acknowledgements cost 40 ms an answer."""
-    listener = bound("127.0.0.1", 0, "port")
+    listener = bound("port", "127.0.0.1", 0)
     accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def look(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -14,11 +14,11 @@ from faststream_sqlbroker.core.policies import Header
 from faststream_sqlbroker.core.reasons import DESTINATION_NOT_ALLOWED, NO_DESTINATION, TOO_MANY_HOPS
 from faststream_sqlbroker.core.routing import (
     DESTINATION_HEADER,
+    LOOKUP_HEADER,
     MOST_HOPS,
     PUBLISH_AFTER_HEADER,
     destination_of,
     due_of,
-    lookup_of,
 )
 from faststream_sqlbroker.core.rows import NO_KEY, ClaimedMessage
 from faststream_sqlbroker.core.text import short
@@ -28,6 +28,7 @@ from faststream_sqlbroker.flow.settings import ConsumerSettings
 CLOCK_STEP = 0.001
 """Seconds that a database's clock may be behind itself: SQLite's has milliseconds."""
 
+_LOOKUP = Header(LOOKUP_HEADER)
 Named = Callable[[str, ClaimedMessage, Log], None]
 
 
@@ -95,7 +96,7 @@ class Forward:
             due = None
         delay = 0.0 if due is None else _until(due, row, self._clock)
         # One that has to wait there is not published yet: it can be looked up until it leaves.
-        lookup = None if delay else lookup_of(headers)
+        lookup = None if delay else _LOOKUP.key(headers)
         return Relocate(queue, delay=delay, is_hop=True, key=self._new_key(row), lookup=lookup)
 
     def _new_key(self, row: ClaimedMessage) -> str | None:

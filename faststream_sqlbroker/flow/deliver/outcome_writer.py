@@ -319,8 +319,7 @@ def _lesser_alone(
 ) -> Iterator[Sequence[Settlement]]:
     # The order of loss: a record, the text, the reason with it, at last the queue.
     if settlement.lookup is not None:
-        settlement = replace(settlement, lookup=None)
-        yield [settlement]
+        yield [replace(settlement, lookup=None)]
     if settlement.error is not None:
         yield [replace(settlement, error=NO_TEXT)]
     if settlement.leaves and settlement.reason is not None:
@@ -336,6 +335,7 @@ def _lesser_alone(
                 queue=None,
                 payload=None,
                 headers=None,
+                lookup=None,
                 delay=None,
             )
         ]

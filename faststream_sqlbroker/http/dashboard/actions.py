@@ -34,8 +34,8 @@ Action = Callable[[Asked], Awaitable[Done | Shown]]
 async def pause(asked: Asked) -> Done:
     """Stop all claims from a queue."""
     queue = asked.needed("queue")
-    until = moment_or_age(asked.sent("until"))
-    reason = asked.sent("reason")
+    until = moment_or_age(asked.given("until"))
+    reason = asked.given("reason")
     await asked.admin.pause(queue, reason=reason, until=until, by=asked.user.name)
     return _queue(queue, "paused")
 
@@ -53,7 +53,7 @@ def _queue(name: str, note: str) -> Done:
 
 async def cancel(asked: Asked) -> Done:
     """End a message."""
-    reason = asked.sent("reason")
+    reason = asked.given("reason")
     return _message(await asked.admin.cancel(asked.message, reason=reason, by=asked.user.name))
 
 
@@ -73,11 +73,11 @@ async def edit(asked: Asked) -> Done:
     fields: dict[str, Any] = {}
     if (priority := number(asked, "priority", int)) is not None:
         fields["priority"] = priority
-    if asked.sent("no_key") is not None:
+    if asked.given("no_key") is not None:
         fields["key"] = None
-    elif (key := asked.sent("key")) is not None:
+    elif (key := asked.given("key")) is not None:
         fields["key"] = key
-    if (due := moment_or_age(asked.sent("due"))) is not None:
+    if (due := moment_or_age(asked.given("due"))) is not None:
         fields["due"] = due
     return _message(await asked.admin.edit(asked.message, **fields, by=asked.user.name))
 
@@ -89,7 +89,7 @@ def _message(found: Repair) -> Done:
 async def release(asked: Asked) -> Done:
     """Make due what a dead worker has leased."""
     worker = asked.needed("worker")
-    force = asked.sent("force") is not None
+    force = asked.given("force") is not None
     count = await asked.admin.release(worker, force=force, by=asked.user.name)
     return Done("/ui/workers", "released" if count else "nothing_released")
 
@@ -165,7 +165,7 @@ class Bulk:
 
     async def plan(self, asked: Asked) -> Shown:
         """Count what an action would change; nothing is changed."""
-        fields = given_filter(asked.sent)
+        fields = given_filter(asked.given)
         job = await _planned(asked, asked.needed("action"), search_of(fields, asked.settings))
         text = json.dumps({"job": job_info(job), "made_at": time()}, sort_keys=True)
         values = {"job": job, "plan": text, "signature": self._signature(asked, text)}
@@ -237,7 +237,7 @@ class Bulk:
 
 async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
     admin = asked.admin
-    to = asked.sent("to")
+    to = asked.given("to")
     options: dict[str, Any] = {
         "rate": number(asked, "rate", float),
         "by": asked.user.name,
@@ -250,7 +250,7 @@ async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
     if "archived" in search:
         raise Problem(400, "only a redrive takes archived messages: search without the archive")
     if action == "cancel":
-        return await admin.bulk_cancel(reason=asked.sent("why"), **search, **options)
+        return await admin.bulk_cancel(reason=asked.given("why"), **search, **options)
     if action == "retry":
         return await admin.bulk_retry(**search, **options)
     if action == "move":

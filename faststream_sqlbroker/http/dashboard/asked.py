@@ -3,7 +3,7 @@ and a form have it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,8 +60,8 @@ class Asked:
     """The queues of pull consumers."""
     job_counts: Callable[[Sequence[str]], Awaitable[list[JobCounts]]]
     """The jobs by state of each of these."""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Of the form that was sent, and of its address; empty for a page."""
+    fields: Mapping[str, str]
+    """Of the address, and of the form that was sent."""
 
     @property
     def writes(self) -> bool:
@@ -76,20 +76,16 @@ class Asked:
         return number
 
     def given(self, name: str) -> str | None:
-        """The parameter `name` of the address; None: it is missing or empty."""
-        return self.request.query_params.get(name) or None
-
-    def sent(self, name: str) -> str | None:
-        """The field `name` of the form; None: it is missing or empty."""
+        """The field `name`; None: it is missing or empty."""
         return self.fields.get(name) or None
 
     def needed(self, name: str) -> str:
-        """The field `name` of the form.
+        """The field `name`.
 
         Raises:
             Problem: it is missing or empty (400).
         """
-        found = self.sent(name)
+        found = self.given(name)
         if found is None:
             raise Problem(400, f"the field {name} is empty or missing: go back, and fill it in")
         return found
@@ -169,12 +165,12 @@ N = TypeVar("N", int, float)
 
 
 def number(asked: Asked, name: str, kind: type[N]) -> N | None:
-    """Return the field `name` of the form, a number of this kind; None: it is missing or empty.
+    """Return the field `name`, a number of this kind; None: it is missing or empty.
 
     Raises:
         Problem: it is none (400).
     """
-    text = asked.sent(name)
+    text = asked.given(name)
     try:
         return None if text is None else kind(text)
     except ValueError:
@@ -183,14 +179,7 @@ def number(asked: Asked, name: str, kind: type[N]) -> N | None:
 
 
 _TEXTS = ("queue", "state", "key", "error", "reason", "fingerprint")
-SEARCH_FIELDS = (
-    *_TEXTS,
-    "header",
-    "value",
-    "since",
-    "until",
-    "archived",
-)
+SEARCH_FIELDS = (*_TEXTS, "header", "value", "since", "until", "archived")
 """Names of the fields of the search for messages."""
 STATES = tuple(state.name for state in MessageState)
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
@@ -41,7 +41,6 @@ def environment() -> Environment:
         "fact": fact_text,
         "body": body_text,
         "query": query_text,
-        "exact": exact,
         "size": len,
         "plain_schedule": plain_schedule,
         "spark": spark_points,
@@ -59,11 +58,6 @@ def escaped(value: Any) -> Any:
     if type(value) is not str:
         return value
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
-
-
-def exact(value: str) -> Markup:
-    """A text that a field of a form holds, and sends back."""
-    return escape(value)
 
 
 def when(at: datetime | float | None) -> Markup | str:

@@ -106,8 +106,7 @@ class DashboardRoutes:
     def _action(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             user, fields = await self._gate.enter_form(request, Role.OPERATOR, self._limits)
-            # Names are in the form's address, where all their characters are escaped.
-            asked = self._asked(request, user, {**request.query_params, **fields})
+            asked = self._asked(request, user, fields)
             try:
                 found = await action(asked)
             finally:
@@ -162,7 +161,8 @@ class DashboardRoutes:
             lately=self._lately,
             pulled=self._service.pulled,
             job_counts=self._service.job_counts,
-            fields=fields,
+            # Forms have names in their address, where all characters are escaped.
+            fields={**request.query_params, **fields},
         )
 
     def _shown(self, asked: Asked, shown: Shown) -> Response:

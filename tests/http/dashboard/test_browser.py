@@ -125,7 +125,7 @@ async def browser() -> AsyncIterator[Browser]:
 async def serving(broker: SqlBroker, **options: Any) -> AsyncIterator[str]:
     """The address of the broker's application, served by uvicorn."""
     app = broker.asgi(logins(), channels=Channels(), **options)
-    listener = bound("127.0.0.1", 0, "port")
+    listener = bound("port", "127.0.0.1", 0)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
     server = InnerServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
