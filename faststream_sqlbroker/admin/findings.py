@@ -25,6 +25,7 @@ MAX_AGE = 600.0
 """Seconds that a due message may wait."""
 MAX_EXPLAINED = 20
 """Late and failing queues whose messages are looked at."""
+EXPLAINED = frozenset({"late", "failing"})
 MAX_UNKNOWN = 1_000
 """Unknown outcomes that are counted."""
 
@@ -81,12 +82,7 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         if queues is None:
             queues = await self.queues()
         now = await self._store.server.now()
-        looked_at = 0
-        for queue in queues:
-            for finding in queue_findings(queue, longest):
-                looked_at += finding.kind in ("late", "failing")
-                is_looked_at = looked_at <= MAX_EXPLAINED
-                findings.append(await self._explained(finding, queue) if is_looked_at else finding)
+        findings += await self._queue_findings(queues, longest)
         findings += mixed_findings(await self.subscribers())
         findings += schedule_findings(await self.schedules(), now)
         if self._store.messages.has_archive:
@@ -96,6 +92,18 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
             text = f"{count} whose handler may or may not have run"
             findings.append(Finding("unknown outcomes", text))
         return Findings(health, tuple(queues), tuple(findings))
+
+    async def _queue_findings(
+        self, queues: Sequence[QueueOverview], max_age: float
+    ) -> list[Finding]:
+        findings = []
+        looked_at = 0
+        for queue in queues:
+            for finding in queue_findings(queue, max_age):
+                looked_at += finding.kind in EXPLAINED
+                is_looked_at = looked_at <= MAX_EXPLAINED
+                findings.append(await self._explained(finding, queue) if is_looked_at else finding)
+        return findings
 
     async def _explained(self, finding: Finding, queue: QueueOverview) -> Finding:
         """Return `finding` with what its messages tell."""

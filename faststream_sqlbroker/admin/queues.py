@@ -56,23 +56,26 @@ class Queues(Operations):
         if queue is not None:
             checked_name(queue)
         overviews = await self._store.overviews.read(queue)
-        lonely = [each.queue for each in overviews if each.lacks_subscriber]
-        doubtful = [each for each in overviews if each.lacks_subscriber or each.is_unused]
-        if not doubtful:
+        if not any(each.lacks_subscriber or each.is_unused for each in overviews):
             return overviews
-        names = [each.queue for each in overviews]
         if queue is not None:
-            # The name that was meant is one of the others.
-            names = await self._store.overviews.names(queue)
-            near = nearest_name(queue, names)
-            if near is not None and overviews[0].is_unused:
-                [other] = await self._store.overviews.read(near)
-                lonely = [near] if other.lacks_subscriber else []
-        meant = {
-            each.queue: nearest_name(each.queue, lonely if each.is_unused else names)
-            for each in doubtful
+            return [replace(overviews[0], nearest=await self._nearest(overviews[0]))]
+        names = [each.queue for each in overviews]
+        lonely = [each.queue for each in overviews if each.lacks_subscriber]
+        meant = {name: nearest_name(name, names) for name in lonely}
+        meant |= {
+            each.queue: nearest_name(each.queue, lonely) for each in overviews if each.is_unused
         }
         return [replace(each, nearest=meant.get(each.queue)) for each in overviews]
+
+    async def _nearest(self, queue: QueueOverview) -> str | None:
+        """Return the name of another queue that may be meant by that of `queue`."""
+        near = nearest_name(queue.queue, await self._store.overviews.names(queue.queue))
+        if near is None or queue.lacks_subscriber:
+            return near
+        # A queue that only waits for its first message is misspelt only if that one has none.
+        [other] = await self._store.overviews.read(near)
+        return near if other.lacks_subscriber else None
 
     async def policies(
         self, queue: str | None = None, *, after: str | None = None, limit: int = 100

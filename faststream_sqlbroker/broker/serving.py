@@ -318,17 +318,20 @@ def probe_address(value: int | str) -> tuple[str, int, int]:
     Raises:
         SetupError: it is neither a port nor host:port nor a range of them.
     """
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    port: Any = int(found["port"]) if found else value
-    last: Any = int(found["last"]) if found and found["last"] else port
-    is_number = isinstance(port, int) and not isinstance(port, bool)
-    if not is_number or not (0 <= port <= last <= HIGHEST_PORT and last - port < MOST_PORTS):
-        raise SetupError(
-            f"health_port must be a port from 0 to {HIGHEST_PORT}, 'host:port', or a range of at "
-            f"most {MOST_PORTS} ports such as '8081-8084', got {value!r}"
-        )
-    host = (found["host"] or found["name"]) if found else None
-    return host or EVERYWHERE, port, last
+    host: str | None = None
+    port: Any = value
+    last: Any = value
+    if isinstance(value, str) and (found := _ADDRESS.fullmatch(value)):
+        host = found["host"] or found["name"]
+        port = int(found["port"])
+        last = int(found["last"] or port)
+    ports = range(HIGHEST_PORT + 1)
+    if type(port) is int and port in ports and last in ports[port : port + MOST_PORTS]:
+        return host or EVERYWHERE, port, last
+    raise SetupError(
+        f"health_port must be a port from 0 to {HIGHEST_PORT}, 'host:port', or a range of at "
+        f"most {MOST_PORTS} ports such as '8081-8084', got {value!r}"
+    )
 
 
 def _http() -> tuple[Any, Any]:
