@@ -67,9 +67,10 @@ class TransactionOptions(TypedDict, total=False):
 class PublishOptions(MessageOptions, TransactionOptions, total=False):
     """Keyword arguments of `publish` and `publish_batch`."""
 
-    with_ack: bool
-    """Only in a handler: publish in the transaction that acks its message, and only if it is acked.
-    `publish` then returns None instead of an id."""
+    with_ack: bool | None
+    """True, only in a handler: publish in the transaction that acks its message, and only if it is
+    acked. `publish` then returns None instead of an id. False: commit at once, also in a handler
+    with transactional=True, whose transaction a publish joins otherwise; not there on SQLite."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -114,7 +115,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         reply_to: str = "",
         connection: "AsyncConnection | AsyncSession | None" = None,
         session: "AsyncSession | None" = None,
-        with_ack: bool = False,
+        with_ack: bool | None = None,
         **options: Unpack[RowOptions],
     ) -> None:
         """The arguments are those of `publish`; `messages` are the further bodies of a batch.
@@ -298,18 +299,18 @@ def only_transaction(options: PublishOptions) -> Any:
         return None
     if not options.keys() <= _TRANSACTIONS:
         return OTHERS
-    return _one_transaction(options.get("connection"), options.get("session"), with_ack=False)
+    return _one_transaction(options.get("connection"), options.get("session"), with_ack=None)
 
 
 _TRANSACTIONS = frozenset(("connection", "session"))
 
 
-def _one_transaction(connection: Any, session: Any, *, with_ack: bool) -> Any:
-    if connection is None and session is None and with_ack is False:
+def _one_transaction(connection: Any, session: Any, *, with_ack: bool | None) -> Any:
+    if connection is None and session is None and with_ack is None:
         return None
-    if not isinstance(with_ack, bool):
+    if not isinstance(with_ack, bool | None):
         raise PublishError(f"with_ack must be True or False, got {with_ack!r}")
-    if (connection is not None) + (session is not None) + with_ack > 1:
+    if (connection is not None) + (session is not None) + bool(with_ack) > 1:
         raise PublishError(
             "give only one of connection=, session= and with_ack=True: each names a transaction"
         )

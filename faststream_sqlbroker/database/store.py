@@ -162,11 +162,6 @@ class Store:
         self.statement_timeout = statement_timeout
         self.dialect: Dialect = dialect_for(engine.dialect, tables)
         self.dialect.time_limit = statement_timeout
-        self.publish_joins = self.dialect.one_writer
-        """Whether a plain publish belongs to the transaction of the handler that calls it, since it
-        would wait for that one. A store that takes the place of another one in a test has what that
-        one says.
-        """
         pool.refuse_shared(engine)
         self._engine = pool.transactional(engine, self.dialect.isolation_level)
         self.max_connections = max_connections or max(1, pool.size(engine) // 2)
@@ -234,7 +229,9 @@ class Store:
         return await self._inserts.insert(rows)
 
     def insert_in(
-        self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
+        self,
+        connection: AsyncConnection | AsyncSession | HandlerTransaction,
+        rows: Sequence[NewMessage],
     ) -> Awaitable[list[int | None]]:
         """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
 

@@ -4,8 +4,12 @@ from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.database.messages.handler import only_writer
-from faststream_sqlbroker.exceptions import NotSupportedError
+from faststream_sqlbroker.database.messages.handler import (
+    HandlerTransaction,
+    current,
+    refuse_in_handler,
+    transaction_to_join,
+)
 from faststream_sqlbroker.flow.publish_on_ack import due_queues, join
 from faststream_sqlbroker.flow.wakeup import Wakeups
 
@@ -42,36 +46,36 @@ class Publisher:
         *,
         connection: "AsyncConnection | AsyncSession | None" = None,
         droppable: bool = True,
+        at_once: bool = False,
     ) -> Coroutine[Any, Any, list[int | None]]:
         """Insert `rows`; their ids in the order given, None where a dedup_id exists already, or
         where the row was dropped, as its queue is full.
 
-        Without `connection` the messages are committed when this returns. With it they belong to
-        the caller's transaction, which is neither begun, committed nor flushed here. In a handler
-        whose transaction is the only writer (SQLite) they belong to that one. With `droppable`
-        false a full queue that drops raises.
+        With `connection` the messages belong to the caller's transaction, which is neither begun,
+        committed nor flushed here. In a handler with a transaction they belong to that one, unless
+        they are to be written `at_once`. Else they are committed when this returns. With
+        `droppable` false a full queue that drops raises.
 
         Raises:
-            PublishError: the connection cannot be used, or a body is larger than `max_payload`.
+            PublishError: the connection cannot be used, the handler's transaction has ended, or a
+                body is larger than `max_payload`.
             QueueFullError: a queue is full.
-            NotSupportedError: a test's SQLite cannot commit it before the handler's transaction
-                ends, as the broker's own database does.
+            NotSupportedError: `at_once` in a handler whose transaction is the only writer (SQLite).
             StoreError: the database refused or could not be reached.
         """
-        if connection is None and self._one_writer:
-            connection = self._joined()
+        transaction: Any = connection
+        if connection is None and current.get() is not None:
+            transaction = self._transaction_to_join(at_once=at_once)
         if self._limits is None:
-            return self._write(rows, connection=connection)
-        return self._admitted(self._limits, rows, connection=connection, droppable=droppable)
+            return self._write(rows, connection=transaction)
+        return self._admitted(self._limits, rows, connection=transaction, droppable=droppable)
 
-    def _joined(self) -> "AsyncConnection | None":
-        """The connection of the handler that publishes, if its transaction is the only writer."""
-        handler = only_writer(self._store.dialect, self._store.engine)
-        if handler is None:
+    def _transaction_to_join(self, *, at_once: bool) -> HandlerTransaction | None:
+        store = self._store
+        if at_once:
+            refuse_in_handler(store.dialect, store.engine, "with_ack=False", _OR_JOIN)
             return None
-        if not self._store.publish_joins:
-            raise NotSupportedError(_ONLY_IN_TEST)
-        return handler.connection
+        return transaction_to_join(store.dialect, store.engine)
 
     async def _admitted(
         self,
@@ -84,10 +88,14 @@ class Publisher:
         if not rows:
             return []
         limits.check_payload(rows)
+        counted: Any = connection
+        if isinstance(connection, HandlerTransaction):
+            # Where others can write, they make room while it waits.
+            counted = connection.connection if self._one_writer else None
         kept = await limits.admit(
             rows,
-            connection=self._counting_on(connection),
-            waits=connection is None,
+            connection=self._counting_on(counted),
+            waits=counted is None,
             droppable=droppable,
         )
         if kept is None:
@@ -117,8 +125,10 @@ class Publisher:
                 self._wakeups.published(due)
             return ids
         ids = await self._store.insert_in(connection, rows)
-        transaction = _transaction_of(connection)
-        if due and transaction is not None:
+        if isinstance(connection, HandlerTransaction):
+            if due:
+                connection.on_commit.setdefault(self._wakeups.published, set()).update(due)
+        elif due and (transaction := _transaction_of(connection)) is not None:
             self._wakeups.published_in(transaction, due)
         return ids
 
@@ -189,10 +199,9 @@ class Publisher:
         return ids
 
 
-_ONLY_IN_TEST = (
-    "the broker's own database commits a plain publish in a handler with transactional=True at "
-    "once, which the test's SQLite cannot, as the handler's transaction keeps every other writer "
-    "out: publish with connection= or with_ack=True, or test it on that database"
+_OR_JOIN = (
+    "leave with_ack out, so that the message is part of the handler's transaction; under "
+    "TestSqlBroker, which uses SQLite for every database, too"
 )
 
 

@@ -89,9 +89,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             message is written later, with the ack of the handler's message.
         """
         row = await self._row(cmd, cmd.body)
-        if (cmd.with_ack or cmd.stacked) and self._join([row], required=cmd.with_ack):
+        if (cmd.with_ack or cmd.stacked) and self._join([row], required=bool(cmd.with_ack)):
             return None
-        [message_id] = await self._publisher.publish([row], connection=cmd.connection)
+        [message_id] = await self._publisher.publish(
+            [row], connection=cmd.connection, at_once=cmd.with_ack is False
+        )
         return message_id
 
     async def publish_plain(self, body: Any, queue: str, connection: Any = None) -> int | None:
@@ -140,9 +142,11 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         An id is None in the same cases as with `publish`.
         """
         rows = await self.make_rows(cmd)
-        if (cmd.with_ack or cmd.stacked) and self._join(rows, required=cmd.with_ack):
+        if (cmd.with_ack or cmd.stacked) and self._join(rows, required=bool(cmd.with_ack)):
             return [None] * len(rows)
-        return await self._publisher.publish(rows, connection=cmd.connection)
+        return await self._publisher.publish(
+            rows, connection=cmd.connection, at_once=cmd.with_ack is False
+        )
 
     async def make_row(self, cmd: SqlBrokerPublishCommand) -> NewMessage:
         """The row of one message; the caller writes it.

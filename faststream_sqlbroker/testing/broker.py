@@ -157,8 +157,6 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
             stack.enter_context(_kept(broker.subscribers, ("_consumer",)))
             clock = StoreClock(pump.clock)
             store = TestStore(pump.database.engine, build_tables(config), clock=clock)
-            # A test must not behave otherwise than the broker's own database does.
-            store.publish_joins = broker._store.publish_joins  # noqa: SLF001
             broker.engine = store.engine
             broker._work_on(store, clock)  # noqa: SLF001 - the composition root
             broker._direct_claimer.polls = False  # noqa: SLF001

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.database.messages.handler import HandlerTransaction, only_writer
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, ReplyAddress, Requests
@@ -62,8 +63,11 @@ class FakePublisher(Publisher):
         self._negative = count(1)
 
     async def deliver(self, ids: Sequence[int | None]) -> None:
-        """Run the first attempts of the messages `ids`, and raise what they raise."""
-        await self.pump.published(ids, self.table)
+        """Run the first attempts of the messages `ids`, and raise what they raise; what is
+        published in a handler's transaction waits for its COMMIT.
+        """
+        if only_writer(self._store.dialect, self._store.engine) is None:
+            await self.pump.published(ids, self.table)
 
     @override
     def _counting_on(self, connection: Any) -> Any:
@@ -77,6 +81,8 @@ class FakePublisher(Publisher):
         if connection is None or not rows:
             return await super()._write(rows, connection=None)
         plain: Any = connection
+        if isinstance(connection, HandlerTransaction):
+            plain = connection.connection
         if isinstance(plain, AsyncSession):
             plain = await plain.connection()
         sync = plain.sync_connection
@@ -150,7 +156,7 @@ class TestRequests(Requests):
         ids: list[int | None] = []
 
         async def publish() -> None:
-            ids.extend(await self._publisher.publish([row]))
+            ids.extend(await self._publisher.publish([row], at_once=True))
 
         try:
             async with limit:

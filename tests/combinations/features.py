@@ -43,6 +43,7 @@ MODES: dict[str, dict[str, Any]] = {
     "synchronous handler": {},
     "batch": {"batch": True},
     "transactional": {"transactional": True},
+    "transactional, publishes": {"transactional": True},
     "ordered": {"ordered": True},
     "ACK_FIRST": {"ack_policy": AckPolicy.ACK_FIRST},
     "REJECT_ON_ERROR": {"ack_policy": AckPolicy.REJECT_ON_ERROR},

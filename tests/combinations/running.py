@@ -211,7 +211,7 @@ class Running:
             return self._synchronous()
         if self.case.mode == "batch":
             return self._batch()
-        if self.case.mode == "transactional":
+        if self.case.mode.startswith("transactional"):
             return self._transactional()
 
         async def plain(body: str, message: SqlBrokerMessage) -> Any:
@@ -246,6 +246,11 @@ class Running:
     def _transactional(self) -> Callable[..., Any]:
         async def handle(body: str, connection: SqlConnection) -> Any:
             await connection.execute(text("INSERT INTO work VALUES (:body)"), {"body": body})
+            if self.case.mode == "transactional, publishes":
+                await asyncio.gather(
+                    self.broker.publish(body, "joined"),
+                    self.broker.publish_batch(body, queue="joined"),
+                )
             await self._publish_with_ack()
             return self._work(body)
 

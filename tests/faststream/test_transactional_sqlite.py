@@ -1,6 +1,5 @@
 """On SQLite a transactional handler is the only writer: what would wait for it is refused."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -90,54 +89,3 @@ async def test_a_reservation_from_before_is_refused_and_stays(
     assert refused == ["commit", "rollback", "extend"]
     await reservation.commit()
     assert len(await look.archived(2)) == 2
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_a_publish_joins_the_handlers_transaction(
-    broker: SqlBroker, look: Look, fails: bool
-) -> None:
-    """It is committed with the ack, or not at all; a read of `broker.admin` does not see it yet."""
-    waiting: list[int] = []
-
-    @broker.subscriber("q", **OPTIONS)
-    async def handle() -> None:
-        await broker.publish("x", "other")
-        await broker.publish_batch("y", "z", queue="other")
-        waiting.append(len((await broker.admin.messages(queue="other")).messages))
-        if fails:
-            raise ValueError
-
-    await broker.start()
-    await broker.publish("x", "q")
-
-    async def ended() -> list[dict[str, Any]]:
-        return await look.rows(archive=True)
-
-    [row] = await eventually(ended)
-    assert row["state"] == ("FAILED" if fails else "COMPLETED")
-    assert [row["payload"] for row in await look.rows()] == ([] if fails else [b"x", b"y", b"z"])
-    assert waiting == [0]
-
-
-async def test_a_task_that_outlives_its_handler_is_refused_nothing(
-    broker: SqlBroker, look: Look
-) -> None:
-    """It inherits the handler's context, but the transaction has ended."""
-    go_on = asyncio.Event()
-    tasks: list[asyncio.Task[None]] = []
-
-    async def later() -> None:
-        await go_on.wait()
-        await lock(broker)
-        await broker.publish("x", "other")
-
-    @broker.subscriber("q", **OPTIONS)
-    async def handle() -> None:
-        tasks.append(asyncio.create_task(later()))
-
-    await broker.start()
-    await broker.publish("x", "q")
-    await look.archived()
-    go_on.set()
-    await asyncio.gather(*tasks)
-    assert [row["queue"] for row in await look.rows()] == ["other"]

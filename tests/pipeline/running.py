@@ -200,7 +200,7 @@ class Run:
         case, seen = self.case, self.seen
         stored = seen.add
 
-        async def store(rows: Any, connection: Any = None) -> list[int]:
+        async def store(rows: Any, connection: Any = None, **_: Any) -> list[int]:
             for row in rows:
                 stored("stored", row.queue, row.payload, row.headers, row.priority, row.key)
             return list(range(len(rows)))

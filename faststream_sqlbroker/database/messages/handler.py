@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -23,6 +23,7 @@ from faststream_sqlbroker.database.parts.handler_locks import ENDED, HandlerLock
 from faststream_sqlbroker.exceptions import (
     AccessError,
     NotSupportedError,
+    PublishError,
     SqlBrokerError,
     StoreError,
     TransactionEndedError,
@@ -30,19 +31,40 @@ from faststream_sqlbroker.exceptions import (
     UnknownOutcomeError,
 )
 
+Ids = list[int | None]
 current: ContextVar["HandlerTransaction | None"] = ContextVar("sqlbroker_transaction", default=None)
-"""The transaction of the handler that runs."""
+"""The transaction of the handler that runs; the tasks that it starts inherit it."""
+_LEAVE_OUT = "leave transactional out, or publish a message to another subscriber that does it"
+_PUBLISHED_LATE = (
+    "the transaction of the handler that publishes has ended: await the publish, and tasks that "
+    "publish, before the handler ends; or give with_ack=False, which commits the message at once"
+)
+
+
+def transaction_to_join(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
+    """Return the transaction, which may have ended, that a publish to `engine` belongs to: that of
+    the handler that calls this, or has started the task that does.
+
+    Another engine's is not joined, as equal URLs may lead to different databases. On SQLite it is,
+    as the publish would wait for it.
+    """
+    handler = current.get()
+    if handler is None:
+        return None
+    theirs = handler.connection.engine
+    joins = theirs.pool is engine.pool or (dialect.one_writer and theirs.url == engine.url)
+    return handler if joins else None
 
 
 def only_writer(dialect: Dialect, engine: AsyncEngine) -> "HandlerTransaction | None":
-    """The transaction of the handler that calls this, if it keeps all other writers out."""
-    handler = current.get()
-    if handler is None or not dialect.one_writer:
-        return None
-    return handler if handler.active and handler.connection.engine.url == engine.url else None
+    """Return the transaction of the handler that calls this, if it keeps all other writers out."""
+    handler = transaction_to_join(dialect, engine) if dialect.one_writer else None
+    return None if handler is None or not handler.active else handler
 
 
-def refuse_in_handler(dialect: Dialect, engine: AsyncEngine, name: str) -> None:
+def refuse_in_handler(
+    dialect: Dialect, engine: AsyncEngine, name: str, cure: str = _LEAVE_OUT
+) -> None:
     """Refuse `name`, which writes in a transaction of its own, where that would wait for itself.
 
     Raises:
@@ -51,8 +73,7 @@ def refuse_in_handler(dialect: Dialect, engine: AsyncEngine, name: str) -> None:
     if only_writer(dialect, engine) is not None:
         raise NotSupportedError(
             f"{name} cannot be used in a handler with transactional=True on SQLite: it writes in a "
-            "transaction of its own, and that of the handler keeps every other writer out; leave "
-            "transactional out, or publish a message to another subscriber that does it"
+            f"transaction of its own, and that of the handler keeps every other writer out; {cure}"
         )
 
 
@@ -79,6 +100,12 @@ class HandlerTransaction:
         self.denied: AccessError | None = None
         """The error of `commit` if a right or a table was missing."""
         self._doing: Activities = frozenset()
+        self._turn = asyncio.Lock()
+        """Held for each statement of the broker while the handler and its tasks run: a driver takes
+        one at a time."""
+        self._is_shut = False
+        self.on_commit: dict[Callable[[set[str]], None], set[str]] = {}
+        """What to call once it is committed, with the queues in which something is due then."""
         self.proven = False
         """After the handler's end, this was still the transaction that had locked the rows."""
 
@@ -126,6 +153,25 @@ class HandlerTransaction:
             self.locked = await self.connection.run_sync(lock)
         return self.locked.held
 
+    async def publish(self, insert: Callable[[AsyncConnection], Awaitable[Ids]]) -> Ids:
+        """Insert messages in this transaction, in the turn of the task that calls this.
+
+        Raises:
+            PublishError: it has ended.
+            TransientStoreError: the database does not answer; this cannot be committed any more.
+        """
+        async with self._errors.classed(), asyncio.timeout(self._timeout), self._turn:
+            if self._is_shut or not self.active:
+                raise PublishError(_PUBLISHED_LATE)
+            ids = await insert(self.connection)
+            self._activity.sent_at = monotonic()
+            return ids
+
+    async def shut(self) -> None:
+        """Wait for the publishes of tasks that the handler has left, and refuse later ones."""
+        async with self._turn:
+            self._is_shut = True
+
     async def prove(self) -> None:
         """Set `proven` if this is still the transaction that has locked the rows; raise nothing."""
         if not self.active:
@@ -148,7 +194,7 @@ class HandlerTransaction:
             self._dialect.allow_idling(connection, seconds)
             return self._dialect.lock(connection, leases)
 
-        async with self._errors.classed(), asyncio.timeout(self._timeout):
+        async with self._errors.classed(), asyncio.timeout(self._timeout), self._turn:
             held = await self.connection.run_sync(hold)
         self._idle_limit = seconds
         return held
@@ -211,8 +257,12 @@ class HandlerTransaction:
                 raise ours from error
             raise
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Make the connection ready for the pool, whatever state the handler has left it in."""
+        if not self._is_shut and self._turn.locked() and not self.connection.closed:
+            # The handler was cut off, and a task of it publishes: nothing else may be sent now.
+            await self.connection.invalidate()
+        await self.shut()
         if self.connection.sync_connection is not None:
             self.connection.sync_connection.execution_options(**{INSIDE: None})
         if self._session is not None:
@@ -259,7 +309,7 @@ class HandlerTransactions:
             try:
                 yield transaction
             finally:
-                transaction.forget()
+                await transaction.forget()
 
     async def was_committed(self, lock: HandlerLock) -> bool:
         """Whether the transaction that had taken `lock` was committed; it must have ended.

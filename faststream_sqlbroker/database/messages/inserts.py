@@ -13,6 +13,7 @@ from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.driver import BusyError
 from faststream_sqlbroker.database.engine import Database
+from faststream_sqlbroker.database.messages.handler import HandlerTransaction, Ids
 from faststream_sqlbroker.database.messages.publish_coalescer import PublishCoalescer
 from faststream_sqlbroker.database.parts.mirror import insert_for_caller, insert_mirrored
 from faststream_sqlbroker.database.parts.sizes import BYTES_TOGETHER, bytes_of
@@ -21,8 +22,6 @@ from faststream_sqlbroker.database.query import Query
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
-
-Ids = list[int | None]
 
 
 class Inserts:
@@ -106,7 +105,9 @@ class Inserts:
         return shared
 
     async def insert_in(
-        self, connection: AsyncConnection | AsyncSession, rows: Sequence[NewMessage]
+        self,
+        connection: AsyncConnection | AsyncSession | HandlerTransaction,
+        rows: Sequence[NewMessage],
     ) -> Ids:
         """Insert `rows` in the caller's transaction; this neither begins, commits nor flushes it.
 
@@ -115,6 +116,8 @@ class Inserts:
                 has ended.
             SetupError: another event loop, which is still open, uses the broker.
         """
+        if isinstance(connection, HandlerTransaction):
+            return await connection.publish(lambda own: self.insert_in(own, rows))
         self._database.checkouts.pools.refuse_other_loop()
         try:
             if isinstance(connection, AsyncSession):

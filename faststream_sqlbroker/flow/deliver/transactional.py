@@ -215,6 +215,7 @@ class TransactionalDeliveries:
         """Commit what the handler did, if it acked; the rows whose outcome the flush writes."""
         if not rows:
             return []
+        await transaction.shut()
         if not any(map(_commits, rows)):
             await transaction.prove()
             return rows
@@ -227,6 +228,8 @@ class TransactionalDeliveries:
                 result = await transaction.commit(batch)
                 if not result.lost:
                     self._inflight.answered(writing, result)
+                    for call, queues in transaction.on_commit.items():
+                        call(queues)
         except Exception as error:  # noqa: BLE001 - a constraint, checked at the session's flush
             return self._not_committed(transaction, rows, error)
         self._lost([row for row in rows if row.id in result.lost])

@@ -11,6 +11,7 @@ from typing_extensions import override
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Outcome, Reject, Release
 from faststream_sqlbroker.core.rows import Acked, ClaimedMessage
 from faststream_sqlbroker.core.settle import SettleRules, settle
+from faststream_sqlbroker.database.messages.handler import current
 from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.deliver.ack_first import FirstAcks
 from faststream_sqlbroker.flow.deliver.batching import BatchFiller
@@ -156,6 +157,7 @@ class Worker(Deliveries):
         if self._policies is not None:
             here.take_slots = partial(self._policies.take_slots, must=self._first is not None)
         current_delivery.set(here)
+        current.set(None)  # a handler with a transaction may have started this subscriber
         self._inflight.places[here.worker] = here
         return here
 

@@ -150,7 +150,7 @@ class Requests:
             async with self._clock.timeout(timeout):
                 await self._note_queue(address.queue, timeout)
                 # A request that is dropped would be waited for in vain.
-                [message_id] = await self._publisher.publish([row], droppable=False)
+                [message_id] = await self._publisher.publish([row], droppable=False, at_once=True)
                 if message_id is None:
                     raise PublishError(_NOT_STORED)
                 self._look_within(self._poll)
