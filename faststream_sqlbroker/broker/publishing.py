@@ -50,8 +50,9 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         Without `connection` or `session` the message is committed when this returns. With one of
         them it is part of the caller's transaction, which is neither begun, committed nor flushed
         here. In a handler, `with_ack=True` writes it in the transaction that acks the handler's
-        message; if the message is not acked, nothing is published. On SQLite a publish in a handler
-        with transactional=True is part of the handler's transaction.
+        message; if the message is not acked, nothing is published. In a handler with
+        transactional=True, and in tasks that it starts, a publish is part of the handler's
+        transaction; `with_ack=False` commits it at once.
 
         Args:
             message: The body: bytes and str unchanged, anything else as JSON.
@@ -63,8 +64,9 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             dedup_id already, or if the queue is full and its `max_depth` drops.
 
         Raises:
-            PublishError: a value cannot be stored, a connection cannot be used, or `with_ack` finds
-                no ack to join; nothing was written.
+            PublishError: a value cannot be stored, a connection cannot be used, the transaction of
+                the handler has ended, or `with_ack` finds no ack to join; nothing was written.
+            NotSupportedError: `with_ack=False` in a handler with transactional=True on SQLite.
             QueueFullError: the queue is full by its `max_depth`; nothing was written.
             UnknownOutcomeError: the answer to the COMMIT was lost; the message may be committed.
             StoreError: the database refused the message or could not be reached; nothing was

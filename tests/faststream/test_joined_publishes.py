@@ -27,8 +27,10 @@ from faststream_sqlbroker import (
     SqlConnection,
     TransientStoreError,
 )
-from faststream_sqlbroker.database.messages.handler import HandlerTransaction
+from faststream_sqlbroker.database.messages.handler import HandlerTransaction, current
 from faststream_sqlbroker.database.messages.inserts import Inserts
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.deliver import worker_ends
 from tests.faststream.conftest import QUICK, Look, Make
 from tests.forked import Forked
 from tests.helpers import eventually
@@ -398,6 +400,44 @@ async def test_a_failed_commit_takes_the_publishes_with_it(
         assert await handled(broker, look) == ["COMPLETED"]
     assert runs == [([], 0), ([], 0)]
     assert await bodies() == [b"2"]
+
+
+@pytest.mark.parametrize("database", SERVERS, indirect=True)
+async def test_a_task_of_a_handler_that_is_cut_off_keeps_nothing(
+    broker: SqlBroker,
+    look: Look,
+    bodies: Any,
+    engine: AsyncEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for a lock as its handler is cancelled: its statement is cut off, too, and nothing
+    else is sent on that connection."""
+    monkeypatch.setattr(worker_ends, "CANCEL_GRACE", 60.0)
+    tasks: list[asyncio.Task[object]] = []
+    waiting = asyncio.Event()
+
+    @broker.subscriber("in", **ONCE)
+    async def handle(body: str) -> None:
+        tasks.append(asyncio.create_task(broker.publish("x", "out", dedup_id="d")))
+        transaction: Any = current.get()
+        await eventually(transaction._turn.locked)
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async with engine.connect() as connection:
+        async with connection.begin() as held:
+            await broker.publish("held", "out", dedup_id="d", connection=connection)
+            await broker.publish("x", "in")
+            await broker.start()
+            await waiting.wait()
+            broker.config.broker_config.graceful_timeout = 0.05
+            stopping = asyncio.create_task(broker.stop())
+            await asyncio.wait(tasks)
+            await held.rollback()
+    await stopping
+    assert isinstance(tasks[0].exception(), StoreError)
+    [row] = await look.rows()
+    assert (row["queue"], row["state"], row["attempts_count"]) == ("in", "PENDING", 0)
 
 
 async def test_a_killed_process_leaves_nothing(

@@ -19,6 +19,8 @@ async def of_a_broker(
     assert_type(await broker.publish(body, "q", session=session, headers={"a": 1}), int | None)
     assert_type(await broker.publish(body, "q", dedup_id="d"), int | None)
     assert_type(await broker.publish(body, "q", with_ack=True), int | None)
+    assert_type(await broker.publish(body, "q", with_ack=False), int | None)
+    assert_type(await broker.publish(body, "q", with_ack=None), int | None)
     assert_type(await broker.publish_batch(body, body, queue="q"), list[int | None])
 
 
