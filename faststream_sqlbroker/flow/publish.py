@@ -125,10 +125,8 @@ class Publisher:
                 self._wakeups.published(due)
             return ids
         ids = await self._store.insert_in(connection, rows)
-        if isinstance(connection, HandlerTransaction):
-            if due:
-                connection.on_commit.setdefault(self._wakeups.published, set()).update(due)
-        elif due and (transaction := _transaction_of(connection)) is not None:
+        transaction = _transaction_of(connection)
+        if due and transaction is not None:
             self._wakeups.published_in(transaction, due)
         return ids
 

@@ -88,12 +88,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             The message's id. None if the queue has a message with its dedup_id already, or if the
             message is written later, with the ack of the handler's message.
         """
-        row = await self._row(cmd, cmd.body)
-        if (cmd.with_ack or cmd.stacked) and self._join([row], required=bool(cmd.with_ack)):
-            return None
-        [message_id] = await self._publisher.publish(
-            [row], connection=cmd.connection, at_once=cmd.with_ack is False
-        )
+        [message_id] = await self._insert(cmd, [await self._row(cmd, cmd.body)])
         return message_id
 
     async def publish_plain(self, body: Any, queue: str, connection: Any = None) -> int | None:
@@ -141,12 +136,15 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
 
         An id is None in the same cases as with `publish`.
         """
-        rows = await self.make_rows(cmd)
+        return await self._insert(cmd, await self.make_rows(cmd))
+
+    async def _insert(
+        self, cmd: SqlBrokerPublishCommand, rows: list[NewMessage]
+    ) -> list[int | None]:
         if (cmd.with_ack or cmd.stacked) and self._join(rows, required=bool(cmd.with_ack)):
             return [None] * len(rows)
-        return await self._publisher.publish(
-            rows, connection=cmd.connection, at_once=cmd.with_ack is False
-        )
+        at_once = cmd.with_ack is False
+        return await self._publisher.publish(rows, connection=cmd.connection, at_once=at_once)
 
     async def make_row(self, cmd: SqlBrokerPublishCommand) -> NewMessage:
         """The row of one message; the caller writes it.

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
-from faststream_sqlbroker.database.messages.handler import HandlerTransaction, only_writer
+from faststream_sqlbroker.database.messages.handler import only_writer
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
 from faststream_sqlbroker.flow.tasks.requests import REPLY_ID, ReplyAddress, Requests
@@ -81,8 +81,6 @@ class FakePublisher(Publisher):
         if connection is None or not rows:
             return await super()._write(rows, connection=None)
         plain: Any = connection
-        if isinstance(connection, HandlerTransaction):
-            plain = connection.connection
         if isinstance(plain, AsyncSession):
             plain = await plain.connection()
         sync = plain.sync_connection

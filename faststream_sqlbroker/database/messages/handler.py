@@ -104,8 +104,6 @@ class HandlerTransaction:
         """Held for each statement of the broker while the handler and its tasks run: a driver takes
         one at a time."""
         self._is_shut = False
-        self.on_commit: dict[Callable[[set[str]], None], set[str]] = {}
-        """What to call once it is committed, with the queues in which something is due then."""
         self.proven = False
         """After the handler's end, this was still the transaction that had locked the rows."""
 
@@ -117,6 +115,11 @@ class HandlerTransaction:
                 self.connection, join_transaction_mode="rollback_only", expire_on_commit=False
             )
         return self._session
+
+    @property
+    def sync_connection(self) -> Connection | None:
+        """The connection's, as AsyncConnection has it."""
+        return self.connection.sync_connection
 
     async def begin(self) -> None:
         """Begin the transaction; nothing is sent to the server yet."""
@@ -263,8 +266,8 @@ class HandlerTransaction:
             # The handler was cut off, and a task of it publishes: nothing else may be sent now.
             await self.connection.invalidate()
         await self.shut()
-        if self.connection.sync_connection is not None:
-            self.connection.sync_connection.execution_options(**{INSIDE: None})
+        if self.sync_connection is not None:
+            self.sync_connection.execution_options(**{INSIDE: None})
         if self._session is not None:
             # Not close(): that would send statements, and the transaction may be broken.
             self._session.sync_session.expunge_all()

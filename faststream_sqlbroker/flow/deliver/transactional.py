@@ -228,8 +228,6 @@ class TransactionalDeliveries:
                 result = await transaction.commit(batch)
                 if not result.lost:
                     self._inflight.answered(writing, result)
-                    for call, queues in transaction.on_commit.items():
-                        call(queues)
         except Exception as error:  # noqa: BLE001 - a constraint, checked at the session's flush
             return self._not_committed(transaction, rows, error)
         self._lost([row for row in rows if row.id in result.lost])
