@@ -81,7 +81,7 @@ async def connected(kind: str) -> tuple[SqlBroker, list[Any]]:
     broker = SqlBroker("sqlite+aiosqlite:///unused.db", logger=None, **BROKERS[kind])
     stored: list[Any] = []
 
-    async def store(rows: Any, connection: Any = None) -> list[int]:
+    async def store(rows: Any, connection: Any = None, **_: Any) -> list[int]:
         stored.extend(rows if connection is None else [(row, connection) for row in rows])
         return [7] * len(rows)
 
