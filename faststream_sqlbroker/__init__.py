@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     # The aliases make them public to type checkers. ruff: one import a module, not one a name.
     # isort: off
     from faststream import TestApp as TestApp
@@ -202,13 +203,19 @@ __all__ = tuple(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import the name's module; one that users name needs no import of its own."""
-    if name not in _HOMES:
+    """Import the module of a public name, or the module `name` itself.
+
+    Names in the pattern of FastStream's brokers, such as `SqlRouter`, lead to `SqlBrokerRouter`.
+    """
+    if name == "__version__":
+        return import_module("importlib.metadata").version("sqlbroker")
+    public = name if name in _HOMES else name.replace("Sql", "SqlBroker", 1)
+    if public not in _HOMES:
         if find_spec(f".{name}", __name__) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module(f".{name}", __name__)
-    home, _, renamed = _HOMES[name].partition(":")
-    value = getattr(import_module(home, __name__), renamed or name)
+    home, _, renamed = _HOMES[public].partition(":")
+    value = getattr(import_module(home, __name__), renamed or public)
     globals()[name] = value
     return value
 

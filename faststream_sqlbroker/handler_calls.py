@@ -22,6 +22,23 @@ Redis, would hold the event loop for ever without a limit."""
 _IN_THREAD = "__sqlbroker_in_thread__"
 
 
+def named(handler: Any) -> Any:
+    """Return `handler`, with a `__name__` for documents and logs if it has none.
+
+    A callable object gets that of its class, a `functools.partial` that of its function.
+    """
+    if isinstance(handler, HandlerCallWrapper) or getattr(handler, "__name__", None):
+        return handler
+    function = handler
+    while isinstance(function, partial):
+        function = function.func
+    try:
+        handler.__name__ = getattr(function, "__name__", type(function).__name__)
+    except AttributeError:  # it has __slots__
+        return handler.__call__
+    return handler
+
+
 def _in_time(handler: Callable[..., Any]) -> Callable[..., Any]:
     """`handler`, unless its thread has come too late for the slot of a Throttle."""
 

@@ -218,6 +218,11 @@ class SqlBrokerResponse(Response):
             **self.options,
         )
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, *_: Any) -> dict[str, Any]:
+        """Any body: AsyncAPI documents describe a handler that returns a response."""
+        return {}
+
     def get_publish_key(self) -> str | None:
         """The message's key; FastStream asks for it."""
         key: str | None = self.options.get("key")

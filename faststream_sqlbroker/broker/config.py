@@ -67,6 +67,8 @@ class SqlBrokerConfig(BrokerConfig):
     """Makes the loops of a subscriber in place of `Consumer`; a test moves them on by itself."""
     note_failure: Callable[[Any, BaseException], None] = _not_noted
     """Told of a row, or a batch, and what its handler has raised; for tests."""
+    payload_names: dict[str, str] = field(default_factory=dict)
+    """Names of AsyncAPI's schemas, with the schema of each as text."""
     default_driver_annotations: Any = field(default_factory=_driver_annotations)
 
     @property

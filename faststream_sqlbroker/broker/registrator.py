@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from typing_extensions import Unpack, override
@@ -60,6 +62,18 @@ class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
 
 class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
     """Declares subscribers, pipelines and publishers."""
+
+    @property
+    @override
+    def subscribers(self) -> "list[Any]":
+        """Its own and those of its routers, in the order in which they were declared."""
+        return sorted(super().subscribers, key=_NUMBER)
+
+    @property
+    @override
+    def publishers(self) -> "list[Any]":
+        """Its own and those of its routers, in the order in which they were declared."""
+        return sorted(super().publishers, key=_NUMBER)
 
     @override
     def subscriber(  # type: ignore[override]
@@ -162,6 +176,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             include_in_schema=endpoint.get("include_in_schema", True),
             place=place,
         )
+        subscriber.number = next(_NUMBERS)
         super().subscriber(subscriber, persistent=endpoint.get("persistent", True))
         subscriber.add_call(
             parser_=endpoint.get("parser") or self._parser,
@@ -243,10 +258,13 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
                 ),
             ),
         )
+        publisher.number = next(_NUMBERS)
         super().publisher(publisher, persistent=persistent)
         return publisher
 
 
+_NUMBERS = count()
+_NUMBER = attrgetter("number")
 _OF_HANDLERS = "dependencies", "parser", "decoder", "codec", "no_reply"
 """Options that a subscriber with `forward_to` cannot have: it has no handler."""
 

@@ -30,7 +30,7 @@ def startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple
             "without handler_timeout and max_lease, a handler that hangs holds its message until "
             "its process ends"
         )
-        yield logging.INFO, text
+        yield logging.DEBUG, text
 
 
 async def growth_line(store: Store) -> str | None:

@@ -31,6 +31,8 @@ from faststream_sqlbroker.flow.tasks.requests import (
     SHORTEST_EXPIRY,
     request_timeout,
 )
+from faststream_sqlbroker.handler_calls import named
+from faststream_sqlbroker.payload_names import with_own_names
 from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
 from faststream_sqlbroker.response import (
     PublishOptions,
@@ -137,6 +139,13 @@ class QueuePublisherSpecification(
         """The channel's key."""
         return self.config.title_ or f"{self.address}:Publisher"
 
+    @override
+    def get_payloads(self) -> list[tuple[dict[str, Any], str]]:
+        """What the handlers return, or the given schema."""
+        names = self._outer_config.payload_names
+        payloads = super().get_payloads()
+        return [(with_own_names(payload, names), handler) for payload, handler in payloads]
+
     def get_schema(self) -> dict[str, PublisherSpec]:
         """The channel by its key."""
         return {
@@ -159,6 +168,8 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     """What `broker.publisher(queue)` returns."""
 
     _call_wrapper_class = SqlHandlerCallWrapper
+    number: int
+    """Tells which subscribers and publishers were declared before it."""
 
     def __init__(
         self, config: QueuePublisherConfig, specification: QueuePublisherSpecification
@@ -173,7 +184,7 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         self, func: "Callable[P_HandlerParams, T_HandlerReturn]"
     ) -> "SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]":
         """Stack it on the handler `func`: what that returns is published."""
-        wrapper: Any = super().__call__(func)
+        wrapper: Any = super().__call__(named(func))
         return cast("SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]", wrapper)
 
     @property

@@ -2,6 +2,7 @@
 to do.
 """
 
+import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,8 @@ LARGEST_FACTOR = 1000
 """Fetched batches that may wait here: far more than workers start in a lease."""
 LARGEST_WEIGHT = 1000
 """How much more often one queue may be served than another: beyond it, it starves."""
+_PATTERN = re.compile(r"\*|(?:^|[./:])[#>+](?:$|[./:])")
+"""Wildcards of RabbitMQ, NATS, Redis and MQTT."""
 
 
 def queue_names(queues: object) -> tuple[str, ...]:
@@ -313,7 +316,14 @@ def _batch_wait_fits(settings: ConsumerSettings) -> None:
 
 
 def warn_of_surprises(settings: ConsumerSettings) -> None:
-    """Warn of values that are legal together, but hardly meant."""
+    """Warn of values that are legal, but hardly meant."""
+    for queue in settings.queues:
+        if _PATTERN.search(queue):
+            _warn(
+                f"queue {short(queue)} is a name and no pattern: this subscriber gets what is "
+                "published to exactly this queue. Name each queue, as in "
+                'subscriber("logs.info", "logs.error")'
+            )
     lease = settings.max_lease
     timeout = settings.handler_timeout
     if lease is not None and lease < settings.release_stuck_timeout:

@@ -16,6 +16,7 @@ from faststream_sqlbroker.adapter.endpoints import (
 )
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
+from faststream_sqlbroker.payload_names import with_own_names
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 
 
@@ -92,7 +93,8 @@ class QueueSubscriberSpecification(
         if self.config.forward_to is not None:
             for payload, _ in payloads:
                 payload["description"] = "Opaque: any bytes."
-        return payloads
+        names = self._outer_config.payload_names
+        return [(with_own_names(payload, names), handler) for payload, handler in payloads]
 
     def _shown(self, target: str | Destination) -> str:
         if isinstance(target, Destination):

@@ -25,7 +25,7 @@ from faststream_sqlbroker.flow.deliver.delivery import Handle
 from faststream_sqlbroker.flow.deliver.forward import Forward
 from faststream_sqlbroker.flow.fleet.rights import activities_of
 from faststream_sqlbroker.flow.loop import cancelled
-from faststream_sqlbroker.handler_calls import adapt, refuse_generator, runs_in_thread
+from faststream_sqlbroker.handler_calls import adapt, named, refuse_generator, runs_in_thread
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.checks import policy_fits
@@ -78,6 +78,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
     """What `broker.subscriber(queues)` returns. May be started and stopped any number of times."""
 
     _call_wrapper_class = SqlHandlerCallWrapper
+    number: int
+    """Tells which subscribers and publishers were declared before it."""
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if func is None:
             return partial(self.__call__, **options)
         refuse_generator(func)
-        return super().__call__(func, **options)
+        return super().__call__(named(func), **options)
 
     def _adapt(self, handler: "Callable[..., Any]") -> "Callable[..., Any]":
         dependencies: Any = self._outer_config.fd_config

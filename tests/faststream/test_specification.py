@@ -1,6 +1,7 @@
 """AsyncAPI documents."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,9 +10,9 @@ from faststream.security import SASLPlaintext
 from faststream.specification import AsyncAPI
 from faststream.specification.asyncapi.v2_6_0 import schema as v2_6_0
 from faststream.specification.asyncapi.v3_0_0 import schema as v3_0_0
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
-from faststream_sqlbroker import SqlBroker, SqlBrokerRouter
+from faststream_sqlbroker import SqlBroker, SqlBrokerResponse, SqlBrokerRouter
 
 pytestmark = pytest.mark.parametrize("version", ["2.6.0", "3.0.0"])
 URL = "postgresql+asyncpg://user:hunter2@db.example:5433/app"
@@ -106,6 +107,141 @@ def test_there_are_no_bindings(version: str) -> None:
     document, text = render(broker, version)
     assert len(document["channels"]) == 2
     assert "bindings" not in text
+
+
+def test_a_handler_may_return_a_response(version: str) -> None:
+    broker = SqlBroker(URL, logger=None)
+
+    @broker.subscriber("in")
+    @broker.publisher("out")
+    async def handle(body: str) -> SqlBrokerResponse | None:
+        return None
+
+    document, _ = render(broker, version)
+    assert "out:Publisher" in document["channels"]
+
+
+def models(*annotations: Any) -> list[type[BaseModel]]:
+    """Different models of one name."""
+    return [create_model("Twin", value=(annotation, ...)) for annotation in annotations]
+
+
+def schema_of(document: dict[str, Any], queue: str) -> dict[str, Any]:
+    """The payload of `queue`."""
+    schemas = document["components"]["schemas"]
+    message = next(m for name, m in document["components"]["messages"].items() if queue in name)
+    name = message["payload"]["$ref"].rpartition("/")[2]
+    return dict(schemas[name])
+
+
+def test_two_models_of_one_name_have_a_schema_each(version: str) -> None:
+    broker = SqlBroker(URL, logger=None)
+    router = SqlBrokerRouter(prefix="p.")
+    first, second, third = models(int, str, bool)
+
+    @broker.subscriber("first")
+    async def handle(body: first) -> None: ...  # type: ignore[valid-type]
+
+    @router.subscriber("second")
+    @router.publisher("third")
+    async def answer(body: second) -> third: ...  # type: ignore[valid-type, empty-body]
+
+    @router.subscriber("again")
+    async def once_more(body: first) -> None: ...  # type: ignore[valid-type]
+
+    broker.include_router(router)
+    document, text = render(broker, version)
+    kinds = {
+        queue: schema_of(document, queue)["properties"]["value"]["type"]
+        for queue in ("first", "p.second", "p.third", "p.again")
+    }
+    assert kinds == {
+        "first": "integer",
+        "p.second": "string",
+        "p.third": "boolean",
+        "p.again": "integer",
+    }
+    assert document["components"]["schemas"].keys() == {"Twin", "Twin2", "Twin3"}
+    assert render(broker, version)[1] == text
+
+
+def test_parts_of_models_that_have_one_name_have_a_schema_each(version: str) -> None:
+    broker = SqlBroker(URL, logger=None)
+    first, second = (
+        create_model(f"Outer{twin.__name__}{number}", part=(list[twin], ...))  # type: ignore[valid-type]
+        for number, twin in enumerate(models(int, str))
+    )
+
+    @broker.subscriber("first")
+    async def handle(body: first) -> None: ...  # type: ignore[valid-type]
+
+    @broker.subscriber("second")
+    async def handle_other(body: second) -> None: ...  # type: ignore[valid-type]
+
+    document, _ = render(broker, version)
+    kinds = []
+    for queue in ("first", "second"):
+        part = schema_of(document, queue)["properties"]["part"]["items"]["$ref"]
+        twin = document["components"]["schemas"][part.rpartition("/")[2]]
+        kinds.append(twin["properties"]["value"]["type"])
+    assert kinds == ["integer", "string"]
+
+
+def test_handlers_of_one_name_have_a_schema_each(version: str) -> None:
+    broker = SqlBroker(URL, logger=None)
+
+    def handler(annotation: Any) -> Any:
+        async def handle(body: annotation) -> None: ...
+
+        return handle
+
+    for queue, annotation in (("numbers", int), ("texts", str)):
+        broker.subscriber(queue)(handler(annotation))
+    document, _ = render(broker, version)
+    kinds = [schema_of(document, queue)["type"] for queue in ("numbers", "texts")]
+    assert kinds == ["integer", "string"]
+
+
+class Handler:
+    """A callable object."""
+
+    async def __call__(self, body: str) -> int:
+        return len(body)
+
+
+class SlottedHandler:
+    """One that takes no attributes."""
+
+    __slots__ = ()
+
+    async def __call__(self, body: str) -> int:
+        return len(body)
+
+
+async def add(more: int, body: int) -> int:
+    return more + body
+
+
+@pytest.mark.parametrize(
+    ("handler", "name"),
+    [(Handler(), "Handler"), (partial(add, 1), "Add"), (SlottedHandler(), "Call")],
+)
+def test_a_callable_object_has_a_name(version: str, handler: Any, name: str) -> None:
+    broker = SqlBroker(URL, logger=None)
+    broker.subscriber("in")(broker.publisher("out")(handler))
+    document, text = render(broker, version)
+    assert f"in:{name}" in document["channels"]
+    assert "0x" not in text.lower()
+
+
+def test_endpoints_are_in_the_order_of_their_declarations(version: str) -> None:
+    broker = SqlBroker(URL, logger=None)
+    router = SqlBrokerRouter()
+    queues = [f"queue{number}" for number in range(20)]
+    for number, queue in enumerate(queues):
+        (router if number % 3 else broker).subscriber(queue)(Handler())
+    broker.include_router(router)
+    assert list(render(broker, version)[0]["channels"]) == [f"{q}:Handler" for q in queues]
 
 
 def test_a_document_is_valid_for_its_reader(version: str) -> None:

@@ -5,12 +5,14 @@ import pkgutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import faststream_sqlbroker
+from faststream_sqlbroker import policies, retry
 from faststream_sqlbroker.database import store
 from faststream_sqlbroker.database.dialects import DIALECTS, Dialect
 from faststream_sqlbroker.database.store import Store
@@ -42,6 +44,21 @@ def test_every_public_name_is_there_and_lives_where_type_checkers_look() -> None
 def test_modules_that_users_name_need_no_import_of_their_own() -> None:
     code = "import faststream_sqlbroker as it; it.exceptions.PublishError, it.testing, it.message"
     assert "faststream_sqlbroker.exceptions" in ours_after(code)
+
+
+def test_names_that_users_try_are_there() -> None:
+    """Those in the pattern of FastStream's brokers, and modules by what they hold."""
+    assert faststream_sqlbroker.SqlRouter is faststream_sqlbroker.SqlBrokerRouter
+    assert faststream_sqlbroker.SqlMessage is faststream_sqlbroker.SqlBrokerMessage
+    assert faststream_sqlbroker.__version__ == metadata.version("sqlbroker")
+    for module in (policies, retry):
+        for name in module.__all__:
+            assert getattr(module, name) is getattr(faststream_sqlbroker, name)
+
+
+def test_an_unknown_name_is_no_attribute() -> None:
+    for name in ("SqlThing", "SqlSql", "RabbitRouter", "thing"):
+        assert not hasattr(faststream_sqlbroker, name)
 
 
 def test_the_package_alone_imports_nothing_else() -> None:

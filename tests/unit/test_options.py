@@ -11,6 +11,7 @@ import pytest
 from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.values import EMPTY
+from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.core.checks import name_problem
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
@@ -386,6 +387,18 @@ def test_surprising_values_warn_at_the_users_line(options: dict[str, Any], messa
         make(**options)
     assert len(caught) == 1
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("queue", ["logs.*", "logs*", "logs.#", "#", "logs.>", "a/+/b"])
+def test_a_queue_that_looks_like_a_pattern_warns(queue: str) -> None:
+    with pytest.warns(UserWarning, match="^queue .* is a name and no pattern: ") as caught:
+        SqlBroker("sqlite+aiosqlite:///no.db", logger=None).subscriber("plain", queue)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("queue", ["C#", "a+b", "a->b", "user:42", "?"])
+def test_a_name_with_such_characters_does_not_warn(queue: str) -> None:
+    SqlBroker("sqlite+aiosqlite:///no.db", logger=None).subscriber(queue)
 
 
 @pytest.mark.parametrize(
