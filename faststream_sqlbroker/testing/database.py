@@ -146,7 +146,10 @@ class TestDatabase:
 
     def _checked_out(self, connection: Any, record: Any, _proxy: Any) -> None:
         if record.info.get(_OURS) is not self._now:
-            connection.create_function("julianday", 1, self._now)
+            # Statements that the connection has prepared before keep SQLite's own function until
+            # one of the same number of arguments is replaced, which the second call does.
+            for _ in range(2):
+                connection.create_function("julianday", 1, self._now)
             if not self.given:
                 connection.execute("PRAGMA synchronous=OFF")
             record.info[_OURS] = self._now

@@ -26,6 +26,7 @@ from faststream_sqlbroker import (
     Window,
 )
 from faststream_sqlbroker.testing.pump import Delivery, Pump
+from tests.helpers import eventually
 from tests.testing.conftest import unreachable
 
 START = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -331,6 +332,30 @@ async def test_time_passes_only_once_running_handlers_have_ended(
         await runs.wait()
         await clock.advance("1m")
         assert ended == [began]
+    await engine.dispose()
+
+
+async def test_an_engine_that_a_real_broker_has_used_has_the_time_of_the_test(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    """Its connection has prepared statements, such as those of schedules, with SQLite's clock."""
+    engine = create_async_engine(
+        f"sqlite+aiosqlite:///{tmp_path}/app.db", pool_size=1, max_overflow=0
+    )
+    broker = SqlBroker(engine, logger=None)
+    seen = Seen(clock)
+    broker.subscriber("q")(seen)
+    broker.publish_on_schedule("daily", "0 6 * * *", "q", "x")
+    await broker.create_tables()
+    async with broker:
+        await broker.start()
+        await eventually(lambda: broker.admin.run_schedule("daily"))
+        await eventually(lambda: len(seen.calls) == 1)
+    seen.calls.clear()
+    async with TestSqlBroker(broker, engine=engine, clock=clock, connect_only=False):
+        await clock.advance("48h")
+    # First what was missed since the real firing.
+    assert seen.calls == [("x", 0.0), ("x", 6 * 3600.0), ("x", 30 * 3600.0)]
     await engine.dispose()
 
 
