@@ -241,6 +241,7 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         cmd.reply_to = cmd.reply_to or self.config.reply_to
         # As for subscribers, FastStream takes the outermost codec: the broker's, else a router's.
         cmd.codec = self._outer_config.broker_codec
+        cmd.publisher = self
         return cmd
 
     @override

@@ -107,6 +107,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         super().__init__(*brokers, with_real=with_real, connect_only=connect_only)
         self._engine = engine
         self._virtual_clock = clock
+        self._heard: dict[Any, str] = {}
 
     @asynccontextmanager
     @override
@@ -181,6 +182,7 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
         wakeups = broker._wakeups  # noqa: SLF001
         limits = broker._publish_limits(store, broker._clock)  # noqa: SLF001
         publisher = FakePublisher(self._pump, store, wakeups, limits)
+        publisher.heard = self._heard
         broker._requests = TestRequests(  # noqa: SLF001
             store,
             publisher,
@@ -250,14 +252,16 @@ class TestSqlBroker(TestBroker[SqlBroker, EnterType], broker=SqlBroker):
     ) -> tuple[Any, bool]:
         """The subscriber whose calls are the publisher's: a real one, or one made for the test."""
         subscribers = [cast("QueueSubscriber", s) for b in self.brokers for s in b.subscribers]
-        for subscriber in subscribers:
-            if publisher.queue in subscriber.queues and subscriber.forward_to is None:
+        queue = self._heard[publisher] = publisher.queue
+        # The last one takes the messages: see `Pump`.
+        for subscriber in reversed(subscribers):
+            if queue in subscriber.queues and subscriber.forward_to is None:
                 return subscriber, True
         taken = {queue for subscriber in subscribers for queue in subscriber.queues}
-        queue = publisher.queue
         if not queue or queue in taken:
             # Each call names a queue, or messages are moved on: there is nothing to listen to.
             queue = f"sqlbroker-test-{id(publisher)}"
+            self._heard[publisher] = ""
         batch = publisher.config.batch
         return (
             broker.subscriber(queue, batch=batch, persistent=False, include_in_schema=False),

@@ -192,12 +192,12 @@ class TestDatabase:
             self._live[table] = version, [LiveRow(*row) for row in rows]
         return self._live[table][1]
 
-    def published(self, table: str, queue: str | None) -> list[Any]:
-        """The columns `COPIED` of what was published, in order; of all queues if it is None."""
-        where = "" if queue is None else "WHERE queue = ?"
+    def published(self, table: str, queue: str | None, message_id: int | None = None) -> list[Any]:
+        """The columns `COPIED` of what was published, in order; None stands for every queue or id."""
         return self.read(
-            f"SELECT {', '.join(COPIED)} FROM {table}_outbox {where} ORDER BY id",
-            () if queue is None else (queue,),
+            f"SELECT {', '.join(COPIED)} FROM {table}_outbox "
+            "WHERE queue = coalesce(?, queue) AND id = coalesce(?, id) ORDER BY id",
+            (queue, message_id),
         )
 
     def last_id(self, table: str) -> int:

@@ -3,10 +3,11 @@ when the first attempt has ended.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from faststream.exceptions import SubscriberNotFound
 from sqlalchemy import Connection
@@ -14,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from typing_extensions import override
 
 from faststream_sqlbroker.core.rows import ClaimedMessage, NewMessage
+from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.database.messages.handler import only_writer
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.shielded import ShieldedCalls
@@ -39,6 +41,7 @@ class FakeProducer(SqlBrokerProducer):
             Exception: what the handler has raised, after its outcome was written.
         """
         message_id = await super().publish(cmd)
+        self._expect_record(cmd, [message_id])
         if cmd.connection is None and message_id is not None:
             await self._publisher.deliver([message_id])
         return message_id
@@ -47,9 +50,46 @@ class FakeProducer(SqlBrokerProducer):
     async def publish_batch(self, cmd: "SqlBrokerPublishCommand") -> list[int | None]:
         """Write all bodies, and run their first attempts, as `publish`."""
         ids = await super().publish_batch(cmd)
+        self._expect_record(cmd, ids)
         if cmd.connection is None and any(ids):
             await self._publisher.deliver(ids)
         return ids
+
+    def _expect_record(self, cmd: "SqlBrokerPublishCommand", ids: Sequence[int | None]) -> None:
+        """Let the publisher's record have those of its messages that its subscriber will not get,
+        once they are committed.
+        """
+        if cmd.publisher in self._publisher.heard:
+            record = partial(self._record, cmd.publisher)
+            self._publisher.records.update({i: record for i in ids if i is not None})
+
+    async def _record(self, publisher: Any, message_id: int) -> None:
+        parts = self._publisher
+        for row in parts.pump.database.published(parts.table, None, message_id):
+            _, queue, key, priority, _, headers, payload, created, due, _ = row
+            if queue == parts.heard[publisher]:
+                continue
+            claimed = ClaimedMessage(
+                id=message_id,
+                queue=queue,
+                payload=payload,
+                stored_headers=headers,
+                priority=priority,
+                key=key,
+                attempts_count=0,
+                deliveries_count=0,
+                publish_count=0,
+                created=from_microseconds(created),
+                due=from_microseconds(due),
+                expires_at=None,
+                first_attempt_at=None,
+                last_attempt_at=None,
+                acquired=from_microseconds(created),
+                lease_token=UUID(int=0),
+            )
+            message = await self._parser(claimed)
+            message.set_decoder(self._decoder)
+            await publisher._recorder.record(message)  # noqa: SLF001 - FastStream's
 
 
 class FakePublisher(Publisher):
@@ -61,11 +101,19 @@ class FakePublisher(Publisher):
         self.table = store.tables.config.message_table_name
         self.pump = pump
         self._negative = count(1)
+        self.heard: dict[Any, str] = {}
+        """Of each publisher the queue whose messages it records as they are handled; "" for none.
+        """
+        self.records: dict[int, Callable[[int], Awaitable[None]]] = {}
+        """Record messages of publishers, by id."""
 
     async def deliver(self, ids: Sequence[int | None]) -> None:
         """Run the first attempts of the messages `ids`, and raise what they raise; what is
         published in a handler's transaction waits for its COMMIT.
         """
+        for message_id in ids:
+            if message_id in self.records:
+                await self.records.pop(message_id)(message_id)
         if only_writer(self._store.dialect, self._store.engine) is None:
             await self.pump.published(ids, self.table)
 

@@ -302,7 +302,9 @@ class Pump:
             if (left := next((c for c in self._consumers if c.waiting()), None)) is not None:
                 return left, self._join(left)
             now = self.clock.microseconds
-            free = [c for c in self._consumers if c not in self._blocked]
+            # Of several subscribers of a queue the last one takes a message, so that one which an
+            # earlier test has declared does not.
+            free = [c for c in reversed(self._consumers) if c not in self._blocked]
             heads = [(due, c) for c in free if (due := next(c.due(now), None)) is not None]
             if not heads:
                 return None

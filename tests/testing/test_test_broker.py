@@ -245,6 +245,62 @@ async def test_assertions_take_our_fields(broker: SqlBroker) -> None:
             await handle.assert_called_once_with(queue="r", key="k", delay="5m")
 
 
+@pytest.mark.parametrize("own", ["out", "", "moved"])
+@pytest.mark.parametrize("handled", [True, False])
+async def test_a_publisher_records_what_it_publishes_elsewhere(
+    broker: SqlBroker, own: str, handled: bool, tmp_path: Path
+) -> None:
+    publisher = broker.publisher(own)
+    broker.subscriber("moved", forward_to="next")
+    if handled:
+
+        @broker.subscriber("elsewhere", retry_strategy=None)
+        async def handle(body: str) -> None:
+            if body == "bad":
+                raise ValueError
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+    async with TestSqlBroker(broker, connect_only=False):
+        await publisher.publish("x", queue="elsewhere", key="k", delay="1h")
+        publisher.mock.assert_called_once_with("x")
+        await publisher.assert_called_once_with("x", queue="elsewhere", key="k", delay="1h")
+        await publisher.publish_batch("y", "z", queue="elsewhere")
+        assert [call.args for call in publisher.mock.call_args_list] == [("x",), ("y",), ("z",)]
+        for ends in ("rollback", "commit"):
+            async with engine.connect() as connection:
+                await publisher.publish(ends, queue="elsewhere", connection=connection)
+                await getattr(connection, ends)()
+            await broker.drain()
+        publisher.mock.assert_called_with("commit")
+        assert publisher.mock.call_count == 4
+        if handled:
+            with pytest.raises(ValueError):
+                await publisher.publish("bad", queue="elsewhere")
+            publisher.mock.assert_called_with("bad")
+        await publisher.publish("once", queue="elsewhere", dedup_id="d")
+        await publisher.publish("twice", queue="elsewhere", dedup_id="d")
+        publisher.mock.assert_called_with("once" if not handled else "twice")
+        if own == "out":
+            await publisher.publish("own")
+            publisher.mock.assert_called_with("own")
+            assert [call.args[0] for call in publisher.mock.call_args_list].count("own") == 1
+    await engine.dispose()
+
+
+async def test_the_handler_that_was_declared_last_takes_the_messages(broker: SqlBroker) -> None:
+    """One of an earlier test is still declared."""
+    publisher = broker.publisher("q")
+    for number in range(5):
+
+        @broker.subscriber("q")
+        async def handle(body: int) -> None: ...
+
+        async with TestSqlBroker(broker, connect_only=False):
+            await broker.publish(number, "q")
+            handle.mock.assert_called_once_with(number)
+            publisher.mock.assert_called_once_with(number)
+
+
 async def test_failed_assertions_name_what_waits_and_until_when(broker: SqlBroker) -> None:
     @broker.subscriber("q")
     async def handle() -> None:
