@@ -12,7 +12,7 @@ from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.text import clean_text, short, storable
-from faststream_sqlbroker.core.times import Duration, parse_age, parse_duration
+from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 LARGEST_ID = 2**63 - 1
@@ -50,7 +50,7 @@ def moment_or_age(name: str, value: Duration | datetime | None) -> datetime | fl
         return None
     if isinstance(value, datetime):
         return _aware(name, value)
-    seconds = parse_age(name, value)
+    seconds = parse_duration(value, name=name)
     if not 0 <= seconds <= LONGEST_AGE:
         raise SetupError(
             f"{name} must be a datetime, or how long ago: 0 to 100 years, got {short(value)}"

@@ -32,7 +32,7 @@ from faststream_sqlbroker.cli.output import (
     tell,
 )
 from faststream_sqlbroker.cli.session import LakeRun, SparkRun
-from faststream_sqlbroker.core.times import parse_age, parse_duration
+from faststream_sqlbroker.core.times import parse_duration
 
 
 class WindowSize(str, Enum):
@@ -102,8 +102,8 @@ def export(
             table=table,
             schema=schema,
             queues=queue or None,
-            safety_lag=parse_age("--safety-lag", safety_lag),
-            recheck=parse_age("--recheck", recheck),
+            safety_lag=parse_duration(safety_lag, name="--safety-lag"),
+            recheck=parse_duration(recheck, name="--recheck"),
             primary=primary,
             source=source,
             verify=verify.value,
@@ -161,7 +161,9 @@ def prune(
         result = spark.prune_archive(
             url,
             exported=exported,
-            older_than=None if older_than is None else parse_age("--older-than", older_than),
+            older_than=None
+            if older_than is None
+            else parse_duration(older_than, name="--older-than"),
             spark=None if exported is None else how.session_of(url),
             table=table,
             schema=schema,
@@ -251,7 +253,7 @@ def erase(
                 ids=ids or (),
                 keys=keys or (),
                 dry_run=dry_run,
-                keep=0 if keep in ("0", "0h") else parse_duration(keep, name="--keep"),
+                keep=parse_duration(keep, name="--keep"),
                 by=by,
                 message_table=message_table,
                 table=table,

@@ -14,7 +14,7 @@ from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url, UrlIfNeeded
 from faststream_sqlbroker.cli.output import print_json, row_of, tell
 from faststream_sqlbroker.cli.session import LakeRun, SparkRun
-from faststream_sqlbroker.core.times import length_text, parse_age
+from faststream_sqlbroker.core.times import length_text, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 Lake = Annotated[str, typer.Argument(help="Path of the export.")]
@@ -110,7 +110,7 @@ def status(
                 url,
                 path,
                 cap=cap,
-                safety_lag=parse_age("--safety-lag", safety_lag),
+                safety_lag=parse_duration(safety_lag, name="--safety-lag"),
                 primary=primary,
                 source=source,
             )

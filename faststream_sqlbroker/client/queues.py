@@ -11,6 +11,12 @@ from urllib.parse import quote
 import httpx
 
 from faststream_sqlbroker.client.answers import TIMEOUT, HeldOverHttp, HttpUser
+from faststream_sqlbroker.core.times import (
+    Duration,
+    delay_seconds,
+    lease_seconds,
+    seconds_or_zero,
+)
 from faststream_sqlbroker.exceptions import SetupError
 
 _LOST = (
@@ -29,7 +35,7 @@ class NewHttpMessage:
         key: For policies and `ordered=True`.
         priority: -100 to 100; higher ones are taken first.
         dedup_id: Unique in the queue while the message lives.
-        delay: Time until it is due: seconds, or text like "1.5h".
+        delay: Time until it is due: seconds, a timedelta or text like "1.5h".
         next_attempt_at: When it is due, in place of `delay`; an aware datetime.
         expires_in: Time after which it does not start, as `delay`.
         headers: JSON values by name.
@@ -41,9 +47,9 @@ class NewHttpMessage:
     key: str | None = None
     priority: int = 0
     dedup_id: str | None = None
-    delay: float | str | None = None
+    delay: Duration | None = None
     next_attempt_at: datetime | None = None
-    expires_in: float | str | None = None
+    expires_in: Duration | None = None
     headers: Mapping[str, Any] = field(default_factory=dict)
     correlation_id: str | None = None
 
@@ -106,17 +112,21 @@ class QueueClient(HttpUser):
         return found
 
     async def reserve(
-        self, limit: int = 1, *, lease: float = 60.0, wait: float = 0.0
+        self, limit: int = 1, *, lease: Duration = 60.0, wait: Duration = 0.0
     ) -> "list[HttpMessage]":
         """Lease the first due messages; none if none becomes due.
 
         Args:
             limit: Messages at most, 1 to 100; there may be fewer than are due.
-            lease: Seconds for which they are yours, by the database's clock.
-            wait: Seconds to wait for the first one, up to 30.
+            lease: How long they are yours, by the database's clock.
+            wait: How long to wait for the first one, up to 30 seconds.
+
+        Raises:
+            SetupError: `lease` or `wait` is no valid duration.
         """
-        body = {"limit": limit, "lease_seconds": lease, "wait": wait}
-        answer = await self._send("/reserve", body, self._consume_token, TIMEOUT + wait)
+        waited = seconds_or_zero("wait", wait)
+        body = {"limit": limit, "lease_seconds": lease_seconds(lease), "wait": waited}
+        answer = await self._send("/reserve", body, self._consume_token, TIMEOUT + waited)
         return [HttpMessage(self, each) for each in answer.json()["messages"]]
 
     async def end(self, message: "HttpMessage", how: str, body: Mapping[str, Any]) -> Any:
@@ -187,9 +197,10 @@ class HttpMessage(HeldOverHttp):
         """
         return json.loads(self.payload)
 
-    async def heartbeat(self, lease: float = 60.0) -> None:
-        """Let the lease end `lease` seconds from now, never sooner than it does."""
-        told = await self._client.end(self, "heartbeat", {"lease_seconds": lease})
+    async def heartbeat(self, lease: Duration = 60.0) -> None:
+        """Let the lease end `lease` from now, never sooner than it does."""
+        body = {"lease_seconds": lease_seconds(lease)}
+        told = await self._client.end(self, "heartbeat", body)
         self.lease_ends_at = datetime.fromisoformat(told["lease_ends_at"])
 
     async def commit(self, result: Any = None) -> None:
@@ -197,11 +208,11 @@ class HttpMessage(HeldOverHttp):
         body = {} if result is None else {"result": _encoded(result, None)}
         await self._end("commit", body)
 
-    async def rollback(self, delay: float | str | None = None, *, error: str | None = None) -> None:
+    async def rollback(self, delay: Duration | None = None, *, error: str | None = None) -> None:
         """Count a failed attempt; it is due again after `delay`, or when the server says, or FAILED
         if no attempt is left.
         """
-        await self._end("rollback", _given(delay=delay, error=error))
+        await self._end("rollback", _given(delay=_seconds(delay), error=error))
 
     async def release(self) -> None:
         """Give it back as if it had not been reserved."""
@@ -230,6 +241,10 @@ class HttpMessage(HeldOverHttp):
         await self.rollback(error=f"{type(error).__name__}: {error}"[:1000])
 
 
+def _seconds(length: Duration | None) -> float | None:
+    return None if length is None else delay_seconds(length)
+
+
 def _sent(message: Any) -> dict[str, Any]:
     """A message as the server reads it."""
     # A body needs no options mostly, so it may be given alone.
@@ -240,9 +255,9 @@ def _sent(message: Any) -> dict[str, Any]:
         # 0 is what the server takes for none.
         priority=new.priority or None,
         dedup_id=new.dedup_id,
-        delay=new.delay,
+        delay=_seconds(new.delay),
         next_attempt_at=None if due is None else due.timestamp(),
-        expires_in=new.expires_in,
+        expires_in=_seconds(new.expires_in),
         headers=dict(new.headers) or None,
         correlation_id=new.correlation_id,
     )

@@ -28,7 +28,6 @@ from faststream_sqlbroker.config.declared import Option
 from faststream_sqlbroker.config.plain import must_be, plain
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.core.policies import Header
-from faststream_sqlbroker.core.retention import age_seconds
 from faststream_sqlbroker.core.routing import DESTINATION, Destination
 from faststream_sqlbroker.core.times import parse_duration
 from faststream_sqlbroker.exceptions import SetupError
@@ -120,11 +119,6 @@ def _length(value: Any) -> Any:
     return value
 
 
-def _age(value: Any) -> Any:
-    located(age_seconds, "the age", value)
-    return value
-
-
 def _key(value: Any) -> Any:
     return value if isinstance(value, bool) else _header(value)
 
@@ -173,9 +167,6 @@ _HEADER: dict[str, Any] = {
 }
 Length = Annotated[
     Any, AfterValidator(_length), WithJsonSchema({"type": ["string", "number"], "examples": ["5m"]})
-]
-Age = Annotated[
-    Any, AfterValidator(_age), WithJsonSchema({"type": ["string", "number"], "examples": ["30d"]})
 ]
 HeaderField = Annotated[Any, AfterValidator(_header), WithJsonSchema(_HEADER)]
 KeyField = Annotated[

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.scheduling import ScheduleOptions
 from faststream_sqlbroker.config.declared import options_of_call, options_of_class, options_of_dict
-from faststream_sqlbroker.config.fields import Age, Section, built, choice, derived
+from faststream_sqlbroker.config.fields import Section, built, choice, derived
 from faststream_sqlbroker.core import retry
 from faststream_sqlbroker.core.channels import Channel, Channels, Consumer, Queues, QueueTokens
 from faststream_sqlbroker.core.checks import queue_problem
@@ -19,7 +19,6 @@ from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.policies import Policy
 from faststream_sqlbroker.core.policies.checks import KINDS
 from faststream_sqlbroker.core.retention import Retention
-from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.subscriber.options import SubscriberOptions
 
@@ -74,7 +73,7 @@ OBJECTS: dict[Any, Any] = {
         Queues,
         known={QueueTokens: _object(QueueTokens), retry.RetryStrategyProto: StrategyField},
     ),
-    Retention: _object(Retention, known={Duration | None: Age | None}),
+    Retention: _object(Retention),
     SqlBrokerSchemaConfig: _object(SqlBrokerSchemaConfig),
 }
 """Types of fields, by the types of what options take."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.loaded_windows import checked_lake
 from faststream_sqlbroker.core.states import MessageState
-from faststream_sqlbroker.core.times import Duration, parse_age
+from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 NO_ARCHIVE = "there is no archive to remove from (message_archive_table_name=None)"
@@ -84,12 +84,12 @@ def checked_retention(given: object) -> Retention | None:
 
 
 def age_seconds(name: str, age: Duration) -> float:
-    """An age in seconds; text may begin with days, as in "30d" or "1d12h".
+    """An age in seconds.
 
     Raises:
         SetupError: it is no valid age; the message begins with `name`.
     """
-    seconds = parse_age(name, age)
+    seconds = parse_duration(age, name=name)
     if seconds < SHORTEST_AGE:
         raise SetupError(f"{name} must be {SHORTEST_AGE:.0f} second or more, got {age!r}")
     return seconds

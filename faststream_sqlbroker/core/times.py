@@ -10,27 +10,31 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 Duration = float | timedelta | str
-"""Seconds, a timedelta, or text such as "500ms", "60s", "1.5h", "2h45m" or "0"."""
+"""Seconds, a timedelta, or text such as "500ms", "60s", "1.5h", "2h45m", "30d" or "0"."""
 
 LONGEST_SECONDS = 1e11
 """No length may exceed this many seconds (about 3 170 years): a timedelta must be able to hold it.
 """
 
-_UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
-_PART = r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(ms|s|m|h)"
+_UNITS = {
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "m": Fraction(60),
+    "h": Fraction(3600),
+    "d": Fraction(86400),
+}
+_PART = r"([0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(ms|s|m|h|d)"
 _PARTS = re.compile(_PART)
 _WHOLE = re.compile(rf"([+-]?)(0|(?:{_PART}){{1,20}})")
 
-_ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h" or "2h45m"'
-_DAYS = re.compile(r"([0-9]{1,6})d(.*)", re.DOTALL)
-"""Text that begins with days, and the rest of it."""
+_ALLOWED = 'it takes seconds, a timedelta, or text like "500ms", "60s", "1.5h", "2h45m" or "30d"'
 
 
 def parse_duration(value: Duration, *, name: str = "duration") -> float:
     """Turn `value` into seconds.
 
-    Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m or h, as in
-    Go: digits may be missing on one side of the point (".5s", "1.s"), and "0" needs no unit. Parts
+    Text is an optional sign followed by decimal numbers, each with its unit: ms, s, m, h or d (24
+    hours). "0" needs no unit. Digits may be missing on one side of the point (".5s", "1.s"). Parts
     add up, in any order; the sign is that of the whole; spaces are not allowed. The sum is exact
     before it becomes a float.
 
@@ -59,27 +63,6 @@ def parse_duration(value: Duration, *, name: str = "duration") -> float:
             f"{_short(value)}"
         )
     return seconds
-
-
-def parse_age(name: str, value: Duration) -> float:
-    """How long ago, in seconds: as `parse_duration`, and text may begin with days ("30d", "1d12h").
-
-    Raises:
-        SetupError: It is not a valid duration; the message begins with `name`.
-    """
-    if not isinstance(value, str):
-        return parse_duration(value, name=name)
-    days = _DAYS.fullmatch(value)
-    try:
-        if days is None:
-            return parse_duration(value, name=name)
-        rest = seconds_or_zero(name, days[2]) if days[2] else 0.0
-        return timedelta(days=int(days[1])).total_seconds() + rest
-    except SetupError:
-        raise SetupError(
-            f"{name} cannot be {short(value)}: it takes seconds, a timedelta, or text like "
-            '"30d", "1d12h", "1.5h" or "45m", without spaces'
-        ) from None
 
 
 def delay_seconds(value: Duration, *, name: str = "delay") -> float:
@@ -118,8 +101,9 @@ def positive_seconds(name: str, value: Duration) -> float:
 def _parse_text(text: str, name: str) -> float:
     match = _WHOLE.fullmatch(text)
     if match is None:
-        day = ', and a day is "24h"' if _DAYS.fullmatch(text) else ""
-        raise SetupError(f"{name} cannot be {_short(text)}: {_ALLOWED}, without spaces{day}")
+        raise SetupError(
+            f"{name} cannot be {_short(text)}: {_ALLOWED}, each number with its unit, no spaces"
+        )
     total = sum(
         (Fraction(number) * _UNITS[unit] for number, unit in _PARTS.findall(match[2])), Fraction()
     )

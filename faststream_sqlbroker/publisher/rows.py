@@ -125,7 +125,7 @@ def make_row(
         dedup_id=_name("dedup_id", options.get("dedup_id")),
         delay=delay,
         next_attempt_at=next_attempt_at,
-        expires_in=_expiry(_number(options.get("expires_in"))),
+        expires_in=_expiry(options.get("expires_in")),
         lookup=lookup,
         info=info,
     )
@@ -283,7 +283,7 @@ def _expiry(value: Duration | None) -> float | None:
 
 def _due(options: Mapping[str, Any]) -> tuple[float | None, datetime | None]:
     """Seconds from now or a moment, at most one of them; a message with neither is due now."""
-    delay = _number(options.get("delay"))
+    delay = options.get("delay")
     at = _number(options.get("next_attempt_at"))
     if delay is not None and at is not None:
         raise PublishError(

@@ -193,7 +193,7 @@ class TestDatabase:
         return self._live[table][1]
 
     def published(self, table: str, queue: str | None, message_id: int | None = None) -> list[Any]:
-        """The columns `COPIED` of what was published, in order; None stands for every queue or id."""
+        """The columns `COPIED` of what was published, in order; None is any queue, or any id."""
         return self.read(
             f"SELECT {', '.join(COPIED)} FROM {table}_outbox "
             "WHERE queue = coalesce(?, queue) AND id = coalesce(?, id) ORDER BY id",

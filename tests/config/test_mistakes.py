@@ -43,7 +43,10 @@ def mistakes(path: Path) -> list[str]:
             f"{SERVICE}  graceful_timeout: -5s\nqueues: {{a: {{handler: json:dumps}}}}",
             ["3:21 broker.graceful_timeout: graceful_timeout must be"],
         ),
-        (f"{SERVICE}  retention: {{completed: 5 days}}", ["3:26 broker.retention.completed: the"]),
+        (
+            f"{SERVICE}  retention: {{completed: 5 days}}",
+            ["3:26 broker.retention.completed: dur"],
+        ),
         (f"{SERVICE}  retention: {{}}", ["3:14 broker.retention: Retention() removes nothing"]),
         (f"{SERVICE}  max_depth: {{a: 5}}", ["3:15 broker.max_depth.a: there is no queue 'a'"]),
         (f"{SERVICE}  schema: {{message_table_name: 5x}}", ["3:32 broker.schema.message_table_na"]),

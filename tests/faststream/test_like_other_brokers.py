@@ -300,7 +300,7 @@ async def test_options_of_the_command_line(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "command_line_app", raising=False)
     arguments = ["publish", "command_line_app:app", '{"a": 1}', "--queue", "q", "--priority", "5"]
-    arguments += ["--delay", "0.5", "--expires-in", "3600", "--key", "k"]
+    arguments += ["--delay", "0.5s", "--expires-in", "1h", "--key", "k"]
     result = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
     assert result.exit_code == 0, result.output
     [row] = await look.rows()
@@ -313,7 +313,7 @@ async def test_options_of_the_command_line(
 
 
 @pytest.mark.parametrize(
-    "option", [{"priority": "5.5"}, {"priority": "500"}, {"delay": "0.5 "}, {"expires_in": "-1"}]
+    "option", [{"priority": "5.5"}, {"priority": "500"}, {"delay": "0.5"}, {"expires_in": "-1s"}]
 )
 @on_one
 async def test_text_that_is_not_an_option_is_refused(broker: SqlBroker, option: Any) -> None:

@@ -25,7 +25,7 @@ def test_an_age_may_be_in_days(age: Any, seconds: float) -> None:
     assert age_seconds("completed", age) == seconds
 
 
-@pytest.mark.parametrize("age", ["30", "d", "-1d", "1.5d", "1d-2h", "soon", 0, -5, "0d", 0.5, True])
+@pytest.mark.parametrize("age", ["30", "d", "-1d", "1d-2h", "soon", 0, -5, "0d", 0.5, True])
 def test_what_is_no_age_is_refused(age: Any) -> None:
     with pytest.raises(SetupError, match=r"^failed "):
         Retention(failed=age)
@@ -33,7 +33,7 @@ def test_what_is_no_age_is_refused(age: Any) -> None:
 
 def test_an_age_that_is_none_is_told_with_those_that_are() -> None:
     with pytest.raises(
-        SetupError, match=r"failed cannot be '30 days': .* text like \"30d\", \"1d12h\""
+        SetupError, match=r"failed cannot be '30 days': .* text like .* or \"30d\", each number"
     ):
         Retention(failed="30 days")
 
