@@ -1,23 +1,3 @@
 """The retry strategies, which `faststream_sqlbroker` has as well."""
 
-from faststream_sqlbroker.core.retry import (
-    ConstantRetryStrategy,
-    ConstantWithJitterRetryStrategy,
-    ExponentialBackoffRetryStrategy,
-    ExponentialBackoffWithJitterRetryStrategy,
-    LinearRetryStrategy,
-    NoRetryStrategy,
-    RetryStrategyProto,
-    RetryStrategyTemplate,
-)
-
-__all__ = (
-    "ConstantRetryStrategy",
-    "ConstantWithJitterRetryStrategy",
-    "ExponentialBackoffRetryStrategy",
-    "ExponentialBackoffWithJitterRetryStrategy",
-    "LinearRetryStrategy",
-    "NoRetryStrategy",
-    "RetryStrategyProto",
-    "RetryStrategyTemplate",
-)
+from faststream_sqlbroker.core.retry import *  # noqa: F403 - under another name

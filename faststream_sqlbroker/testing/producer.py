@@ -69,24 +69,10 @@ class FakeProducer(SqlBrokerProducer):
             _, queue, key, priority, _, headers, payload, created, due, _ = row
             if queue == parts.heard[publisher]:
                 continue
-            claimed = ClaimedMessage(
-                id=message_id,
-                queue=queue,
-                payload=payload,
-                stored_headers=headers,
-                priority=priority,
-                key=key,
-                attempts_count=0,
-                deliveries_count=0,
-                publish_count=0,
-                created=from_microseconds(created),
-                due=from_microseconds(due),
-                expires_at=None,
-                first_attempt_at=None,
-                last_attempt_at=None,
-                acquired=from_microseconds(created),
-                lease_token=UUID(int=0),
-            )
+            times = from_microseconds(created), from_microseconds(due)
+            # Never attempted, as it was published.
+            state = (0, 0, 0, *times, None, None, None, times[0], UUID(int=0))
+            claimed = ClaimedMessage(message_id, queue, payload, headers, priority, key, *state)
             message = await self._parser(claimed)
             message.set_decoder(self._decoder)
             await publisher._recorder.record(message)  # noqa: SLF001 - FastStream's
