@@ -59,9 +59,12 @@ class FakeProducer(SqlBrokerProducer):
         """Let the publisher's record have those of its messages that its subscriber will not get,
         once they are committed.
         """
-        if cmd.publisher in self._publisher.heard:
-            record = partial(self._record, cmd.publisher)
-            self._publisher.records.update({i: record for i in ids if i is not None})
+        records = self._publisher.records
+        for message_id in ids:
+            # An id of a message that was rolled back may be given again.
+            records.pop(message_id, None)
+            if message_id is not None and cmd.publisher in self._publisher.heard:
+                records[message_id] = partial(self._record, cmd.publisher)
 
     async def _record(self, publisher: Any, message_id: int) -> None:
         parts = self._publisher
@@ -90,7 +93,7 @@ class FakePublisher(Publisher):
         self.heard: dict[Any, str] = {}
         """Of each publisher the queue whose messages it records as they are handled; "" for none.
         """
-        self.records: dict[int, Callable[[int], Awaitable[None]]] = {}
+        self.records: dict[int | None, Callable[[int], Awaitable[None]]] = {}
         """Record messages of publishers, by id."""
 
     async def deliver(self, ids: Sequence[int | None]) -> None:
@@ -98,7 +101,7 @@ class FakePublisher(Publisher):
         published in a handler's transaction waits for its COMMIT.
         """
         for message_id in ids:
-            if message_id in self.records:
+            if message_id is not None and message_id in self.records:
                 await self.records.pop(message_id)(message_id)
         if only_writer(self._store.dialect, self._store.engine) is None:
             await self.pump.published(ids, self.table)

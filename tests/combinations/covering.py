@@ -48,14 +48,14 @@ def covering(seed: int = 1) -> tuple[Case, ...]:
     Greedy: of some cases that hold a missing pair, the one that holds the most of them.
     """
     random = Random(seed)
-    missing = set(pairs()) - refused().keys()
+    missing = set(_wanted())
     in_turn = sorted(missing)
     random.shuffle(in_turn)
     cases = []
     for pair in in_turn:
         if pair in missing:
             values = max(
-                (_around(pair, random) for _ in range(12)),
+                (_around(pair, missing, random) for _ in range(12)),
                 key=lambda given: len(pairs_of(given) & missing),
             )
             missing -= pairs_of(values)
@@ -68,19 +68,29 @@ def pairs_of(values: Iterable[str]) -> set[Pair]:
     return set(combinations(sorted(values, key=AXIS_OF.__getitem__), 2))
 
 
-def _around(pair: Pair, random: Random) -> list[str]:
-    """`pair` with other features that go together with it."""
+def _around(pair: Pair, missing: set[Pair], random: Random) -> list[str]:
+    """`pair` with other features that go together with it, best with `missing` pairs."""
     values = list(pair)
     # Virtual time costs less than that of a database.
     cheap = ("TestSqlBroker",) if random.random() < 2 / 3 else ()
     for given in (cheap, *random.sample(list(AXES.values()), len(AXES))):
         if given and set(values).isdisjoint(given):
-            value = random.choice(given)
-            if all(_fit(value, other) for other in values):
-                values.append(value)
+            fitting = [v for v in given if all(_fit(v, other) for other in values)]
+            if fitting:
+                random.shuffle(fitting)
+                values.append(max(fitting, key=lambda v: len(pairs_of([v, *values]) & missing)))
     return values
 
 
 def _fit(one: str, other: str) -> bool:
-    twice = one == f"then {other}" or other == f"then {one}"
-    return not twice and pairs_of((one, other)).isdisjoint(refused())
+    if USUAL_VALUES & {one, other}:
+        return True
+    return pairs_of((one, other)) <= _wanted()
+
+
+@cache
+def _wanted() -> set[Pair]:
+    return set(pairs()) - refused().keys()
+
+
+USUAL_VALUES = {values[0] for values in AXES.values()}

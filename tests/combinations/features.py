@@ -61,6 +61,13 @@ RETRIES: dict[str, dict[str, Any]] = {
     "NoRetryStrategy": {"retry_strategy": NoRetryStrategy()},
     "no retries": {"retry_strategy": None},
 }
+SCHEDULED: dict[str, dict[str, Any]] = {
+    "schedule": {},
+    "scheduled function with tz and missed": {"tz": "Europe/Berlin", "missed": "all"},
+    "schedule with delay and headers": {"delay": "50ms", "headers": {"a": "b"}},
+    "schedule with expires_in and priority": {"expires_in": "1h", "priority": 7},
+}
+"""Ways to publish by a schedule, with its options."""
 AXES: dict[str, tuple[str, ...]] = {
     "policy": tuple(POLICIES),
     "second": SECOND,
@@ -79,16 +86,20 @@ AXES: dict[str, tuple[str, ...]] = {
     "publish": (
         "publish",
         "publish_batch",
-        "outbox",
+        "own publisher",
+        "own publisher's batch",
+        "publish_sync",
         "SqlProducer",
-        "schedule",
+        *SCHEDULED,
         "delay",
         "priority",
         "dedup_id",
         "expires_in",
         "lookup",
     ),
+    "transaction": ("its own transaction", "connection=", "session="),
     "dead_letters": ("archive", "dead_letter_queue", "no archive"),
+    "application": ("FastStream", "FastAPI"),
     "broker": ("database", "TestSqlBroker"),
 }
 """The first value of each is the usual one, which goes together with all."""
@@ -108,7 +119,9 @@ class Case:
     retry: str
     answer: str
     publish: str
+    transaction: str
     dead_letters: str
+    application: str
     broker: str
 
     def policies(self) -> list[Policy]:
@@ -143,12 +156,28 @@ USUAL = Case(**{axis: values[0] for axis, values in AXES.items()})
 
 
 def pairs() -> Iterator[Pair]:
-    """Every two values of two axes that are not usual."""
-    for one, other in combinations(AXES.values(), 2):
-        for value in one[1:]:
-            for with_it in other[1:]:
-                if with_it != f"then {value}":
+    """Every two values of two axes that are not usual, but for those that say nothing new."""
+    for one, other in combinations(AXES.items(), 2):
+        for value in one[1][1:]:
+            for with_it in other[1][1:]:
+                if with_it != f"then {value}" and not _says_nothing_new(
+                    {one[0], other[0]}, {value, with_it}
+                ):
                     yield value, with_it
+
+
+_OF_DELIVERY = {"policy", "mode", "dead_letters", "broker"}
+"""Axes that the options of schedules are tried with; the others have the plain schedule."""
+_NEW_WAYS = {"own publisher", "own publisher's batch", "publish_sync", *SCHEDULED} - {"schedule"}
+
+
+def _says_nothing_new(axes: set[str], values: set[str]) -> bool:
+    if "second" in axes and (
+        not axes.isdisjoint({"transaction", "application"}) or not _NEW_WAYS.isdisjoint(values)
+    ):
+        return True  # the first policy has it
+    options = SCHEDULED.keys() - {"schedule"}
+    return not options.isdisjoint(values) and axes.isdisjoint(_OF_DELIVERY)
 
 
 def case_of(*values: str) -> Case:

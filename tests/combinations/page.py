@@ -16,7 +16,9 @@ NAMES = {
     "retry": "retry strategy",
     "answer": "answer",
     "publish": "how it is published",
+    "transaction": "in which transaction",
     "dead_letters": "failed messages",
+    "application": "application",
     "broker": "where it runs",
 }
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from fastapi import FastAPI
 from faststream import BaseMiddleware
 from faststream.kafka import KafkaBroker, TestKafkaBroker
 from opentelemetry.sdk.trace import TracerProvider
@@ -15,7 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Engine, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 
 from faststream_sqlbroker import (
     SqlBroker,
@@ -26,18 +28,21 @@ from faststream_sqlbroker import (
     SqlProducer,
     TestSqlBroker,
     VirtualClock,
+    fastapi,
 )
+from faststream_sqlbroker.fastapi import SqlBrokerRouter
 from faststream_sqlbroker.opentelemetry import SqlBrokerTelemetryMiddleware
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
-from tests.combinations.features import MODES, QUICK_RETRIES, RETRIES, Case
+from tests.combinations.features import MODES, QUICK_RETRIES, RETRIES, SCHEDULED, Case
 from tests.faststream.conftest import QUICK
 from tests.helpers import eventually
 
-GOOD, BAD = "good", "bad"
-KEYS = {GOOD: "a", BAD: "b"}
-BEGIN = datetime(2032, 2, 28, 23, tzinfo=timezone.utc)
+GOOD, BAD, UNDONE = "good", "bad", "undone"
+KEYS = {GOOD: "a", BAD: "b", UNDONE: "c"}
+BEGIN = datetime(2032, 2, 28, 22, tzinfo=timezone.utc)
 ONCE = "0 0 29 2 *"
-"""When a schedule fires: an hour later in a test, by an operator's call on a database."""
+"""When a schedule fires: within two hours in a test, by an operator's call on a database."""
+OWN = "its own transaction"
 CREATE = "CREATE TABLE IF NOT EXISTS work (body VARCHAR(20))"
 """What transactional handlers write to."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -89,7 +94,14 @@ class Running:
         self.kafka: KafkaBroker | None = None
         self.spans = InMemorySpanExporter()
         self.registry = CollectorRegistry()
-        self.broker = SqlBroker(asynchronous, logger=None, middlewares=self._middlewares())
+        given: Any = {"logger": None, "middlewares": self._middlewares()}
+        self.router: SqlBrokerRouter | None = None
+        if case.application == "FastAPI":
+            self.router = SqlBrokerRouter(asynchronous, **given)
+        self.broker = (
+            SqlBroker(asynchronous, **given) if self.router is None else self.router.broker
+        )
+        self.publisher: Any = None
 
     async def __call__(self, ended: Callable[[Seen], bool] = lambda seen: True) -> Seen:
         """Run the case. On a database, wait until it has `ended`, or for two minutes.
@@ -123,8 +135,13 @@ class Running:
 
     async def _run_on_database(self, stack: AsyncExitStack, ended: Callable[[Seen], bool]) -> None:
         await self.broker.create_tables()
-        await stack.enter_async_context(self.broker)
-        await self.broker.start()
+        if self.router is None:
+            await stack.enter_async_context(self.broker)
+            await self.broker.start()
+        else:
+            app = FastAPI()
+            app.include_router(self.router)
+            await stack.enter_async_context(app.router.lifespan_context(app))
         for body in (GOOD, BAD):
             await self._publish(body)
 
@@ -150,11 +167,10 @@ class Running:
         self._count()
 
     async def wipe(self) -> None:
-        """Empty the tables for the next case, which begins with new connections."""
+        """Empty the tables for the next case."""
         async with self.engine.begin() as connection:
             for table in TABLES:
                 await connection.execute(text(f"DELETE FROM {table}"))
-        await self.engine.dispose()
 
     # --- what is declared
 
@@ -184,11 +200,24 @@ class Running:
         handler = self._handler()
         for publisher in self._publishers():
             handler = publisher(handler)
-        self.broker.subscriber(queue, **options)(handler)
-        if case.publish == "schedule":
-            reply: Any = {"reply_to": "answers"} if case.answer == "reply_to" else {}
-            for body, key in KEYS.items():
-                self.broker.publish_on_schedule(body, ONCE, "in", body, key=key, **reply)
+        declared: Any = self.broker if self.router is None else self.router
+        declared.subscriber(queue, **options)(handler)
+        if case.publish.startswith("own publisher"):
+            self.publisher = self.broker.publisher("in", batch=case.publish.endswith("batch"))
+        if case.publish in SCHEDULED:
+            for body in (GOOD, BAD):
+                self._schedule(body)
+
+    def _schedule(self, body: str) -> None:
+        options = {"key": KEYS[body], **SCHEDULED[self.case.publish]}
+        if self.case.answer == "reply_to":
+            options["reply_to"] = "answers"
+        if self.case.transaction != OWN:
+            options[self.case.transaction.removesuffix("=")] = self.engine  # refused
+        if self.case.publish.startswith("scheduled function"):
+            self.broker.schedule(ONCE, queue="in", name=body, **options)(lambda: body)
+        else:
+            self.broker.publish_on_schedule(body, ONCE, "in", body, **options)
 
     def _publishers(self) -> list[Any]:
         answer = self.case.answer
@@ -214,7 +243,9 @@ class Running:
         if self.case.mode.startswith("transactional"):
             return self._transactional()
 
-        async def plain(body: str, message: SqlBrokerMessage) -> Any:
+        injected = SqlBrokerMessage if self.router is None else fastapi.SqlBrokerMessage
+
+        async def plain(body: str, message: injected) -> Any:  # type: ignore[valid-type]
             await self._publish_with_ack()
             return self._work(body)
 
@@ -229,7 +260,11 @@ class Running:
         return handle
 
     def _batch(self) -> Callable[..., Any]:
-        async def handle(bodies: list[str], message: SqlBrokerBatchMessage) -> Any:
+        injected: Any = SqlBrokerBatchMessage
+        if self.router is not None:
+            injected = fastapi.SqlBrokerBatchMessage
+
+        async def handle(bodies: list[str], message: injected) -> Any:
             answer = None
             for body, each in zip(bodies, message.messages, strict=True):
                 try:
@@ -244,7 +279,9 @@ class Running:
         return handle
 
     def _transactional(self) -> Callable[..., Any]:
-        async def handle(body: str, connection: SqlConnection) -> Any:
+        injected: Any = SqlConnection if self.router is None else fastapi.SqlConnection
+
+        async def handle(body: str, connection: injected) -> Any:
             await connection.execute(text("INSERT INTO work VALUES (:body)"), {"body": body})
             if self.case.mode == "transactional, publishes":
                 await asyncio.gather(
@@ -311,19 +348,54 @@ class Running:
             options["reply_to"] = "answers"
         if self.case.publish in {"dedup_id", "lookup"}:
             options[self.case.publish] = f"of {body}"
-        await self._publish_with(body, options)
-
-    async def _publish_with(self, body: str, options: dict[str, Any]) -> None:
-        if self.case.publish == "schedule":
+        if self.case.publish in SCHEDULED:
             if self.case.broker == "database":
                 await eventually(lambda: self.broker.admin.run_schedule(body))
-        elif self.case.publish == "publish_batch":
-            await self.broker.publish_batch(body, queue="in", **options)
-        elif self.case.publish == "outbox":
-            async with self.engine.begin() as connection:
-                await self.broker.publish(body, "in", connection=connection, **options)
         elif self.case.publish == "SqlProducer":
             # It waits for SQLite's lock, which a worker of this event loop may hold.
-            await asyncio.to_thread(SqlProducer(self.synchronous).publish, body, "in", **options)
+            await asyncio.to_thread(self._produce, body, options)
+        elif (self.case.transaction, self.case.publish != "publish_sync") == (OWN, True):
+            await self._publish_with(body, options)
+        else:
+            async with self._transaction() as given:
+                await self._publish_with(UNDONE, {**options, **given})
+                await next(iter(given.values())).rollback()
+            async with self._transaction() as given:
+                await self._publish_with(body, {**options, **given})
+                await next(iter(given.values())).commit()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[dict[str, Any]]:
+        """The option that names a transaction."""
+        if self.case.transaction == "session=":
+            async with AsyncSession(self.engine) as session:
+                yield {"session": session}
+        else:
+            async with self.engine.connect() as connection:
+                yield {"connection": connection}
+
+    async def _publish_with(self, body: str, options: dict[str, Any]) -> None:
+        way = self.case.publish
+        if way == "publish_sync":
+            name, given = next((n, options[n]) for n in ("connection", "session") if n in options)
+            publish: Any = self.broker.publish_sync
+            await given.run_sync(lambda sync: publish(body, "in", **{**options, name: sync}))
+        elif way == "publish_batch":
+            await self.broker.publish_batch(body, queue="in", **options)
+        elif way == "own publisher":
+            await self.publisher.publish(body, **options)
+        elif way == "own publisher's batch":
+            await self.publisher.publish_batch(body, **options)
         else:
             await self.broker.publish(body, "in", **options)
+
+    def _produce(self, body: str, options: dict[str, Any]) -> None:
+        producer = SqlProducer(self.synchronous)
+        if self.case.transaction == "connection=":
+            with self.synchronous.begin() as connection:
+                producer.publish(body, "in", connection=connection, **options)
+        elif self.case.transaction == "session=":
+            with Session(self.synchronous) as session, session.begin():
+                producer.publish(body, "in", session=session, **options)
+        else:
+            producer.publish(body, "in", **options)
