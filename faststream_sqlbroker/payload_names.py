@@ -2,18 +2,24 @@
 
 import json
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 _DEFINITION = "#/$defs/"
+Payloads = list[tuple[dict[str, Any], str]]
 
 
-def with_own_names(payload: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return `payload` with a number behind each name that another schema of the document has.
+def with_own_names(payloads: Payloads, config: Any) -> Payloads:
+    """Put a number behind each name that another schema of the document has.
 
     Args:
-        payload: A JSON schema with its definitions.
-        names: The names of the document so far, each with the text of its schema; it grows.
+        payloads: JSON schemas with their definitions, each with the name of its handler.
+        config: The broker's; it keeps the names.
     """
+    return [(_renamed(payload, config.payload_names), handler) for payload, handler in payloads]
+
+
+def _renamed(payload: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     schemas: dict[str, Any] = dict(payload.get("$defs", {}))
     title = payload.get("title")
     if title is not None:
@@ -21,9 +27,10 @@ def with_own_names(payload: dict[str, Any], names: dict[str, str]) -> dict[str, 
     renamed = {}
     for name in schemas:
         text = _text(name, schemas)
-        number, unique = 1, name
-        while names.setdefault(unique, text) != text:
-            number += 1
+        unique = name
+        for number in count(2):
+            if names.setdefault(unique, text) == text:
+                break
             unique = f"{name}{number}"
         renamed[name] = unique
     result: dict[str, Any] = _with_references(payload, renamed)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
     from faststream_sqlbroker.adapter.messages import CodecProto
-    from faststream_sqlbroker.publisher.usecase import QueuePublisher
 
 
 class RowOptions(TypedDict, total=False):
@@ -144,7 +143,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         """Whether this is a handler's answer; it joins the handler's ack if that is possible."""
         self.codec: CodecProto | None = None
         """The codec of the publisher's router; None: the broker's codec encodes the bodies."""
-        self.publisher: QueuePublisher | None = None
+        self.publisher: Any = None
         """The publisher that was called or is stacked; a test records what it publishes."""
 
     @property

@@ -353,7 +353,7 @@ class SqlBroker(
         for subscriber in self.subscribers:
             consumer: Consumer | None = getattr(subscriber, "consumer", None)
             if consumer is not None:
-                yield subscriber.queues, consumer  # type: ignore[attr-defined]
+                yield subscriber.queues, consumer
 
     @property
     def admin(self) -> "Admin":

@@ -142,9 +142,7 @@ class QueuePublisherSpecification(
     @override
     def get_payloads(self) -> list[tuple[dict[str, Any], str]]:
         """What the handlers return, or the given schema."""
-        names = self._outer_config.payload_names
-        payloads = super().get_payloads()
-        return [(with_own_names(payload, names), handler) for payload, handler in payloads]
+        return with_own_names(super().get_payloads(), self._outer_config)
 
     def get_schema(self) -> dict[str, PublisherSpec]:
         """The channel by its key."""

@@ -317,13 +317,7 @@ def _batch_wait_fits(settings: ConsumerSettings) -> None:
 
 def warn_of_surprises(settings: ConsumerSettings) -> None:
     """Warn of values that are legal, but hardly meant."""
-    for queue in settings.queues:
-        if _PATTERN.search(queue):
-            _warn(
-                f"queue {short(queue)} is a name and no pattern: this subscriber gets what is "
-                "published to exactly this queue. Name each queue, as in "
-                'subscriber("logs.info", "logs.error")'
-            )
+    _warn_of_patterns(settings.queues)
     lease = settings.max_lease
     timeout = settings.handler_timeout
     if lease is not None and lease < settings.release_stuck_timeout:
@@ -340,6 +334,15 @@ def warn_of_surprises(settings: ConsumerSettings) -> None:
         _warn(
             f"handler_timeout={timeout} is longer than a message can be held (max_lease={lease}): "
             "it may be delivered elsewhere while the handler still runs"
+        )
+
+
+def _warn_of_patterns(queues: Sequence[str]) -> None:
+    for queue in filter(_PATTERN.search, queues):
+        _warn(
+            f"queue {short(queue)} is a name and no pattern: this subscriber gets what is "
+            "published to exactly this queue. Name each queue, as in "
+            'subscriber("logs.info", "logs.error")'
         )
 
 

@@ -93,8 +93,7 @@ class QueueSubscriberSpecification(
         if self.config.forward_to is not None:
             for payload, _ in payloads:
                 payload["description"] = "Opaque: any bytes."
-        names = self._outer_config.payload_names
-        return [(with_own_names(payload, names), handler) for payload, handler in payloads]
+        return with_own_names(payloads, self._outer_config)
 
     def _shown(self, target: str | Destination) -> str:
         if isinstance(target, Destination):

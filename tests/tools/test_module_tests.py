@@ -11,7 +11,6 @@ WITHOUT_A_MODULE = {
     "unit/test_behaviours.py",
     "unit/test_helpers.py",
     "unit/test_layers.py",
-    "unit/test_lazy_imports.py",
     "unit/test_measure.py",
 }
 """Unit tests of the repository's own rules."""
