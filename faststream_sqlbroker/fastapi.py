@@ -146,7 +146,7 @@ class BrokerOptions(TypedDict, total=False):
     decoder: "CustomCallable | None"
     parser: "CustomCallable | None"
     codec: "CodecProto | None"
-    middlewares: "Sequence[BrokerMiddleware[Any]]"
+    middlewares: "Sequence[BrokerMiddleware[Any, Any]]"
     security: "BaseSecurity | None"
     specification_url: str | Iterable[str] | None
     protocol: str | None

@@ -111,7 +111,7 @@ class SqlBroker(
         parser: "CustomCallable | None" = None,
         codec: "CodecProto | None" = None,
         dependencies: "Sequence[Dependant]" = (),
-        middlewares: "Sequence[BrokerMiddleware[Any]]" = (),
+        middlewares: "Sequence[BrokerMiddleware[Any, Any]]" = (),
         routers: "Iterable[Registrator[Any, Any]]" = (),
         security: "BaseSecurity | None" = None,
         specification_url: str | Iterable[str] | None = None,

@@ -86,7 +86,7 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
         handlers: Iterable[SqlBrokerRoute] = (),
         *,
         dependencies: "Sequence[Dependant]" = (),
-        middlewares: "Sequence[BrokerMiddleware[Any]]" = (),
+        middlewares: "Sequence[BrokerMiddleware[Any, Any]]" = (),
         routers: Iterable[SqlBrokerRegistrator] = (),
         parser: "CustomCallable | None" = None,
         decoder: "CustomCallable | None" = None,

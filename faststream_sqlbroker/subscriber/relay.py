@@ -70,8 +70,12 @@ def relays(handlers: Iterable[Any]) -> dict[str, bool]:
 
 def _unstarted(publisher: Any) -> bool:
     config = publisher._outer_config  # noqa: SLF001 - as above
-    connection = getattr(getattr(config, "broker_config", None), "connection", None)
-    return not config.producer or getattr(connection, "_connected", True) is False
+    # FastStream's brokers hand themselves to their handlers.
+    broker = config.extra_context.get("broker")
+    if broker is None:
+        return not config.producer
+    # A test broker replaces `_connect`, and for some brokers makes no connection.
+    return broker._connection is None and "_connect" not in vars(broker)  # noqa: SLF001 - as above
 
 
 def _name(publisher: Any) -> str:

@@ -1,19 +1,29 @@
-"""Handlers whose answers go to another broker: FastStream's Kafka test broker, and a real Redis."""
+"""Handlers whose answers go to another broker: FastStream's test brokers, and a real Redis."""
 
 import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
+from faststream import confluent
 from faststream.kafka import KafkaBroker, KafkaMessage, TestKafkaBroker
-from faststream.redis import BinaryMessageFormatV1, RedisBroker, RedisMessage
+from faststream.nats import NatsBroker, TestNatsBroker
+from faststream.rabbit import RabbitBroker, TestRabbitBroker
+from faststream.redis import BinaryMessageFormatV1, RedisBroker, RedisMessage, TestRedisBroker
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SetupError, SqlBroker, SqlBrokerResponse
+from faststream_sqlbroker.opentelemetry import SqlBrokerTelemetryMiddleware
+from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from tests.faststream.conftest import QUICK, Heard, Look
 from tests.helpers import eventually
 from tools.private import CannotStartError, redis
@@ -21,6 +31,26 @@ from tools.private import CannotStartError, redis
 pytestmark = pytest.mark.capability("relay to another broker by stacking its publisher")
 SOON = ConstantRetryStrategy(delay_seconds=0.05, max_attempts=100_000)
 """For as long as the other broker is away."""
+
+
+class Other(NamedTuple):
+    """Another broker that FastStream has."""
+
+    make: Callable[..., Any]
+    test: Callable[..., AbstractAsyncContextManager[Any]]
+    system: str
+    """OpenTelemetry's name of it."""
+
+
+OTHERS = {
+    "kafka": Other(KafkaBroker, TestKafkaBroker, "kafka"),
+    "confluent": Other(confluent.KafkaBroker, confluent.TestKafkaBroker, "kafka"),
+    "rabbit": Other(RabbitBroker, TestRabbitBroker, "rabbitmq"),
+    "nats": Other(NatsBroker, TestNatsBroker, "nats"),
+    "redis": Other(RedisBroker, TestRedisBroker, "redis"),
+}
+every_other = pytest.mark.parametrize("name", OTHERS)
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +95,95 @@ async def test_answers_reach_kafka(broker: SqlBroker, look: Look) -> None:
     assert (body, correlation_id) == ({"order": 1}, "c")
     assert (seen["traceparent"], seen["n"], seen["deep"]) == ("00-abc-def-01", "5", '{"a": [1]}')
     assert seen["content-type"] == "application/json"
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("name", "options", "answer"),
+    [
+        *((name, {}, {"id": 1}) for name in OTHERS),
+        *((name, {"batch": True}, [1, 2]) for name in ("kafka", "confluent")),
+    ],
+)
+async def test_a_relay_is_traced_and_counted(
+    engine: AsyncEngine, look: Look, name: str, options: dict[str, Any], answer: Any
+) -> None:
+    """Both middlewares take the commands of each of FastStream's brokers."""
+    kind = OTHERS[name]
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    registry = CollectorRegistry()
+    broker = SqlBroker(
+        engine,
+        logger=None,
+        middlewares=[
+            SqlBrokerTelemetryMiddleware(tracer_provider=provider),
+            SqlBrokerPrometheusMiddleware(registry=registry),
+        ],
+    )
+    other = kind.make(logger=None)
+    got: list[Any] = []
+
+    @other.subscriber("orders", **options)
+    async def take(order: Any) -> None:
+        got.append(order)
+
+    @broker.subscriber("outbox", **QUICK, retry_strategy=None)
+    @other.publisher("orders", **options)
+    async def relay(order: Any) -> Any:
+        return order
+
+    await broker.create_tables()
+    async with kind.test(other, connect_only=False):
+        await broker.start()
+        await broker.publish(answer, "outbox", correlation_id="c")
+        [row] = await look.archived(1)
+        await broker.stop()
+    assert (row["state"], row["last_error"], got) == ("COMPLETED", None, [answer])
+    publishes = [span for span in spans.get_finished_spans() if span.name == "orders publish"]
+    [attributes] = [dict(span.attributes or {}) for span in publishes]
+    assert attributes["messaging.system"] == kind.system
+    assert attributes["messaging.message.conversation_id"] == "c"
+    assert {span.context.trace_id for span in spans.get_finished_spans()} == {
+        publishes[0].context.trace_id
+    }
+    sent = registry.get_sample_value(
+        "faststream_published_messages_total",
+        {
+            "app_name": "faststream",
+            "broker": "sqlbroker",
+            "destination": "orders",
+            "status": "success",
+        },
+    )
+    assert sent == (len(answer) if options else 1)
+
+
+@on_sqlite
+@every_other
+async def test_a_relay_whose_broker_is_not_connected_is_warned_of(
+    broker: SqlBroker, heard: Heard, name: str
+) -> None:
+    kind = OTHERS[name]
+    other = kind.make(logger=None)
+
+    @broker.subscriber("outbox", **QUICK)
+    @other.publisher("orders")
+    async def relay(order: Any) -> Any:
+        return order
+
+    def warnings() -> list[str]:
+        return heard.texts("whose broker is not connected")
+
+    async with kind.test(other, connect_only=False):
+        await broker.start()
+        await broker.stop()
+    assert warnings() == []
+    await broker.start()
+    [warning] = warnings()
+    assert "to the publisher 'orders:" in warning
+    assert f"of faststream.{name}, whose" in warning
 
 
 async def test_named_headers_are_handed_on_within_the_broker_too(
