@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         UnknownOutcomeError as UnknownOutcomeError,
     )
     from faststream_sqlbroker.flow.tasks.locks import Lock as Lock
+    from faststream_sqlbroker.parser import SqlBrokerParserType as SqlBrokerParserType
     from faststream_sqlbroker.publisher.sync_producer import SqlProducer as SqlProducer
     from faststream_sqlbroker.response import (
         SqlBrokerPublishCommand as SqlBrokerPublishCommand,
@@ -174,6 +175,7 @@ _HOMES = {
     "SqlBrokerError": ".exceptions",
     "SqlBrokerMessage": ".annotations",
     "SqlBrokerMessageState": ".core.states:MessageState",
+    "SqlBrokerParserType": ".parser",
     "SqlBrokerPublishCommand": ".response",
     "SqlBrokerPublisher": ".broker.router",
     "SqlBrokerPublishMessage": ".response",

@@ -245,7 +245,17 @@ def skip(raw: Any) -> None:
 def warn_of_ignored(
     rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], known: str
 ) -> None:
-    """Warn, once per subscriber, that `method` was called with options that only others have."""
+    """Warn, once per subscriber, that `method` was called with options that only others have.
+
+    Raises:
+        SetupError: the handler itself gave `requeue`, with which other brokers choose between
+            methods that are two here. An exception's options come too late for an error.
+    """
+    if "requeue" in options and not isinstance(sys.exception(), HandlerException):
+        raise SetupError(
+            f"{method} of a message does not take requeue=: use nack(), also with delay=, to try "
+            "it again, or reject() to end it"
+        )
     holder = rows[0].holder
     names = ", ".join(sorted(options))
     if holder is None or (key := f"{method}({names})") in holder.warned:

@@ -120,6 +120,9 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
                 raised.
             ignored: Options of other brokers; they have no effect. One warning per subscriber names
                 them.
+
+        Raises:
+            SetupError: `requeue` is given.
         """
         if ignored:
             warn_of_ignored([self.raw_message], "ack", ignored, "no options")
@@ -142,7 +145,7 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
             ignored: Options of other brokers; they have no effect.
 
         Raises:
-            SetupError: `delay` is not a valid duration.
+            SetupError: `delay` is not a valid duration, or `requeue` is given.
         """
         if ignored:
             warn_of_ignored([self.raw_message], "nack", ignored, "delay")
@@ -163,7 +166,8 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
             ignored: Options of other brokers; they have no effect.
 
         Raises:
-            SetupError: `reason` is not a string, or `error` is not an exception.
+            SetupError: `reason` is not a string, `error` is not an exception, or `requeue` is
+                given.
         """
         if ignored:
             warn_of_ignored([self.raw_message], "reject", ignored, "reason and error")

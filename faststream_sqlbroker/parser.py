@@ -8,13 +8,13 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from faststream.message import StreamMessage
 from faststream.message import decode_message as decode_body
 from pydantic_core import from_json
 
-from faststream_sqlbroker.adapter.messages import json_loads
+from faststream_sqlbroker.adapter.messages import ParserProto, json_loads
 from faststream_sqlbroker.batch_start import note_fault
 from faststream_sqlbroker.core.checks import queue_problem
 from faststream_sqlbroker.core.correlation import CorrelationIds
@@ -25,6 +25,8 @@ from faststream_sqlbroker.message import SqlBrokerBatchMessage, SqlBrokerMessage
 if TYPE_CHECKING:
     from faststream_sqlbroker.adapter.messages import DecodedMessage
 
+SqlBrokerParserType: TypeAlias = ParserProto[ClaimedMessage]
+"""A class that makes a message of a row, as FastStream's other brokers name theirs."""
 CONTENT_TYPE = "content-type"
 CORRELATION_ID = "correlation_id"
 REPLY_TO = "reply_to"

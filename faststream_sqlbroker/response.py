@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from faststream.message import gen_cor_id
 from faststream.response import BatchPublishCommand, PublishCommand, PublishType, Response
 from typing_extensions import Unpack
 
+from faststream_sqlbroker.core.checks import unknown_option
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
     from faststream_sqlbroker.adapter.messages import CodecProto
@@ -102,6 +106,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 
     timeout: float | None = None
     """Seconds that a request waits for its reply; None: it is no request."""
+    id_generator: "Callable[[], str]" = staticmethod(gen_cor_id)
+    """Makes the correlation id when it is first read, if none was given."""
 
     def __init__(
         self,
@@ -125,8 +131,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
                 connection or session is not asynchronous.
         """
         super().__init__(
-            message,
-            *messages,
+            None,
             _publish_type=_publish_type,
             destination=queue,
             # Publishers and middlewares add to the headers; the caller's dict must stay as it is.
@@ -136,6 +141,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             correlation_id=correlation_id,
             reply_to=reply_to,
         )
+        self._hold((message, *messages))
         self.options = _given(options)
         self.connection = _one_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
@@ -155,6 +161,51 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
     def queue(self, value: str) -> None:
         self.destination = value
 
+    @property
+    def correlation_id(self) -> str:
+        """The id that was given, else one of `id_generator`, which is then stored."""
+        if not self._correlation_id:
+            self._correlation_id = self.id_generator()
+        return self._correlation_id
+
+    @correlation_id.setter
+    def correlation_id(self, value: str | None) -> None:
+        self._correlation_id = value
+
+    @property
+    def stored_correlation_id(self) -> str | None:
+        """The id to store: None if the broker has no generator of its own, and no middleware has
+        read the id; messages without one have an id that is made of theirs.
+        """
+        own = self.id_generator is not gen_cor_id
+        return self.correlation_id if own else self._correlation_id
+
+    @property
+    def batch_bodies(self) -> tuple[Any, ...]:
+        """The bodies of all messages; a `SqlBrokerResponse` is represented by its body.
+
+        A middleware may replace them. The options of a message stay with its body, or else with its
+        place.
+        """
+        return () if self._is_empty else (self.body, *self.extra_bodies)
+
+    @batch_bodies.setter
+    def batch_bodies(self, bodies: "Sequence[Any]") -> None:
+        if any(self.responses):
+            self.responses = _realigned(self.responses, self.batch_bodies, bodies)
+        self._keep(bodies)
+
+    def _hold(self, messages: "Sequence[Any]") -> None:
+        """Take `messages` apart into bodies and the responses that have options of their own."""
+        self.responses = [m if isinstance(m, SqlBrokerResponse) else None for m in messages]
+        """Of each body its response; None if the body was given as it is."""
+        self._keep([m.body if isinstance(m, SqlBrokerResponse) else m for m in messages])
+
+    def _keep(self, bodies: "Sequence[Any]") -> None:
+        self._is_empty = not bodies
+        self.body, *rest = bodies or (None,)
+        self.extra_bodies = tuple(rest)
+
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "SqlBrokerPublishCommand":
         """Convert any broker's command; a SqlBrokerPublishCommand is returned itself.
@@ -163,20 +214,54 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             cmd: Any broker's command.
             batch: Whether a body that is a list or tuple holds several messages.
         """
-        if isinstance(cmd, cls):
-            if batch and not cmd.extra_bodies:
-                cmd.body, cmd.extra_bodies = cls._parse_bodies(cmd.body, batch=True)
-            return cmd
-        body, extra_bodies = cls._parse_bodies(cmd.body, batch=batch)
-        return cls(
-            body,
-            *extra_bodies,
-            queue=cmd.destination,
-            headers=cmd.headers,
-            correlation_id=cmd.correlation_id,
-            reply_to=cmd.reply_to,
-            _publish_type=cmd.publish_type,
-        )
+        own = cmd
+        if not isinstance(own, cls):
+            own = cls(
+                cmd.body,
+                queue=cmd.destination,
+                headers=cmd.headers,
+                correlation_id=cmd.correlation_id,
+                reply_to=cmd.reply_to,
+                _publish_type=cmd.publish_type,
+            )
+        if batch and not own.extra_bodies:
+            body = own.body
+            several = isinstance(body, list | tuple)
+            own._hold(body if several else () if body is None else (body,))
+        return own
+
+
+def _realigned(
+    responses: "Sequence[SqlBrokerResponse | None]",
+    before: "Sequence[Any]",
+    after: "Sequence[Any]",
+) -> "list[SqlBrokerResponse | None]":
+    """`responses`, which belong to the bodies `before`, for the bodies `after`.
+
+    Raises:
+        PublishError: it cannot be known which belongs to which.
+    """
+    places: dict[int, list[int]] = {}
+    for place, body in enumerate(before):
+        places.setdefault(id(body), []).append(place)
+    aligned: list[SqlBrokerResponse | None] = []
+    has_new_bodies = False
+    for body in after:
+        place = next(iter(places.get(id(body), ())), None)
+        aligned.append(None if place is None else responses[place])
+        if place is None:
+            has_new_bodies = True
+        else:
+            places[id(body)].remove(place)
+    if not (has_new_bodies and any(places.values())):
+        return aligned
+    if len(after) == len(before):
+        return list(responses)
+    raise PublishError(
+        f"a middleware gave {len(after)} other bodies for the {len(before)} of a batch whose "
+        "messages have options of their own: replace bodies, or change their number, but not both "
+        "at once"
+    )
 
 
 class SqlBrokerResponse(Response):
@@ -277,6 +362,19 @@ _NOT_OF_REQUESTS = {
 
 
 _OPTIONS = frozenset(RowOptions.__annotations__)
+_FOREIGN = {
+    **dict.fromkeys(
+        ("routing_key", "topic", "subject", "channel", "stream", "list"),
+        "use queue, the second argument",
+    ),
+    "exchange": "leave it out, and publish to each queue by its name",
+    **dict.fromkeys(("expiration", "ttl", "expires"), "use expires_in"),
+    "countdown": "use delay",
+    "eta": "use next_attempt_at",
+    **dict.fromkeys(("partition", "partition_key"), "use key"),
+    **dict.fromkeys(("persist", "mandatory", "no_confirm"), "leave it out, each publish is stored"),
+}
+"""Options of other brokers, and what to do here."""
 
 
 def _given(options: RowOptions) -> dict[str, Any]:
@@ -286,8 +384,8 @@ def _given(options: RowOptions) -> dict[str, Any]:
         TypeError: one of another name.
     """
     if unknown := options.keys() - _OPTIONS:
-        known = ", ".join(PublishOptions.__annotations__)
-        raise TypeError(f"a publish has no option {min(unknown)!r}; there are {known}")
+        name = min(unknown)
+        raise TypeError(unknown_option("a publish", name, PublishOptions.__annotations__, _FOREIGN))
     return {name: value for name, value in options.items() if value is not None}
 
 

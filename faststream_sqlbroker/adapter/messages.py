@@ -3,7 +3,7 @@
 from faststream._internal._compat import json_loads
 from faststream._internal.basic_types import DecodedMessage
 from faststream._internal.endpoint.utils import ParserComposition, process_msg
-from faststream._internal.parser import BatchCodecProto, CodecProto, DefaultCodec
+from faststream._internal.parser import BatchCodecProto, CodecProto, DefaultCodec, ParserProto
 from faststream._internal.producer import ProducerProto
 
 __all__ = (
@@ -12,6 +12,7 @@ __all__ = (
     "DecodedMessage",
     "DefaultCodec",
     "ParserComposition",
+    "ParserProto",
     "ProducerProto",
     "json_loads",
     "process_msg",

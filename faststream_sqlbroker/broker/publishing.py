@@ -14,7 +14,7 @@ from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
 from faststream_sqlbroker.flow.tasks.requests import request_timeout
-from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
+from faststream_sqlbroker.publisher.rows import refuse_one_list
 from faststream_sqlbroker.response import (
     OTHERS,
     MessageOptions,
@@ -78,7 +78,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             if plain is not None:
                 return await plain.publish_plain(message, queue, transaction)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
-        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
+        cmd.id_generator = self.config.id_generator
         await self.connect()
         result: int | None = await self._basic_publish(cmd, producer=self.config.producer)
         return result
@@ -106,10 +106,8 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         if not messages:
             return []
         refuse_one_list(messages)
-        # FastStream's batch command reads a first body of None as "no message".
-        bodies = [b"" if body is None else body for body in messages]
-        cmd = SqlBrokerPublishCommand(*bodies, queue=queue, **options)
-        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
+        cmd = SqlBrokerPublishCommand(*messages, queue=queue, **options)
+        cmd.id_generator = self.config.id_generator
         await self.connect()
         result: list[int | None] = await self._basic_publish_batch(
             cmd, producer=self.config.producer
@@ -125,7 +123,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             names = ", ".join(sorted(allowed))
             raise PublishError(f"admin.publish has no option {min(unknown)}; there are {names}")
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
-        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
+        cmd.id_generator = self.config.id_generator
         await self.connect()
         own: Any = self.config.producer
 
@@ -188,7 +186,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             msg = "publish_sync writes in your transaction: give either connection= or session="
             raise PublishError(msg)
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
-        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self.config)
+        cmd.id_generator = self.config.id_generator
         producer: Any = self.config.producer
         serializer = self.config.fd_config._serializer  # noqa: SLF001
         producer.connect(serializer, self.config.broker_codec)
@@ -232,7 +230,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             StoreError: as `publish`.
         """
         cmd = make_request(message, queue, request_timeout(timeout), options)
-        cmd.correlation_id = cmd.correlation_id or self.config.id_generator()
+        cmd.id_generator = self.config.id_generator
         await self.connect()
         reply: SqlBrokerMessage = await self._basic_request(cmd, producer=self.config.producer)
         return reply

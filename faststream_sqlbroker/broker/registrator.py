@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from typing_extensions import Unpack, override
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
 
     from faststream_sqlbroker.adapter.messages import CodecProto
-    from faststream_sqlbroker.adapter.values import CustomCallable
-    from faststream_sqlbroker.publisher.usecase import QueuePublisher
+    from faststream_sqlbroker.adapter.values import BrokerMiddleware, CustomCallable
+    from faststream_sqlbroker.publisher.usecase import BatchQueuePublisher, QueuePublisher
     from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
@@ -58,6 +58,18 @@ class EndpointOptions(HandlerOptions, total=False):
 
 class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
     """Every keyword argument of `subscriber`."""
+
+
+class PublisherOptions(TypedDict, total=False):
+    """The keyword arguments of `publisher` but batch, for type checkers."""
+
+    headers: dict[str, Any] | None
+    reply_to: str
+    persistent: bool
+    title: str | None
+    description: str | None
+    schema: Any | None
+    include_in_schema: bool
 
 
 class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
@@ -186,6 +198,16 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         )
         return subscriber
 
+    @overload
+    def publisher(
+        self, queue: str = "", *, batch: Literal[True], **options: Unpack[PublisherOptions]
+    ) -> "BatchQueuePublisher": ...
+
+    @overload
+    def publisher(
+        self, queue: str = "", *, batch: bool = False, **options: Unpack[PublisherOptions]
+    ) -> "QueuePublisher": ...
+
     @override
     def publisher(  # type: ignore[override]
         self,
@@ -208,6 +230,7 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             reply_to: Full name of the queue for answers, unless the message names another.
             batch: A list or tuple that a stacked handler returns becomes several messages, written
                 in one transaction; an empty one publishes nothing. With False it is one message.
+                `publish` then takes several messages, as `publish_batch`.
             persistent: The broker keeps a reference to the publisher; with False the caller must.
             title: Title in AsyncAPI documents.
             description: Description in AsyncAPI documents.
@@ -233,13 +256,14 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
             raise SetupError(msg)
         # `broker.publish` needs none of it.
         from faststream_sqlbroker.publisher.usecase import (  # noqa: PLC0415
+            BatchQueuePublisher,
             QueuePublisher,
             QueuePublisherConfig,
             QueuePublisherSpecification,
             QueuePublisherSpecificationConfig,
         )
 
-        publisher = QueuePublisher(
+        publisher = (BatchQueuePublisher if batch else QueuePublisher)(
             QueuePublisherConfig(
                 _outer_config=self.config,  # type: ignore[arg-type]
                 queue=queue,
@@ -261,6 +285,42 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         publisher.number = next(_NUMBERS)
         super().publisher(publisher, persistent=persistent)
         return publisher
+
+    @override
+    def include_router(
+        self,
+        router: "SqlBrokerRegistrator",  # type: ignore[override]
+        *,
+        prefix: str = "",
+        dependencies: "Sequence[Dependant]" = (),
+        middlewares: "Sequence[BrokerMiddleware[Any, Any]]" = (),
+        include_in_schema: bool | None = None,
+    ) -> None:
+        """Add the subscribers, pipelines, publishers and schedules of `router`.
+
+        Args:
+            router: A `SqlBrokerRouter`.
+            prefix: Put before the queue names of its subscribers and publishers.
+            dependencies: Dependencies of every handler.
+            middlewares: Middlewares of every handler.
+            include_in_schema: Its subscribers and publishers are part of AsyncAPI documents.
+
+        Raises:
+            SetupError: it is a router of another broker.
+        """
+        if not isinstance(router, SqlBrokerRegistrator):
+            kind = type(router)
+            raise SetupError(
+                f"include_router takes a SqlBrokerRouter, got {kind.__module__}.{kind.__name__}: "
+                "include it in a broker of its own kind"
+            )
+        super().include_router(
+            router,
+            prefix=prefix,
+            dependencies=dependencies,
+            middlewares=middlewares,
+            include_in_schema=include_in_schema,
+        )
 
 
 _NUMBERS = count()

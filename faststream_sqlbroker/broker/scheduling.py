@@ -18,7 +18,7 @@ from faststream_sqlbroker.flow.own_context import closable
 from faststream_sqlbroker.flow.tasks.cron import Cron
 from faststream_sqlbroker.flow.tasks.schedules import Planned
 from faststream_sqlbroker.flow.threads import own_in_thread
-from faststream_sqlbroker.publisher.rows import make_row, new_correlation_id
+from faststream_sqlbroker.publisher.rows import make_row
 from faststream_sqlbroker.response import SqlBrokerPublishCommand
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -179,7 +179,7 @@ class SqlBrokerScheduling:
             await body(fire_at), queue=f"{config.prefix}{queue}", **options
         )
         cmd.codec = config.broker_codec
-        cmd.correlation_id = cmd.correlation_id or new_correlation_id(config)
+        cmd.id_generator = config.id_generator
         publish: Any = keep
         for middleware in config.broker_middlewares[::-1]:
             publish = partial(middleware(None, context=config.context).publish_scope, publish)

@@ -1,7 +1,6 @@
 """Options that are declared in Python, as fields of Pydantic models."""
 
 import builtins
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import time, timedelta
@@ -26,6 +25,7 @@ from sqlalchemy import URL
 
 from faststream_sqlbroker.config.declared import Option
 from faststream_sqlbroker.config.plain import must_be, plain
+from faststream_sqlbroker.core.checks import nearest
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.core.policies import Header
 from faststream_sqlbroker.core.routing import DESTINATION, Destination
@@ -85,13 +85,6 @@ NEEDED = "needed_option"
 def told(kind: str, text: str, loc: Any = ()) -> dict[str, Any]:
     """A mistake as Pydantic takes it."""
     return {"type": PydanticCustomError(kind, "{text}", {"text": text}), "loc": loc, "input": None}
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """What a mistaken name may mean."""
-    known = list(names)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
 
 
 def located(make: Callable[..., Any], *arguments: Any) -> Any:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from faststream_sqlbroker.broker.broker import SqlBroker
 from faststream_sqlbroker.broker.router import SqlBrokerRouter
 from faststream_sqlbroker.config.document import Document, Path, read_document
-from faststream_sqlbroker.config.fields import NEEDED, UNKNOWN, first_name, nearest
+from faststream_sqlbroker.config.fields import NEEDED, UNKNOWN, first_name
 from faststream_sqlbroker.config.models import (
     CODE_OPTIONS,
     HTTP_OPTIONS,
@@ -21,6 +21,7 @@ from faststream_sqlbroker.config.models import (
 )
 from faststream_sqlbroker.config.plain import either
 from faststream_sqlbroker.core.channels import Channels, queue_of
+from faststream_sqlbroker.core.checks import nearest
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
 

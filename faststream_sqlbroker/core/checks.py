@@ -1,7 +1,8 @@
 """Checks of options and of queue names; every error says what was given and what is allowed."""
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -38,6 +39,18 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """Refuse what is not among `allowed`."""
     if value not in allowed:
         raise SetupError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """What a mistaken name may mean."""
+    known = list(names)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+
+
+def unknown_option(what: str, name: str, names: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+    """The text of an error: `what` has no option `name`, but `names`; `elsewhere` has advice."""
+    return f"{what} has no option {name!r}: {elsewhere.get(name) or nearest(name, names)}"
 
 
 # What may be the name of a queue; the same on every database.

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from faststream.message import gen_cor_id
 from faststream.opentelemetry import TelemetryMiddleware, TelemetrySettingsProvider
 from faststream.opentelemetry.middleware import BaseTelemetryMiddleware
 from opentelemetry import context as context_api
@@ -56,6 +55,7 @@ class SqlBrokerTelemetrySettingsProvider(TelemetrySettingsProvider[Any, SqlBroke
             DESTINATION: cmd.destination,
         }
         if cmd.correlation_id is not None:
+            # Read, it is made and stored: by it the links of a batch tell one publish from another.
             attributes[CONVERSATION_ID] = cmd.correlation_id
         if ours and (key := cmd.options.get("key")) is not None:
             attributes[KEY] = key
@@ -169,9 +169,6 @@ class _OneMessage(BaseTelemetryMiddleware[SqlBrokerPublishCommand]):
         self, call_next: Callable[[Any], Awaitable[Any]], msg: SqlBrokerPublishCommand
     ) -> Any:
         """Trace a publish, which learns the id of its row."""
-        if msg.correlation_id is None:
-            # Without one the links of a batch could not tell one publish from another.
-            msg.correlation_id = gen_cor_id()
 
         async def insert(cmd: SqlBrokerPublishCommand) -> Any:
             result = await call_next(cmd)

@@ -88,7 +88,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             The message's id. None if the queue has a message with its dedup_id already, or if the
             message is written later, with the ack of the handler's message.
         """
-        [message_id] = await self._insert(cmd, [await self._row(cmd, cmd.body)])
+        [message_id] = await self._insert(cmd, [await self._row(cmd, cmd.body, 0)])
         return message_id
 
     async def publish_plain(self, body: Any, queue: str, connection: Any = None) -> int | None:
@@ -152,7 +152,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         Raises:
             PublishError: a value cannot be stored, or the message exceeds the database's limit.
         """
-        row = await self._row(cmd, cmd.body)
+        row = await self._row(cmd, cmd.body, 0)
         self._publisher.check_size(row)
         return row
 
@@ -170,8 +170,9 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         cmd.reply_to = address.queue
         cmd.add_headers({REPLY_ID: address.id, REPLY_WITHIN: timeout})
         cmd.options.setdefault("expires_in", max(timeout, SHORTEST_EXPIRY))
-        row = await self._row(cmd, cmd.body)
-        return await self._requests.ask(row, address, cmd.correlation_id, timeout)
+        correlation_id = cmd.correlation_id
+        row = await self._row(cmd, cmd.body, 0)
+        return await self._requests.ask(row, address, correlation_id, timeout)
 
     async def write(self, rows: Sequence[NewMessage]) -> list[int | None]:
         """Insert `rows`, which are made already, in one transaction; their ids, None for one whose
@@ -201,7 +202,7 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
             SetupError: the codec awaits something.
         """
         payload, content_type = encode_now(self.codec, cmd.body, self.serializer)
-        row = command_row(cmd, cmd.body, payload, content_type)
+        row = command_row(cmd, 0, payload, content_type)
         [message_id] = self._publisher.publish_sync([row], connection=connection)
         return message_id
 
@@ -237,9 +238,9 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         ours = [row for row in delivery if isinstance(row, ClaimedMessage)]
         return self._publisher.join(rows, ours, required=required)
 
-    async def _row(self, cmd: SqlBrokerPublishCommand, body: Any) -> NewMessage:
-        payload, content_type = await self._encoded(cmd.codec or self.codec, content_of(body))
-        return command_row(cmd, body, payload, content_type)
+    async def _row(self, cmd: SqlBrokerPublishCommand, body: Any, place: int) -> NewMessage:
+        payload, content_type = await self._encoded(cmd.codec or self.codec, body)
+        return command_row(cmd, place, payload, content_type)
 
     async def _encoded(self, codec: "CodecProto", body: Any) -> tuple[bytes, str | None]:
         try:
@@ -256,19 +257,18 @@ class SqlBrokerProducer(ProducerProto[SqlBrokerPublishCommand]):
         codec = cmd.codec or self.codec
         bodies = cmd.batch_bodies
         if not isinstance(codec, BatchCodecProto):
-            return [await self._row(cmd, body) for body in bodies]
-        contents = [content_of(body) for body in bodies]
+            return [await self._row(cmd, body, place) for place, body in enumerate(bodies)]
         try:
-            encoded = await codec.encode_batch(contents, self.serializer)
+            encoded = await codec.encode_batch(bodies, self.serializer)
         except Exception as error:
-            raise _unencodable(contents, error) from error
+            raise _unencodable(bodies, error) from error
         if len(encoded) != len(bodies):
             msg = (
                 f"{type(codec).__name__}.encode_batch must give a body for each message, "
                 f"it gave {len(encoded)} for {len(bodies)}"
             )
             raise PublishError(msg)
-        return [command_row(cmd, body, *one) for body, one in zip(bodies, encoded, strict=True)]
+        return [command_row(cmd, place, *content) for place, content in enumerate(encoded)]
 
 
 _PUBLISH = SqlBrokerProducer.publish
@@ -308,11 +308,6 @@ def encode_now(
     raise SetupError(f"synchronous code needs a codec that awaits nothing, {name} does")
 
 
-def content_of(body: Any) -> Any:
-    """What is encoded of a message: of a response its body."""
-    return body.body if isinstance(body, SqlBrokerResponse) else body
-
-
 def _unencodable(body: Any, error: Exception) -> Exception:
     """The error to raise for a codec's `error`; errors of this package stay as they are."""
     if isinstance(error, SqlBrokerError):
@@ -321,9 +316,9 @@ def _unencodable(body: Any, error: Exception) -> Exception:
 
 
 def command_row(
-    cmd: SqlBrokerPublishCommand, body: Any, payload: bytes, content_type: str | None
+    cmd: SqlBrokerPublishCommand, place: int, payload: bytes, content_type: str | None
 ) -> NewMessage:
-    """The row of one of the messages of `cmd`, of which `payload` is encoded.
+    """The row of the message at `place` in `cmd`, whose body is encoded as `payload`.
 
     Raises:
         PublishError: a value cannot be stored.
@@ -331,18 +326,20 @@ def command_row(
     queue = cmd.destination
     headers = cmd.headers
     options = cmd.options
-    correlation_id = cmd.correlation_id
+    correlation_id = cmd.stored_correlation_id
     reply_to = cmd.reply_to
-    if isinstance(body, SqlBrokerResponse):
-        given = {name: value for name, value in body.options.items() if value is not None}
+    # A middleware may have added bodies.
+    response = cmd.responses[place] if place < len(cmd.responses) else None
+    if response is not None:
+        given = {name: value for name, value in response.options.items() if value is not None}
         # The message's delay overrides the call's next_attempt_at, and the other way round. Without
         # this both would be set, which is an error.
         if "delay" in given or "next_attempt_at" in given:
             options = {**options, "delay": None, "next_attempt_at": None}
         options = {**options, **given}
-        queue = body.queue or queue
-        headers = {**(headers or {}), **body.headers}
-        correlation_id = body.correlation_id or correlation_id
+        queue = response.queue or queue
+        headers = {**(headers or {}), **response.headers}
+        correlation_id = response.correlation_id or correlation_id
         reply_to = str(given.get("reply_to") or reply_to)
     return make_row(
         queue,

@@ -9,8 +9,6 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any
 
-from faststream.message import gen_cor_id
-
 from faststream_sqlbroker.core.checks import name_problem, queue_problem
 from faststream_sqlbroker.core.mirror import checked_info
 from faststream_sqlbroker.core.routing import (
@@ -48,15 +46,6 @@ DIGITS = sys.float_info.max_10_exp
 """Digits of a number that may be larger."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
 """A number as text: the command line gives all values as text."""
-
-
-def new_correlation_id(config: Any) -> str | None:
-    """A correlation id of the broker's `id_generator`; None if it was given none.
-
-    Then the configuration has FastStream's own function, bare; the broker wraps one that is given.
-    """
-    generate = config.id_generator
-    return None if generate is gen_cor_id else generate()
 
 
 def refuse_one_list(messages: Sequence[Any]) -> None:

@@ -21,7 +21,7 @@ from faststream_sqlbroker.exceptions import MissingExtraError, PublishError, Set
 from faststream_sqlbroker.flow.publish import only, spread
 from faststream_sqlbroker.flow.publish_limits import PublishLimits
 from faststream_sqlbroker.flow.publish_on_ack import due_queues
-from faststream_sqlbroker.publisher.producer import command_row, content_of, encode_now
+from faststream_sqlbroker.publisher.producer import command_row, encode_now
 from faststream_sqlbroker.publisher.rows import refuse_one_list
 from faststream_sqlbroker.response import MessageOptions, SqlBrokerPublishCommand
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
@@ -203,9 +203,8 @@ class SqlProducer:
     def _row(self, body: Any, queue: str, options: Mapping[str, Any]) -> NewMessage:
         cmd = SqlBrokerPublishCommand(body, queue=queue, **options)
         if self._new_id is not None:
-            cmd.correlation_id = cmd.correlation_id or self._new_id()
-        encoded = encode_now(self._codec, content_of(body), self._serializer)
-        return command_row(cmd, body, *encoded)
+            cmd.id_generator = self._new_id
+        return command_row(cmd, 0, *encode_now(self._codec, cmd.body, self._serializer))
 
     def _write(self, connection: "Connection", rows: list[NewMessage]) -> list[int | None]:
         if self._limits is None:

@@ -24,7 +24,6 @@ from faststream_sqlbroker.call_assertions import SqlCallAssertions, SqlHandlerCa
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.core.times import Duration
-from faststream_sqlbroker.exceptions import PublishError
 from faststream_sqlbroker.flow.tasks.requests import (
     REPLY_ID,
     REPLY_WITHIN,
@@ -33,7 +32,7 @@ from faststream_sqlbroker.flow.tasks.requests import (
 )
 from faststream_sqlbroker.handler_calls import named
 from faststream_sqlbroker.payload_names import with_own_names
-from faststream_sqlbroker.publisher.rows import new_correlation_id, refuse_one_list
+from faststream_sqlbroker.publisher.rows import refuse_one_list
 from faststream_sqlbroker.response import (
     PublishOptions,
     RequestOptions,
@@ -197,14 +196,8 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         """Publish to this publisher's queue, or to `queue`; see `SqlBroker.publish`.
 
         Raises:
-            PublishError: as `SqlBroker.publish`; or `message` is a list and the publisher has
-                batch=True.
+            PublishError: as `SqlBroker.publish`.
         """
-        if self.config.batch and isinstance(message, list | tuple):
-            raise PublishError(
-                "publish takes one message, and with batch=True a list is several: "
-                "write publish_batch(*messages)"
-            )
         cmd = self._command((message,), queue, options)
         result: int | None = await self._basic_publish(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()
@@ -218,9 +211,7 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         if not messages:
             return []
         refuse_one_list(messages)
-        # As in SqlBroker.publish_batch: a first body of None would be no message.
-        bodies = tuple(b"" if body is None else body for body in messages)
-        cmd = self._command(bodies, queue, options)
+        cmd = self._command(messages, queue, options)
         result: list[int | None] = await self._basic_publish_batch(
             cmd, producer=self._outer_config.producer, _extra_middlewares=()
         )
@@ -229,14 +220,15 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     def _command(
         self, messages: tuple[Any, ...], queue: str, options: PublishOptions
     ) -> SqlBrokerPublishCommand:
-        cmd = SqlBrokerPublishCommand(*messages, queue=queue or self.queue, **options)
-        cmd.correlation_id = cmd.correlation_id or new_correlation_id(self._outer_config)
-        return self._completed(cmd)
+        return self._completed(
+            SqlBrokerPublishCommand(*messages, queue=queue or self.queue, **options)
+        )
 
     def _completed(self, cmd: SqlBrokerPublishCommand) -> SqlBrokerPublishCommand:
         """`cmd` with this publisher's headers, reply_to and codec."""
         cmd.add_headers(self.headers, override=False)
         cmd.reply_to = cmd.reply_to or self.config.reply_to
+        cmd.id_generator = self._outer_config.id_generator
         # As for subscribers, FastStream takes the outermost codec: the broker's, else a router's.
         cmd.codec = self._outer_config.broker_codec
         cmd.publisher = self
@@ -267,8 +259,18 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
     ) -> "SqlBrokerMessage":
         """Publish to this publisher's queue, or to `queue`, and wait; see `SqlBroker.request`."""
         cmd = make_request(message, queue or self.queue, request_timeout(timeout), options)
-        cmd.correlation_id = cmd.correlation_id or self._outer_config.id_generator()
         reply: SqlBrokerMessage = await self._basic_request(
             self._completed(cmd), producer=self._outer_config.producer
         )
         return reply
+
+
+class BatchQueuePublisher(QueuePublisher):
+    """What `broker.publisher(queue, batch=True)` returns."""
+
+    @override
+    async def publish(  # type: ignore[override]
+        self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
+    ) -> list[int | None]:
+        """Publish each of `messages`, in one transaction; the same as `publish_batch`."""
+        return await self.publish_batch(*messages, queue=queue, **options)

@@ -5,7 +5,6 @@ Lengths of time are seconds, a timedelta or text like "500ms" or "1.5h"; `Subscr
 seconds.
 """
 
-import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.core.checks import flag, one_of, whole_number
+from faststream_sqlbroker.core.checks import flag, one_of, unknown_option, whole_number
 from faststream_sqlbroker.core.policies import Header, Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, most_attempts
 from faststream_sqlbroker.core.routing import Destination
@@ -197,7 +196,7 @@ def make_settings(
     """
     for name in options:
         if name not in _HINTS:
-            raise UnknownOptionError(_unknown(name))
+            raise UnknownOptionError(unknown_option("a subscriber", name, _HINTS, _ELSEWHERE))
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
     if "retry_strategy" in given:
         attempts = most_attempts(given["retry_strategy"])
@@ -216,14 +215,6 @@ def changed(settings: SubscriberSettings, **changes: Any) -> SubscriberSettings:
         return replace(settings, **changes)
 
 
-def _unknown(name: str) -> str:
-    hint = _ELSEWHERE.get(name)
-    if hint is None:
-        near = difflib.get_close_matches(name, list(_HINTS), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(_HINTS)}"
-    return f"a subscriber has no option {name!r}: {hint}"
-
-
 def _may_be_none(name: str) -> bool:
     return type(None) in get_args(_HINTS[name])
 
@@ -237,4 +228,25 @@ _ELSEWHERE = {
     "batch_timeout_ms": "use batch_max_wait, a length of time",
     "max_records": "use batch_max_records",
     "overfetch_factor": "use max_not_processed_factor",
+    **dict.fromkeys(("prefetch", "prefetch_count"), "use max_not_processed_factor"),
+    "concurrency": "use max_workers",
+    **dict.fromkeys(
+        ("no_ack", "auto_ack", "auto_commit"),
+        "use ack_policy: with AckPolicy.MANUAL the handler acks, AckPolicy.ACK_FIRST acks before "
+        "it runs",
+    ),
+    **dict.fromkeys(
+        ("retry", "requeue"), "use retry_strategy, which says when a message is tried again"
+    ),
+    **dict.fromkeys(
+        ("group_id", "group", "consumer", "durable", "exchange"),
+        "leave it out, the subscribers of a queue share its messages, each goes to one of them; "
+        "for several groups publish to a queue of each",
+    ),
+    **dict.fromkeys(
+        ("queue", "topic", "subject", "channel", "stream", "list", "routing_key"),
+        "use queues, the first argument",
+    ),
+    "middlewares": "give them to SqlBroker or to a SqlBrokerRouter",
 }
+"""Options of other brokers, and what to do here."""

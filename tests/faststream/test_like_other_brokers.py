@@ -10,10 +10,13 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
-from faststream import AckPolicy, Depends
+from faststream import AckPolicy, BaseMiddleware, Context, Depends
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage
 from faststream.exceptions import SetupError as FastStreamSetupError
+from faststream.kafka import KafkaBroker, KafkaRouter
 from faststream.message import gen_cor_id
+from faststream.nats import NatsRouter
+from faststream.rabbit import RabbitRouter
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from typer.testing import CliRunner
@@ -32,7 +35,7 @@ from faststream_sqlbroker import (
     SqlConnection,
     SqlSession,
 )
-from tests.faststream.conftest import QUICK, Heard, Look
+from tests.faststream.conftest import QUICK, Heard, Look, Make
 from tests.faststream.test_publish import headers_of
 from tests.helpers import eventually
 
@@ -135,6 +138,174 @@ async def test_unknown_options_of_a_call(broker: SqlBroker, look: Look) -> None:
     assert row["state"] == "COMPLETED"
 
 
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("method", ["ack", "nack", "reject"])
+@on_one
+async def test_requeue_is_refused_where_it_is_given(
+    broker: SqlBroker, look: Look, batch: bool, method: str
+) -> None:
+    """It chooses between methods that are two here."""
+
+    @broker.subscriber("q", retry_strategy=None, batch=batch, **QUICK)
+    async def handle(body: Any, message: Annotated[Any, Context()]) -> None:
+        await getattr(message, method)(requeue=True)
+
+    await broker.start()
+    await broker.publish(1, "q")
+    [row] = await look.archived()
+    assert row["state"] == "FAILED"
+    assert f"{method} of a message does not take requeue=: use nack()" in row["last_error"]
+
+
+# -- options and routers of other brokers ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("routing_key", "use queue, the second argument"),
+        ("topic", "use queue, the second argument"),
+        ("expiration", "use expires_in"),
+        ("partition", "use key"),
+        ("prioriti", "did you mean 'priority'?"),
+        ("zzz", "there are priority, key, "),
+    ],
+)
+@on_one
+async def test_an_unknown_option_of_a_publish_names_ours(
+    broker: SqlBroker, name: str, advice: str
+) -> None:
+    options: dict[str, Any] = {name: 1}
+    publisher = broker.publisher("q")
+    for call in (broker.publish, broker.publish_batch, publisher.publish, broker.request):
+        with pytest.raises(TypeError) as caught:
+            await call(1, queue="q", **options)
+        assert str(caught.value).startswith(f"a publish has no option {name!r}: {advice}")
+
+
+def test_a_router_of_another_broker_is_refused() -> None:
+    broker = SqlBroker("sqlite+aiosqlite:///never-made.db")
+    others: list[Any] = [KafkaRouter(), RabbitRouter(), NatsRouter(), KafkaBroker()]
+    for other in others:
+        for include in (
+            broker.include_router,
+            broker.include_routers,
+            SqlBrokerRouter().include_router,
+            lambda other: SqlBroker("sqlite+aiosqlite:///never-made.db", routers=[other]),
+            lambda other: SqlBrokerRouter(routers=[other]),
+        ):
+            with pytest.raises(SetupError, match=f"SqlBrokerRouter, got .*{type(other).__name__}"):
+                include(other)
+    assert broker.routers == []
+
+
+# -- what publish middlewares see ------------------------------------------------------------------
+
+
+class Seen(BaseMiddleware):
+    """Keeps the commands of publishes, and changes their bodies as `change` says."""
+
+    commands: list[Any]
+    change: Any = staticmethod(tuple)
+
+    async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+        self.commands.append(cmd)
+        bodies = self.change(cmd.batch_bodies)
+        if bodies != cmd.batch_bodies:
+            cmd.batch_bodies = bodies
+        return await call_next(cmd)
+
+
+def seeing(change: Any = tuple) -> type[Seen]:
+    return type("Seeing", (Seen,), {"commands": [], "change": staticmethod(change)})
+
+
+@on_one
+async def test_middlewares_see_bodies_and_not_responses(make: Make, look: Look) -> None:
+    seen = seeing()
+    broker = make(middlewares=[seen])
+    await broker.create_tables()
+    publisher = broker.publisher("out", batch=True)
+
+    @broker.subscriber("in", **QUICK)
+    @publisher
+    async def handle(body: Any) -> Any:
+        return [None, SqlBrokerResponse("answer", priority=5)]
+
+    await broker.publish(SqlBrokerResponse("one", priority=1), "q")
+    await broker.publish_batch(None, SqlBrokerResponse("two", key="k"), "three", queue="q")
+    await publisher.publish_batch(SqlBrokerResponse(None, priority=2))
+    await broker.start()
+    await broker.publish("x", "in")
+    await eventually(lambda: _ended(look, 1))
+    await broker.stop()
+    assert [cmd.batch_bodies for cmd in seen.commands] == [
+        ("one",),
+        (None, "two", "three"),
+        (None,),
+        ("x",),
+        (None, "answer"),
+    ]
+    assert [(bytes(r["payload"]), r["priority"], r["key"]) for r in await look.rows()] == [
+        (b"one", 1, None),
+        (b"", 0, None),
+        (b"two", 0, "k"),
+        (b"three", 0, None),
+        (b"", 2, None),
+        (b"", 0, None),
+        (b"answer", 5, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda bodies: bodies[::-1], [("c", None), ("b", "kb"), ("a", "ka")]),
+        (lambda bodies: bodies[1:], [("b", "kb"), ("c", None)]),
+        (lambda bodies: (*bodies, "d"), [("a", "ka"), ("b", "kb"), ("c", None), ("d", None)]),
+        (lambda bodies: [b.upper() for b in bodies], [("A", "ka"), ("B", "kb"), ("C", None)]),
+        (lambda _bodies: (), []),
+    ],
+    ids=["turned", "fewer", "more", "others", "none"],
+)
+@on_one
+async def test_options_stay_with_their_bodies(
+    make: Make, look: Look, change: Any, expected: Any
+) -> None:
+    broker = make(middlewares=[seeing(change)])
+    await broker.create_tables()
+    messages = SqlBrokerResponse("a", key="ka"), SqlBrokerResponse("b", key="kb"), "c"
+    ids = await broker.publish_batch(*messages, queue="q")
+    found = [(bytes(row["payload"]).decode(), row["key"]) for row in await look.rows()]
+    assert (found, len(ids)) == (expected, len(expected))
+
+
+@on_one
+async def test_a_middleware_cannot_lose_options(make: Make, look: Look) -> None:
+    broker = make(middlewares=[seeing(lambda bodies: [b.upper() for b in bodies[1:]])])
+    await broker.create_tables()
+    with pytest.raises(PublishError, match="gave 1 other bodies for the 2 of a batch"):
+        await broker.publish_batch(SqlBrokerResponse("a", delay=5), "b", queue="q")
+    assert await look.rows() == []
+    assert len(await broker.publish_batch("a", "b", queue="q")) == 1
+
+
+@on_one
+async def test_a_batch_publisher_takes_several_messages(broker: SqlBroker, look: Look) -> None:
+    """As Kafka's; the second is no queue."""
+    publisher = broker.publisher("out", batch=True)
+    ids = await publisher.publish(1, "hi", headers={"a": "b"})
+    assert await publisher.publish() == []
+    assert await publisher.publish(SqlBrokerResponse(2), queue="elsewhere") != []
+    rows = await look.rows()
+    assert [row["id"] for row in rows[:2]] == ids
+    assert [(row["queue"], bytes(row["payload"])) for row in rows] == [
+        ("out", b"1"),
+        ("out", b"hi"),
+        ("elsewhere", b"2"),
+    ]
+
+
 # -- codecs and ids --------------------------------------------------------------------------------
 
 
@@ -209,6 +380,46 @@ async def test_uuids_as_correlation_ids(engine: AsyncEngine, look: Look) -> None
     assert given[2:] == [None, None]
     assert [str(uuid.UUID(each)) for each in given[:2]] == given[:2]
     assert given[0] != given[1]
+
+
+@on_one
+async def test_a_middleware_reads_the_correlation_id_that_the_handler_sees(
+    make: Make, look: Look
+) -> None:
+    """It is made when it is read, and stored then only."""
+
+    read: list[str] = []
+
+    class Reads(BaseMiddleware):
+        async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+            if cmd.destination != "unread":
+                read.append(cmd.correlation_id)
+            return await call_next(cmd)
+
+    broker = make(middlewares=[Reads])
+    await broker.create_tables()
+    seen: list[str] = []
+
+    @broker.subscriber("in", **QUICK)
+    @broker.publisher("out")
+    async def handle(body: Any, message: SqlBrokerMessage) -> Any:
+        seen.append(message.correlation_id)
+        return body
+
+    await broker.publish_batch(1, 2, queue="unread")
+    await broker.publish(1, "unread", correlation_id="mine")
+    await broker.publisher("q").publish(1)
+    await broker.publish(1, "q", correlation_id="given")
+    stored = [headers_of(row).get("correlation_id") for row in await look.rows()]
+    assert stored == [None, None, "mine", *read]
+    assert read[1] == "given"
+    await broker.start()
+    await broker.publish("x", "in")
+    await eventually(lambda: _ended(look, 1))
+    await broker.stop()
+    # Of the publish, the handler, and its answer.
+    assert read[2:] == [*seen, *seen]
+    assert str(uuid.UUID(seen[0])) == seen[0]
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)

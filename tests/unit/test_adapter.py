@@ -49,6 +49,7 @@ USES = {
         "DecodedMessage": "type of a decoded body",
         "DefaultCodec": "encodes bodies where the user gives no codec",
         "ParserComposition": "puts a user's parser or decoder around ours",
+        "ParserProto": "type of SqlBrokerParserType",
         "ProducerProto": "base of SqlBrokerProducer",
         "json_loads": "tells whether FastStream decodes JSON with orjson here",
         "process_msg": "runs the middlewares around a message of get_one",

@@ -353,7 +353,12 @@ def test_a_run_of_the_handler_has_one_message_or_a_batch() -> None:
         ("overfetch_factor", "use max_not_processed_factor"),
         ("max_not_persisted_factor", "leave it out, claims stop by themselves"),
         ("batch_max_accumulation_timeout_factor", "use batch_max_wait, a length of time"),
-        ("zzz", "it has max_workers, fetch_batch_size, "),
+        ("group_id", "leave it out, the subscribers of a queue share its messages"),
+        ("no_ack", "use ack_policy: with AckPolicy.MANUAL the handler acks"),
+        ("requeue", "use retry_strategy, "),
+        ("prefetch_count", "use max_not_processed_factor"),
+        ("topic", "use queues, the first argument"),
+        ("zzz", "there are max_workers, fetch_batch_size, "),
     ],
 )
 def test_unknown_options_are_refused_by_name(name: str, hint: str) -> None:
