@@ -96,9 +96,10 @@ lint: setup
 measure *args: setup
     @{{ python }} -m tools.measure "$@"
 
-# Mypy, strictly; and what users see, by pyright too (it brings Node.js where there is none)
+# Mypy, strictly, the documentation's examples too; and what users see, by pyright too (it brings Node.js where there is none)
 types: setup
     @{{ python }} -m mypy
+    @{{ python }} -m tools.example_types
     @{{ python }} -m pyright
 
 # All that reads the code without running it: `lint` and `types`

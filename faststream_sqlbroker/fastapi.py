@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.broker.broker import SqlBroker as _Broker
-from faststream_sqlbroker.broker.registrator import HandlerOptions
+from faststream_sqlbroker.broker.registrator import HandlerOptions, PublisherOptions
 from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retention import Retention
@@ -256,7 +256,7 @@ class SqlBrokerRouter(StreamRouter[ClaimedMessage]):
         return made
 
     @override
-    def publisher(self, queue: str = "", **options: Any) -> QueuePublisher:
+    def publisher(self, queue: str = "", **options: Unpack[PublisherOptions]) -> QueuePublisher:
         """Declare a publisher; see `SqlBroker.publisher`."""
         return self.broker.publisher(queue, **options)
 

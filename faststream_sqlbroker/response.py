@@ -8,7 +8,7 @@ from faststream.message import gen_cor_id
 from faststream.response import BatchPublishCommand, PublishCommand, PublishType, Response
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import unknown_option
+from faststream_sqlbroker.core.checks import advice, refuse_unknown
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.exceptions import PublishError, SetupError
 
@@ -108,6 +108,9 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
     """Seconds that a request waits for its reply; None: it is no request."""
     id_generator: "Callable[[], str]" = staticmethod(gen_cor_id)
     """Makes the correlation id when it is first read, if none was given."""
+    responses: "list[SqlBrokerResponse | None]"
+    """Of each body its response; None if the body was given as it is."""
+    _correlation_id: str | None
 
     def __init__(
         self,
@@ -187,18 +190,30 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         A middleware may replace them. The options of a message stay with its body, or else with its
         place.
         """
-        return () if self._is_empty else (self.body, *self.extra_bodies)
+        return () if self._is_empty and self.body is None else (self.body, *self.extra_bodies)
 
     @batch_bodies.setter
     def batch_bodies(self, bodies: "Sequence[Any]") -> None:
-        if any(self.responses):
-            self.responses = _realigned(self.responses, self.batch_bodies, bodies)
+        own, waiting = self.responses, dict[int, list[Any]]()
+        for body, response in zip(self.batch_bodies, own, strict=False):
+            waiting.setdefault(id(body), []).append(response)
+        aligned = [(waiting.get(id(body)) or [OTHERS]).pop(0) for body in bodies]
+        # The options of a body that is replaced stay at its place.
+        if OTHERS in aligned and any(any(left) for left in waiting.values()):
+            if len(bodies) != len(own) or any(
+                response not in {OTHERS, own[place]} for place, response in enumerate(aligned)
+            ):
+                raise PublishError(
+                    f"a middleware gave {len(bodies)} other bodies for {len(own)} with options of "
+                    "their own: replace bodies, or change their number or order"
+                )
+            aligned = own
+        self.responses = [None if response is OTHERS else response for response in aligned]
         self._keep(bodies)
 
     def _hold(self, messages: "Sequence[Any]") -> None:
         """Take `messages` apart into bodies and the responses that have options of their own."""
         self.responses = [m if isinstance(m, SqlBrokerResponse) else None for m in messages]
-        """Of each body its response; None if the body was given as it is."""
         self._keep([m.body if isinstance(m, SqlBrokerResponse) else m for m in messages])
 
     def _keep(self, bodies: "Sequence[Any]") -> None:
@@ -229,39 +244,6 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             several = isinstance(body, list | tuple)
             own._hold(body if several else () if body is None else (body,))
         return own
-
-
-def _realigned(
-    responses: "Sequence[SqlBrokerResponse | None]",
-    before: "Sequence[Any]",
-    after: "Sequence[Any]",
-) -> "list[SqlBrokerResponse | None]":
-    """`responses`, which belong to the bodies `before`, for the bodies `after`.
-
-    Raises:
-        PublishError: it cannot be known which belongs to which.
-    """
-    places: dict[int, list[int]] = {}
-    for place, body in enumerate(before):
-        places.setdefault(id(body), []).append(place)
-    aligned: list[SqlBrokerResponse | None] = []
-    has_new_bodies = False
-    for body in after:
-        place = next(iter(places.get(id(body), ())), None)
-        aligned.append(None if place is None else responses[place])
-        if place is None:
-            has_new_bodies = True
-        else:
-            places[id(body)].remove(place)
-    if not (has_new_bodies and any(places.values())):
-        return aligned
-    if len(after) == len(before):
-        return list(responses)
-    raise PublishError(
-        f"a middleware gave {len(after)} other bodies for the {len(before)} of a batch whose "
-        "messages have options of their own: replace bodies, or change their number, but not both "
-        "at once"
-    )
 
 
 class SqlBrokerResponse(Response):
@@ -362,18 +344,15 @@ _NOT_OF_REQUESTS = {
 
 
 _OPTIONS = frozenset(RowOptions.__annotations__)
-_FOREIGN = {
-    **dict.fromkeys(
-        ("routing_key", "topic", "subject", "channel", "stream", "list"),
-        "use queue, the second argument",
-    ),
-    "exchange": "leave it out, and publish to each queue by its name",
-    **dict.fromkeys(("expiration", "ttl", "expires"), "use expires_in"),
-    "countdown": "use delay",
-    "eta": "use next_attempt_at",
-    **dict.fromkeys(("partition", "partition_key"), "use key"),
-    **dict.fromkeys(("persist", "mandatory", "no_confirm"), "leave it out, each publish is stored"),
-}
+FOREIGN = advice(
+    ("routing_key topic subject channel stream list", "use queue"),
+    ("exchange", "leave it out, and publish to each queue by its name"),
+    ("expiration ttl expires", "use expires_in"),
+    ("countdown", "use delay"),
+    ("eta", "use next_attempt_at"),
+    ("partition partition_key", "use key"),
+    ("persist mandatory no_confirm", "leave it out, each publish is stored"),
+)
 """Options of other brokers, and what to do here."""
 
 
@@ -381,11 +360,10 @@ def _given(options: RowOptions) -> dict[str, Any]:
     """Those of `options` that are not None; most messages have none.
 
     Raises:
-        TypeError: one of another name.
+        UnknownOptionError: one of another name; also a TypeError.
     """
-    if unknown := options.keys() - _OPTIONS:
-        name = min(unknown)
-        raise TypeError(unknown_option("a publish", name, PublishOptions.__annotations__, _FOREIGN))
+    if options and not options.keys() <= _OPTIONS:
+        refuse_unknown("a publish", options, PublishOptions.__annotations__, FOREIGN)
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.schema import Column
 
 import faststream_sqlbroker as package
 from faststream_sqlbroker import exceptions
-from faststream_sqlbroker.broker.registrator import EndpointOptions
+from faststream_sqlbroker.broker.registrator import EndpointOptions, PublisherOptions
 from faststream_sqlbroker.core.metrics import METRICS, OUTCOMES
 from faststream_sqlbroker.core.reasons import MEANINGS
 from faststream_sqlbroker.opentelemetry import metrics as opentelemetry
@@ -138,9 +138,8 @@ def publish() -> str:
 
 
 def publisher() -> str:
-    """The arguments of `broker.publisher`."""
-    registrator = next(b for b in package.SqlBroker.__mro__ if "publisher" in vars(b))
-    return _table(("argument", "default", "meaning"), _arguments(_source(registrator)["publisher"]))
+    """The options of `broker.publisher`."""
+    return _table(("option", "meaning"), _attributes(PublisherOptions))
 
 
 def strategies() -> str:

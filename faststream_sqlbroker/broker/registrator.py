@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from typing_extensions import Unpack, override
 
@@ -12,10 +12,11 @@ from faststream_sqlbroker.adapter.broker import Registrator
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
 from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
-from faststream_sqlbroker.core.checks import queue_problem
+from faststream_sqlbroker.core.checks import flag, queue_problem, refuse_unknown
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.response import FOREIGN
 from faststream_sqlbroker.subscriber.checks import no_handler
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from fast_depends.dependencies import Dependant
 
     from faststream_sqlbroker.adapter.messages import CodecProto
-    from faststream_sqlbroker.adapter.values import BrokerMiddleware, CustomCallable
-    from faststream_sqlbroker.publisher.usecase import BatchQueuePublisher, QueuePublisher
+    from faststream_sqlbroker.adapter.values import CustomCallable
+    from faststream_sqlbroker.publisher.usecase import QueuePublisher
     from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
@@ -61,15 +62,26 @@ class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
 
 
 class PublisherOptions(TypedDict, total=False):
-    """The keyword arguments of `publisher` but batch, for type checkers."""
+    """Keyword arguments of `publisher`."""
 
     headers: dict[str, Any] | None
+    """Added to each message; a header of the message itself overrides them."""
     reply_to: str
+    """Full name of the queue for answers, unless the message names another."""
     persistent: bool
+    """The broker keeps a reference to the publisher; with False the caller must. Default True."""
     title: str | None
+    """Title in AsyncAPI documents."""
     description: str | None
+    """Description in AsyncAPI documents."""
     schema: Any | None
+    """Type of the body in AsyncAPI documents; default the stacked handler's return type."""
     include_in_schema: bool
+    """The publisher is part of AsyncAPI documents; default True."""
+    batch: bool
+    """A list or tuple that a stacked handler returns becomes several messages, written in one
+    transaction; an empty one publishes nothing. `publish` then takes several messages, as
+    `publish_batch`. Default False: it is one message."""
 
 
 class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
@@ -198,62 +210,30 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         )
         return subscriber
 
-    @overload
-    def publisher(
-        self, queue: str = "", *, batch: Literal[True], **options: Unpack[PublisherOptions]
-    ) -> "BatchQueuePublisher": ...
-
-    @overload
-    def publisher(
-        self, queue: str = "", *, batch: bool = False, **options: Unpack[PublisherOptions]
-    ) -> "QueuePublisher": ...
-
     @override
     def publisher(  # type: ignore[override]
-        self,
-        queue: str = "",
-        *,
-        headers: dict[str, Any] | None = None,
-        reply_to: str = "",
-        batch: bool = False,
-        persistent: bool = True,
-        title: str | None = None,
-        description: str | None = None,
-        schema: Any | None = None,
-        include_in_schema: bool = True,
+        self, queue: str = "", **options: Unpack[PublisherOptions]
     ) -> "QueuePublisher":
         """Declare a publisher: stack it on a handler, or call its `publish`.
 
         Args:
             queue: The queue to publish to; "" leaves it to each call.
-            headers: Added to each message; a header of the message itself overrides them.
-            reply_to: Full name of the queue for answers, unless the message names another.
-            batch: A list or tuple that a stacked handler returns becomes several messages, written
-                in one transaction; an empty one publishes nothing. With False it is one message.
-                `publish` then takes several messages, as `publish_batch`.
-            persistent: The broker keeps a reference to the publisher; with False the caller must.
-            title: Title in AsyncAPI documents.
-            description: Description in AsyncAPI documents.
-            schema: Type of the body in AsyncAPI documents; default the stacked handler's return
-                type.
-            include_in_schema: The publisher is part of AsyncAPI documents.
+            options: See `PublisherOptions`.
 
         Raises:
-            SetupError: `queue` or `reply_to` is not a valid queue name, or `headers` or `batch`
-                has the wrong type.
+            SetupError: an unknown option; `queue` or `reply_to` is not a valid queue name; or
+                `headers` or `batch` has the wrong type.
         """
-        if queue != "" and (problem := queue_problem(queue)) is not None:
-            msg = f"a publisher's queue cannot be {short(queue)}: {problem}"
-            raise SetupError(msg)
+        refuse_unknown("a publisher", options, PublisherOptions.__annotations__, FOREIGN)
+        headers, reply_to = options.get("headers"), options.get("reply_to", "")
+        for name, value in (("queue", queue), ("reply_to", reply_to)):
+            if value != "" and (problem := queue_problem(value)) is not None:
+                raise SetupError(f"a publisher's {name} cannot be {short(value)}: {problem}")
         if headers is not None and not isinstance(headers, dict):
             msg = f"a publisher's headers must be a dict of JSON values, got {headers!r}"
             raise SetupError(msg)
-        if reply_to != "" and (problem := queue_problem(reply_to)) is not None:
-            msg = f"a publisher's reply_to cannot be {short(reply_to)}: {problem}"
-            raise SetupError(msg)
-        if not isinstance(batch, bool):
-            msg = f"a publisher's batch must be True or False, got {short(batch)}"
-            raise SetupError(msg)
+        batch = options.get("batch", False)
+        flag("a publisher's batch", batch)
         # `broker.publish` needs none of it.
         from faststream_sqlbroker.publisher.usecase import (  # noqa: PLC0415
             BatchQueuePublisher,
@@ -275,52 +255,34 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
                 self.config,  # type: ignore[arg-type]
                 QueuePublisherSpecificationConfig(
                     queue=queue,
-                    title_=title,
-                    description_=description,
-                    schema_=schema,
-                    include_in_schema=include_in_schema,
+                    title_=options.get("title"),
+                    description_=options.get("description"),
+                    schema_=options.get("schema"),
+                    include_in_schema=options.get("include_in_schema", True),
                 ),
             ),
         )
         publisher.number = next(_NUMBERS)
-        super().publisher(publisher, persistent=persistent)
+        super().publisher(publisher, persistent=options.get("persistent", True))
         return publisher
 
     @override
-    def include_router(
-        self,
-        router: "SqlBrokerRegistrator",  # type: ignore[override]
-        *,
-        prefix: str = "",
-        dependencies: "Sequence[Dependant]" = (),
-        middlewares: "Sequence[BrokerMiddleware[Any, Any]]" = (),
-        include_in_schema: bool | None = None,
-    ) -> None:
+    def include_router(self, router: Any, **options: Any) -> None:
         """Add the subscribers, pipelines, publishers and schedules of `router`.
 
         Args:
             router: A `SqlBrokerRouter`.
-            prefix: Put before the queue names of its subscribers and publishers.
-            dependencies: Dependencies of every handler.
-            middlewares: Middlewares of every handler.
-            include_in_schema: Its subscribers and publishers are part of AsyncAPI documents.
+            options: FastStream's: `prefix` is put before the queue names of its subscribers and
+                publishers; `dependencies` and `middlewares` are of every handler; with
+                `include_in_schema=False` AsyncAPI documents leave it out.
 
         Raises:
             SetupError: it is a router of another broker.
         """
         if not isinstance(router, SqlBrokerRegistrator):
-            kind = type(router)
-            raise SetupError(
-                f"include_router takes a SqlBrokerRouter, got {kind.__module__}.{kind.__name__}: "
-                "include it in a broker of its own kind"
-            )
-        super().include_router(
-            router,
-            prefix=prefix,
-            dependencies=dependencies,
-            middlewares=middlewares,
-            include_in_schema=include_in_schema,
-        )
+            name = f"{type(router).__module__}.{type(router).__name__}"
+            raise SetupError(f"{name} is of another broker: include a SqlBrokerRouter")
+        super().include_router(router, **options)
 
 
 _NUMBERS = count()

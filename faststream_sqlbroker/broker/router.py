@@ -8,7 +8,11 @@ from typing_extensions import Unpack
 from faststream_sqlbroker.adapter.broker import ArgsContainer, BrokerRouter, SubscriberRoute
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.config import SqlBrokerRouterConfig
-from faststream_sqlbroker.broker.registrator import AllSubscriberOptions, SqlBrokerRegistrator
+from faststream_sqlbroker.broker.registrator import (
+    AllSubscriberOptions,
+    PublisherOptions,
+    SqlBrokerRegistrator,
+)
 from faststream_sqlbroker.exceptions import SetupError
 
 if TYPE_CHECKING:
@@ -23,31 +27,9 @@ if TYPE_CHECKING:
 class SqlBrokerPublisher(ArgsContainer):
     """The arguments of a publisher in a `SqlBrokerRoute`."""
 
-    def __init__(
-        self,
-        queue: str = "",
-        *,
-        headers: dict[str, Any] | None = None,
-        reply_to: str = "",
-        batch: bool = False,
-        persistent: bool = True,
-        title: str | None = None,
-        description: str | None = None,
-        schema: Any | None = None,
-        include_in_schema: bool = True,
-    ) -> None:
+    def __init__(self, queue: str = "", **options: Unpack[PublisherOptions]) -> None:
         """The arguments are those of `SqlBroker.publisher`."""
-        super().__init__(
-            queue,
-            headers=headers,
-            reply_to=reply_to,
-            batch=batch,
-            persistent=persistent,
-            title=title,
-            description=description,
-            schema=schema,
-            include_in_schema=include_in_schema,
-        )
+        super().__init__(queue, **options)
 
 
 class SqlBrokerRoute(SubscriberRoute):

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from faststream_sqlbroker.core.checks import checked_name
+from faststream_sqlbroker.core.checks import checked_name, refuse_unknown
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.core.status import MISSED, Missed
 from faststream_sqlbroker.core.text import short
@@ -197,10 +197,7 @@ def _check(
         raise SetupError(
             f"missed must be one of {', '.join(map(repr, MISSED))}, got {short(missed)}"
         )
-    for option in given:
-        if option not in ScheduleOptions.__annotations__:
-            allowed = ", ".join(ScheduleOptions.__annotations__)
-            raise SetupError(f"a schedule has no option {option!r}; there are {allowed}")
+    refuse_unknown("a schedule", given, ScheduleOptions.__annotations__, {})
     try:
         make_row(
             queue,

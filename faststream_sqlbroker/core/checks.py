@@ -48,9 +48,27 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
 
 
-def unknown_option(what: str, name: str, names: Iterable[str], elsewhere: Mapping[str, str]) -> str:
-    """The text of an error: `what` has no option `name`, but `names`; `elsewhere` has advice."""
-    return f"{what} has no option {name!r}: {elsewhere.get(name) or nearest(name, names)}"
+class UnknownOptionError(SetupError, TypeError):
+    """An option that does not exist."""
+
+
+def refuse_unknown(
+    what: str, options: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str]
+) -> None:
+    """Refuse `options` of `what` that are not `known`; `elsewhere` says of some what to do.
+
+    Raises:
+        UnknownOptionError: one is not; also a TypeError.
+    """
+    if unknown := set(options) - set(known):
+        name = min(unknown)
+        text = elsewhere.get(name) or nearest(name, known)
+        raise UnknownOptionError(f"{what} has no option {name!r}: {text}")
+
+
+def advice(*pairs: tuple[str, str]) -> dict[str, str]:
+    """What to do in place of each option, of pairs such as ("topic subject", "use queue")."""
+    return {name: text for names, text in pairs for name in names.split()}
 
 
 # What may be the name of a queue; the same on every database.

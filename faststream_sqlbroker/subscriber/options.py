@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict, get_args, get_type_hints
 from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.core.checks import flag, one_of, unknown_option, whole_number
+from faststream_sqlbroker.core.checks import advice, flag, one_of, refuse_unknown, whole_number
 from faststream_sqlbroker.core.policies import Header, Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, most_attempts
 from faststream_sqlbroker.core.routing import Destination
@@ -176,10 +176,6 @@ class SubscriberSettings(ConsumerSettings):
         object.__setattr__(self, name, value)
 
 
-class UnknownOptionError(SetupError, TypeError):
-    """An option that a subscriber does not have."""
-
-
 def make_settings(
     queues: str | Sequence[str] | Mapping[str, int], options: SubscriberOptions
 ) -> SubscriberSettings:
@@ -194,9 +190,7 @@ def make_settings(
         UnknownOptionError: An option of another name; also a TypeError.
         SetupError: A value that cannot work.
     """
-    for name in options:
-        if name not in _HINTS:
-            raise UnknownOptionError(unknown_option("a subscriber", name, _HINTS, _ELSEWHERE))
+    refuse_unknown("a subscriber", options, _HINTS, _ELSEWHERE)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not EMPTY}
     if "retry_strategy" in given:
         attempts = most_attempts(given["retry_strategy"])
@@ -222,31 +216,25 @@ def _may_be_none(name: str) -> bool:
 _HINTS: dict[str, Any] = get_type_hints(SubscriberOptions)
 _FLAGS = [name for name, hint in _HINTS.items() if hint is bool]
 _TIMES = {name for name, hint in _HINTS.items() if timedelta in get_args(hint)}
-_ELSEWHERE = {
-    "max_not_persisted_factor": "leave it out, claims stop by themselves while outcomes wait",
-    "batch_max_accumulation_timeout_factor": "use batch_max_wait, a length of time",
-    "batch_timeout_ms": "use batch_max_wait, a length of time",
-    "max_records": "use batch_max_records",
-    "overfetch_factor": "use max_not_processed_factor",
-    **dict.fromkeys(("prefetch", "prefetch_count"), "use max_not_processed_factor"),
-    "concurrency": "use max_workers",
-    **dict.fromkeys(
-        ("no_ack", "auto_ack", "auto_commit"),
-        "use ack_policy: with AckPolicy.MANUAL the handler acks, AckPolicy.ACK_FIRST acks before "
-        "it runs",
+_ELSEWHERE = advice(
+    ("max_not_persisted_factor", "leave it out, claims stop by themselves while outcomes wait"),
+    (
+        "batch_max_accumulation_timeout_factor batch_timeout_ms",
+        "use batch_max_wait, a length of time",
     ),
-    **dict.fromkeys(
-        ("retry", "requeue"), "use retry_strategy, which says when a message is tried again"
+    ("max_records", "use batch_max_records"),
+    ("overfetch_factor prefetch prefetch_count", "use max_not_processed_factor"),
+    ("concurrency", "use max_workers"),
+    (
+        "no_ack auto_ack auto_commit",
+        "use ack_policy: AckPolicy.MANUAL lets the handler ack, ACK_FIRST acks before it runs",
     ),
-    **dict.fromkeys(
-        ("group_id", "group", "consumer", "durable", "exchange"),
-        "leave it out, the subscribers of a queue share its messages, each goes to one of them; "
-        "for several groups publish to a queue of each",
+    ("retry requeue", "use retry_strategy, which says when a message is tried again"),
+    (
+        "group_id group consumer durable exchange",
+        "leave it out, the subscribers of a queue share its messages; use a queue for each group",
     ),
-    **dict.fromkeys(
-        ("queue", "topic", "subject", "channel", "stream", "list", "routing_key"),
-        "use queues, the first argument",
-    ),
-    "middlewares": "give them to SqlBroker or to a SqlBrokerRouter",
-}
+    ("queue topic subject channel stream list routing_key", "use queues, the first argument"),
+    ("middlewares", "give them to SqlBroker or to a SqlBrokerRouter"),
+)
 """Options of other brokers, and what to do here."""

@@ -6,7 +6,7 @@ its lease is renewed.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from math import inf
@@ -205,7 +205,7 @@ class Pulling:
         held = await self._take(wait)
         return None if held is None else await self._message(held)
 
-    async def messages(self) -> AsyncIterator[PulledMessage]:
+    async def messages(self) -> AsyncGenerator[PulledMessage, None]:
         """One message after the other; asking for the next acks the last.
 
         While the database fails for a passing reason it is asked again, with growing pauses.

@@ -1,7 +1,7 @@
 """A subscriber: FastStream's pipeline between the loops of `flow`."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, overload
@@ -442,7 +442,8 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         return await self._pulling_for("get_one").get_one(wait)
 
     @override
-    def __aiter__(self) -> AsyncIterator[PulledMessage]:
+    # A generator can be closed, as `aclosing` does.
+    def __aiter__(self) -> AsyncGenerator[PulledMessage, None]:  # noqa: PYI058
         """Messages one after the other, each leased to the caller.
 
         Asking for the next acks the last, unless it is settled. Closing the iterator, an error in

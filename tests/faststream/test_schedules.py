@@ -798,7 +798,7 @@ async def test_one_name_twice_is_refused(broker: SqlBroker) -> None:
         ({"priority": 1000}, "priority must be"),
         ({"delay": "soon"}, "delay"),
         ({"expires_in": 0}, "expires_in must be longer than 0"),
-        ({"dedup_id": "x"}, "has no option 'dedup_id'; there are headers, "),
+        ({"dedup_id": "x"}, "has no option 'dedup_id': there are headers, "),
     ],
 )
 async def test_wrong_set_up_is_refused_at_once(

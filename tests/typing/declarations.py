@@ -1,7 +1,9 @@
 """Read by type checkers only: decorators, responses, annotations and routers have exact types."""
 
+from contextlib import aclosing
 from typing import Any, assert_type
 
+from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 
 from faststream_sqlbroker import (
@@ -9,6 +11,7 @@ from faststream_sqlbroker import (
     SqlBroker,
     SqlBrokerBatchMessage,
     SqlBrokerMessage,
+    SqlBrokerParserType,
     SqlBrokerPublishCommand,
     SqlBrokerResponse,
     SqlBrokerRouter,
@@ -20,7 +23,11 @@ from faststream_sqlbroker import (
 )
 from faststream_sqlbroker.annotations import SqlBroker as TheBroker
 from faststream_sqlbroker.fastapi import SqlBrokerRouter as FastAPIRouter
+from faststream_sqlbroker.opentelemetry import SqlBrokerTelemetryMiddleware
+from faststream_sqlbroker.parser import SqlBrokerParser
+from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMiddleware
 from faststream_sqlbroker.publisher.usecase import QueuePublisher
+from faststream_sqlbroker.subscriber.pulling import PulledMessage
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 from faststream_sqlbroker.testing import Drained, Published
 
@@ -91,3 +98,26 @@ async def of_call_assertions(broker: SqlBroker) -> None:
         assert_type(one, SqlBroker)
     async with TestSqlBroker(broker, broker) as several:
         assert_type(several, tuple[SqlBroker, ...])
+
+
+def of_other_brokers_habits(broker: SqlBroker, router: SqlBrokerRouter) -> None:
+    """What is written as for FastStream's other brokers."""
+    middlewares = (
+        SqlBrokerTelemetryMiddleware(),
+        SqlBrokerPrometheusMiddleware(registry=CollectorRegistry()),
+    )
+    SqlBroker("sqlite+aiosqlite:///x.db", middlewares=middlewares)
+    SqlBroker("sqlite+aiosqlite:///x.db", middlewares=[SqlBrokerTelemetryMiddleware()])
+    SqlBrokerRouter(middlewares=middlewares)
+    FastAPIRouter("sqlite+aiosqlite:///x.db", middlewares=middlewares)
+    broker.include_router(router, middlewares=middlewares)
+    broker.add_middleware(middlewares[0])
+    parsers: list[SqlBrokerParserType] = [SqlBrokerParser()]
+    assert_type(parsers[0], SqlBrokerParserType)
+
+
+async def of_batches(broker: SqlBroker) -> None:
+    assert_type(broker.publisher("q", batch=True, headers={"a": 1}), QueuePublisher)
+    async with aclosing(aiter(broker.subscriber("q"))) as messages:
+        async for message in messages:
+            assert_type(message, PulledMessage)

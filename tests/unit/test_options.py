@@ -12,7 +12,7 @@ from faststream import AckPolicy
 
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.broker.broker import SqlBroker
-from faststream_sqlbroker.core.checks import name_problem
+from faststream_sqlbroker.core.checks import UnknownOptionError, name_problem
 from faststream_sqlbroker.core.retry import (
     ConstantRetryStrategy,
     ExponentialBackoffWithJitterRetryStrategy,
@@ -23,7 +23,6 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.subscriber.options import (
     SubscriberOptions,
     SubscriberSettings,
-    UnknownOptionError,
     make_settings,
 )
 
@@ -354,7 +353,7 @@ def test_a_run_of_the_handler_has_one_message_or_a_batch() -> None:
         ("max_not_persisted_factor", "leave it out, claims stop by themselves"),
         ("batch_max_accumulation_timeout_factor", "use batch_max_wait, a length of time"),
         ("group_id", "leave it out, the subscribers of a queue share its messages"),
-        ("no_ack", "use ack_policy: with AckPolicy.MANUAL the handler acks"),
+        ("no_ack", "use ack_policy: AckPolicy.MANUAL lets the handler ack"),
         ("requeue", "use retry_strategy, "),
         ("prefetch_count", "use max_not_processed_factor"),
         ("topic", "use queues, the first argument"),
