@@ -194,7 +194,8 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 
     @batch_bodies.setter
     def batch_bodies(self, bodies: "Sequence[Any]") -> None:
-        own, waiting = self.responses, dict[int, list[Any]]()
+        own = self.responses
+        waiting: dict[int, list[Any]] = {}
         for body, response in zip(self.batch_bodies, own, strict=False):
             waiting.setdefault(id(body), []).append(response)
         aligned = [(waiting.get(id(body)) or [OTHERS]).pop(0) for body in bodies]

@@ -225,13 +225,15 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
                 `headers` or `batch` has the wrong type.
         """
         refuse_unknown("a publisher", options, PublisherOptions.__annotations__, FOREIGN)
-        headers, reply_to = options.get("headers"), options.get("reply_to", "")
+        headers = options.get("headers")
+        reply_to = options.get("reply_to", "")
         for name, value in (("queue", queue), ("reply_to", reply_to)):
             if value != "" and (problem := queue_problem(value)) is not None:
                 raise SetupError(f"a publisher's {name} cannot be {short(value)}: {problem}")
         if headers is not None and not isinstance(headers, dict):
-            msg = f"a publisher's headers must be a dict of JSON values, got {headers!r}"
-            raise SetupError(msg)
+            raise SetupError(
+                f"a publisher's headers must be a dict of JSON values, got {headers!r}"
+            )
         batch = options.get("batch", False)
         flag("a publisher's batch", batch)
         # `broker.publish` needs none of it.
