@@ -201,9 +201,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         aligned = [(waiting.get(id(body)) or [OTHERS]).pop(0) for body in bodies]
         # The options of a body that is replaced stay at its place.
         if OTHERS in aligned and any(any(left) for left in waiting.values()):
-            if len(bodies) != len(own) or any(
-                response not in {OTHERS, own[place]} for place, response in enumerate(aligned)
-            ):
+            if not _in_place(aligned, own):
                 raise PublishError(
                     f"a middleware gave {len(bodies)} other bodies for {len(own)} with options of "
                     "their own: replace bodies, or change their number or order"
@@ -245,6 +243,12 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             several = isinstance(body, list | tuple)
             own._hold(body if several else () if body is None else (body,))
         return own
+
+
+def _in_place(aligned: "list[Any]", own: "list[Any]") -> bool:
+    """Whether each of `aligned` is `OTHERS`, or that of `own` at its place."""
+    pairs = zip(aligned, own, strict=False)
+    return len(aligned) == len(own) and all(each in {OTHERS, one} for each, one in pairs)
 
 
 class SqlBrokerResponse(Response):
