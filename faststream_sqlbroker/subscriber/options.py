@@ -20,7 +20,6 @@ from faststream_sqlbroker.core.policies import Header, Policy, checked_policies
 from faststream_sqlbroker.core.retry import RetryStrategyProto, most_attempts
 from faststream_sqlbroker.core.routing import Destination
 from faststream_sqlbroker.core.times import Duration, positive_seconds, seconds_or_zero
-from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.flow.settings import ConsumerSettings, default_max_deliveries
 from faststream_sqlbroker.subscriber import checks
 
