@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.testing import clock
 from tests import garbage, quick_tables, scheduling
 from tests.compiled import Compiled
+from tests.compiling import compile_share
 from tests.costs import Costs
 from tests.failures import Explained, SecondChance, passes_alone
 from tests.kept_tables import CREATING, KeptTables
@@ -50,12 +52,20 @@ OTHER_DRIVERS = {"psycopg": ("postgresql",), "asyncmy": ("mariadb", "mysql")}
 """Drivers that `just test-drivers` puts in place of the usual ones."""
 
 
-# Every Spark that tests start, in processes of their own too: much of its time is Java's compiler
-# and the check of the classes' code.
-os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark" / "quick")
+# Every Spark that tests start, in processes of their own too: much of its time is Java's compiler,
+# the check of the classes' code, and the search for classes in 287 jars.
+_QUICK = Path(__file__).parent / "spark" / "quick"
+_JARS = Path(getattr(find_spec("pyspark"), "origin", "")).parent / "jars"
+_FIRST = [
+    str(jar)
+    for name in (_QUICK / "jars.txt").read_text().split()
+    for jar in _JARS.glob(f"{name}[-_][0-9]*.jar")
+]
+os.environ["SPARK_CONF_DIR"] = str(_QUICK)
 os.environ["SPARK_SUBMIT_OPTS"] = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    f" -cp {':'.join([str(_QUICK), *_FIRST, str(_JARS / '*')])}"
 )
 
 
@@ -164,8 +174,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(SecondChance(passes_alone), "second chance")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    compile_share(session.config)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = scheduling.order(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    with garbage.no_looks():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:
