@@ -3,6 +3,7 @@ each."""
 
 import itertools
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -163,6 +164,18 @@ def _synchronous(url: str) -> str:
     return parsed.set(drivername=f"{parsed.get_backend_name()}+{driver}").render_as_string(
         hide_password=False
     )
+
+
+@pytest.fixture
+def database_url(database: str, database_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """SQLite's file has the same path in all tests, see `kept_lakes`."""
+    if database != "sqlite":
+        return database_url
+    folder = tmp_path_factory.getbasetemp() / "sqlite"
+    # What a test has left open keeps its own file.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return f"sqlite+aiosqlite:///{folder / 'test.db'}"
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from pyspark_sqlbroker.lake import erasure as module
 from pyspark_sqlbroker.lake import transfer
 from pyspark_sqlbroker.lake.lake import Lake
 from tests.spark.conftest import START, Archive, archived
+from tests.spark.kept_lakes import export_days
 from tests.spark.test_export import of_lake, of_table
 from tests.spark.test_records import prune, scopes
 
@@ -64,12 +65,8 @@ def add_live(archive: Archive, number: int, *, leased: bool) -> None:
 
 def made(spark: SparkSession, archive: Archive, path: Path) -> None:
     """Three days, of which two have a message of Ada's; one is under another policy key."""
-    archive.add_days(3)
-    archive.add(of_ada(101, 0))
-    archive.add(of_ada(102, 1) | {"key": None, "policy_key": ADA})
-    export_archive(
-        spark, archive.url, str(path), until="2026-03-04", rows_per_commit=5, record_as="shop"
-    )
+    others = of_ada(101, 0), of_ada(102, 1) | {"key": None, "policy_key": ADA}
+    export_days(spark, archive, path, *others, record_as="shop")
 
 
 def erase(spark: SparkSession, archive: Archive, path: Path, **options: Any) -> EraseResult:
@@ -91,6 +88,33 @@ def holds(path: Path, word: str) -> bool:
     return any(word in text for text in texts(path))
 
 
+@pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
+def test_the_rows_of_a_person_leave_every_database(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Of the live table, the archive and the lake; the audit, and the records for retention."""
+    path = tmp_path / "lake"
+    made(spark, archive, path)
+    add_live(archive, 201, leased=False)
+    add_live(archive, 202, leased=True)
+    for dry_run, count in ((True, 17), (False, 15)):
+        done = erase(spark, archive, path, by="the data officer", dry_run=dry_run)
+        assert (done.live, done.archived, done.lake, done.leased) == (1, 2, 2, (202,))
+        assert archive.count() == count
+    assert (holds(path, ADA), holds(path, "Lovelace")) == (False, False)
+    assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
+    record = _audit(archive, done.audit)
+    assert (record["action"], record["done"], record["skipped"]) == ("erase", 5, 1)
+    assert ADA not in json.dumps(record)
+    assert prune(archive).rows == 15
+    archive.execute(
+        "UPDATE message SET state = 'PENDING', lease_token = NULL, lease_expires_at = NULL"
+    )
+    last = erase_messages(None, archive.url, keys=[ADA], dry_run=False)
+    assert (last.live, last.rows, last.leased) == (1, 1, ())
+
+
+@OF_SQLITE
 def test_nothing_of_a_person_is_left(spark: SparkSession, archive: Archive, tmp_path: Path) -> None:
     """Proves D4: in files that another program has merged and in what a dead attempt has staged,
     too; figures, records and the audit agree, and the audit has no key."""

@@ -24,6 +24,7 @@ from pyspark_sqlbroker import (
 from pyspark_sqlbroker.lake.files import Folders
 from pyspark_sqlbroker.lake.lake import Lake
 from tests.spark.conftest import START, Archive
+from tests.spark.kept_lakes import export_days
 from tests.spark.test_export import of_lake, of_table
 
 pytestmark = pytest.mark.capability("Spark: damaged files of a lake found and read again")
@@ -36,12 +37,6 @@ SPAN: dict[str, Any] = {"since": "2026-03-01", "until": "2026-03-04"}
 def database() -> str:
     """What is tested is the table."""
     return "sqlite"
-
-
-def exported(spark: SparkSession, archive: Archive, path: Path, **options: Any) -> None:
-    """A lake of three days, each in a file of its own."""
-    archive.add_days(3)
-    export_archive(spark, archive.url, str(path), rows_per_commit=5, **SPAN, **options)
 
 
 def clean_up(path: Path) -> None:
@@ -65,7 +60,7 @@ def test_files_that_another_program_has_merged_count_as_ours(
     """They lie at the table's root, and may hold the only copy of a row. The table is vacuumed, and
     its log cleaned up."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     before = of_lake(read_export(spark, str(path)))
     archive.execute("DELETE FROM message_archive WHERE id = 1")
     table = DeltaTable(str(path))
@@ -95,7 +90,7 @@ def test_an_export_reads_files_of_other_programs_once(
 ) -> None:
     """And only what lies in the same windows."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     DeltaTable(str(path)).update(predicate="id = 2", new_values={"id": "2"})
     compared = list[set[str]]()
 
@@ -117,7 +112,7 @@ def test_rows_that_another_program_has_changed_do_not_count_as_ours(
 ) -> None:
     """Nor are they written to a file of ours, whose rows would count as compared."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
     DeltaTable(str(path)).optimize.compact()
     assert list(verify_export(spark, str(path)).differing) == ["2026-03-01"]
@@ -146,7 +141,7 @@ def test_rows_that_are_appended_again_are_taken_out(
 ) -> None:
     """Also where the database has a row that came late, and has lost others."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     rows = DeltaTable(str(path)).to_pyarrow_table()
     append(path, rows.slice(0, 7))
     found = repair_export(spark, archive.url, str(path))
@@ -170,7 +165,7 @@ def test_rows_without_a_time_are_taken_out(
 ) -> None:
     """They are in no window, so that no figures show them."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     rows = DeltaTable(str(path)).to_pyarrow_table().slice(0, 2)
     time = rows.column_names.index("archived_at")
     field = rows.schema.field(time)
@@ -189,7 +184,7 @@ def test_rows_that_were_updated_are_read_again(
 ) -> None:
     """Where the database has lost a row of the window, the other program's file stays."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     before = of_lake(read_export(spark, str(path)))
     update: dict[str, Any] = {"predicate": "id = 2", "new_values": {"queue": "'other'"}}
     DeltaTable(str(path)).update(**update)
@@ -212,7 +207,7 @@ def test_updates_of_windows_that_were_only_counted_are_noticed(
 ) -> None:
     """An update changes no count; the figures of the files that were written have all columns."""
     path = tmp_path / "lake"
-    exported(spark, archive, path, verify="counts")
+    export_days(spark, archive, path, verify="counts")
     DeltaTable(str(path)).update(predicate="id = 2", new_values={"queue": "'other'"})
     found = export_archive(spark, archive.url, str(path), verify="counts", **SPAN)
     assert [one.action for one in found.windows] == ["damaged", "unchanged", "unchanged"]
@@ -234,7 +229,7 @@ def test_nothing_is_taken_out_that_the_database_cannot_replace(
     """One file, merged by another program, has the only copy of a row; others have appended rows
     twice, strange ones, and ones of a window without a record; one is gone."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     archive.execute("DELETE FROM message_archive WHERE id IN (1, 11)")
     version = DeltaTable(str(path)).version()
     rows = DeltaTable(str(path)).to_pyarrow_table().sort_by("id")
@@ -287,7 +282,7 @@ def test_an_export_notices_rows_that_another_program_has_removed(
 ) -> None:
     """A file that is no longer in the log is not missed on disk; retention must keep its rows."""
     path = tmp_path / "lake"
-    exported(spark, archive, path, record_as="shop")
+    export_days(spark, archive, path, record_as="shop")
     assert set(recorded(archive).values()) == {"lake:shop"}
     DeltaTable(str(path)).delete("id > 20")
     found = export_archive(spark, archive.url, str(path), record_as="shop", **SPAN)
@@ -308,7 +303,7 @@ def test_a_lake_whose_state_was_lost_is_not_exported_twice(
 ) -> None:
     """Without their records, its windows look as if the lake had none."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     lose_state(path)
     assert Lake(spark, str(path)).state.entries == {}
     archive.add({"id": 99, "archived_at": START + DAY * 5})
@@ -329,7 +324,7 @@ def test_an_altered_file_stays_if_no_record_says_what_it_had(
 ) -> None:
     """The record of its window is lost; the database has its rows, or has lost them, too."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     lose_state(path)
     files = Lake(spark, str(path)).files
     if lost:
@@ -347,7 +342,7 @@ def test_an_erasure_removes_files_that_a_checkpoint_has_forgotten(
 ) -> None:
     """Files at the root after a week: another program may still commit what it has written."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     table = DeltaTable(str(path))
     table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 seconds"})
     table.optimize.compact()
@@ -373,7 +368,7 @@ def test_an_erasure_that_keeps_files_removes_forgotten_ones(
 ) -> None:
     """They were replaced long ago, though their SHA-256 is still known."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     table = DeltaTable(str(path))
     table.alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 seconds"})
     table.optimize.compact()
@@ -406,7 +401,8 @@ def test_other_paths_and_a_log_without_a_commit(
     (log / "_commit_1.json.tmp").write_text("")
     spark.createDataFrame([], "id INT")  # makes it the active one
     assert SparkSession.getActiveSession() is spark
-    exported(spark, archive, path)
+    archive.add_days(3)
+    export_archive(spark, archive.url, str(path), rows_per_commit=5, **SPAN)
     assert verify_export(spark, str(path)).intact
     assert of_lake(read_export(spark, str(path))) == of_table(archive, START + DAY * 3)
     assert prune_archive(archive.url, exported=str(path), spark=spark).rows == 15
@@ -438,7 +434,7 @@ def test_a_state_is_that_of_the_version_that_was_loaded(
 ) -> None:
     """Whatever has been committed since."""
     path = tmp_path / "lake"
-    exported(spark, archive, path)
+    export_days(spark, archive, path)
     loaded = Lake(spark, str(path))
     before = loaded.table.state()
     archive.add({"id": 99, "archived_at": START + DAY})

@@ -31,6 +31,7 @@ from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from tests.spark.conftest import START, Archive
+from tests.spark.kept_lakes import export_days
 from tests.spark.test_export import of_lake, of_table
 
 pytestmark = pytest.mark.capability("Spark: damaged files of a lake found and read again")
@@ -46,8 +47,7 @@ def run(*words: str, **variables: str) -> Any:
 
 def made(spark: SparkSession, archive: Archive, path: Path) -> Lake:
     """A lake of three days, each in a file of its own, 1 March first."""
-    archive.add_days(3)
-    export_archive(spark, archive.url, str(path), until="2026-03-04", rows_per_commit=5)
+    export_days(spark, archive, path)
     return Lake(spark, str(path))
 
 
