@@ -109,7 +109,7 @@ def test_an_export_that_dies_at_any_step_loses_and_doubles_nothing(
     live = tmp_path / "live"
     live.mkdir()
     archive = Archive(f"sqlite:///{live / 'shop.db'}")
-    given: dict[str, Any] = {"since": MARCH, "until": "2026-03-11", "rows_per_commit": 2}
+    given: dict[str, Any] = {"since": MARCH, "until": "2026-03-11", "rows_per_commit": 3}
     given |= {"record_as": "shop", "source": "shop"}
     archive.add(*({"id": n, "archived_at": MARCH + timedelta(days=n)} for n in range(2)))
     if again:
