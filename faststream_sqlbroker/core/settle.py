@@ -126,8 +126,10 @@ def settle(
     # One match over all outcomes: it is the table of decisions, so it is not split.
     outcome = _unless_cancelled(row, outcome)
     match outcome:
+        case Skip():
+            base.reason = SKIPPED
+            return _final(base, MessageState.COMPLETED, rules.retain_on_ack)
         case Ack():
-            base.reason = SKIPPED if isinstance(outcome, Skip) else None
             return _final(base, MessageState.COMPLETED, rules.retain_on_ack)
         case Nack():
             return _nack(base, row, outcome, rules)

@@ -32,6 +32,9 @@ def written() -> list[tuple[str, str]]:
 def _written() -> Iterator[tuple[str, ast.expr]]:
     for path in FILES:
         for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+                if getattr(node.targets[0], "attr", "") == "reason":
+                    yield f"{name_of(path)}:{node.lineno}", node.value
             if not isinstance(node, ast.Call):
                 continue
             place = f"{name_of(path)}:{node.lineno}"
