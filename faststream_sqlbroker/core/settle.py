@@ -105,7 +105,7 @@ class SettleRules:
     """The queue for messages that would be FAILED; None: they are archived as FAILED."""
 
 
-def settle(
+def settle(  # noqa: C901 - the table of decisions
     row: ClaimedMessage,
     outcome: Outcome | None,
     rules: SettleRules,
