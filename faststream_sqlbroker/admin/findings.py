@@ -1,7 +1,9 @@
 """What is wrong, in one list: for `sqlbroker check` and the dashboard's overview."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from faststream_sqlbroker.admin.health import HealthReport
 from faststream_sqlbroker.admin.messages import Messages
@@ -19,13 +21,14 @@ from faststream_sqlbroker.core.findings import (
 from faststream_sqlbroker.core.health import OLD_TRANSACTION, Health
 from faststream_sqlbroker.core.overview import QueueOverview
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import Duration, positive_seconds
+from faststream_sqlbroker.exceptions import StoreError
 
 MAX_AGE = 600.0
 """Seconds that a due message may wait."""
-MAX_EXPLAINED = 20
-"""Late and failing queues whose messages are looked at."""
-EXPLAINED = frozenset({"late", "failing"})
+MAX_LOOKS = {"late": 100, "failing": 20}
+"""Queues whose messages are looked at: late ones with policies, and failing ones."""
 MAX_UNKNOWN = 1_000
 """Unknown outcomes that are counted."""
 
@@ -36,7 +39,7 @@ class Findings:
 
     health: Health
     queues: tuple[QueueOverview, ...]
-    """None if tables or rights are missing."""
+    """None if tables are missing."""
     findings: tuple[Finding, ...]
     """Those of the database and of this process first."""
 
@@ -60,8 +63,8 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
 
         Nothing is written. docs/howto/operating.md lists the kinds of findings, and which are
         errors. It reads what `health`, `queues`, `schedules`, `subscribers`, `dead_letters` of the
-        last 24 hours and `unknown` read, and for up to 20 late or failing queues what `policies`
-        reads and one message.
+        last 24 hours and `unknown` read, for up to 100 late queues what `policies` reads, and one
+        message of up to 20 failing ones.
 
         Args:
             max_age: How long a due message may wait: seconds, a timedelta or text like "10m".
@@ -76,45 +79,75 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         findings = [
             Finding(kind, text) for kind, texts in health.findings().items() for text in texts
         ]
-        if health.schema or health.lacks:
+        if health.schema:
             # What follows reads the tables, and would fail with one of these problems.
-            return Findings(health, (), tuple(findings))
+            return Findings(health, tuple(queues or ()), tuple(findings))
+        found = Found(list(queues or ()))
         if queues is None:
-            queues = await self.queues()
-        now = await self._store.server.now()
-        findings += await self._queue_findings(queues, longest)
-        findings += mixed_findings(await self.subscribers())
-        findings += schedule_findings(await self.schedules(), now)
-        if self._store.messages.has_archive:
-            findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
-        if unknown := await self.unknown(limit=MAX_UNKNOWN):
-            count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
-            text = f"{count} whose handler may or may not have run"
-            findings.append(Finding("unknown outcomes", text))
-        return Findings(health, tuple(queues), tuple(findings))
+            await found.read("the queues", self._read_queues(found))
+        await found.read("the subscribers", self._find_in_queues(found, longest))
+        await found.read("the schedules", self._find_in_schedules(found))
+        await found.read("the dead letters", self._find_dead_letters(found))
+        await found.read("the unknown outcomes", self._find_unknown(found))
+        return Findings(health, tuple(found.queues), (*findings, *found.findings))
 
-    async def _queue_findings(
-        self, queues: Sequence[QueueOverview], max_age: float
-    ) -> list[Finding]:
-        findings = []
-        looked_at = 0
-        for queue in queues:
+    async def _read_queues(self, found: "Found") -> None:
+        found.queues = await self.queues()
+
+    async def _find_in_queues(self, found: "Found", max_age: float) -> None:
+        """Judge each queue, and look at messages of those that are late or fail."""
+        subscribers = await self.subscribers()
+        ruled = {name for each in subscribers if each.rules for name in each.queues}
+        looks = Counter[str]()
+        for queue in found.queues:
             for finding in queue_findings(queue, max_age):
-                looked_at += finding.kind in EXPLAINED
-                is_looked_at = looked_at <= MAX_EXPLAINED
-                findings.append(await self._explained(finding, queue) if is_looked_at else finding)
-        return findings
+                looks[finding.kind] += finding.kind != "late" or queue.queue in ruled
+                told = finding
+                if looks[finding.kind] <= MAX_LOOKS.get(finding.kind, 0):
+                    with suppress(StoreError):  # It is told as it is.
+                        told = await self._explained(finding, queue, subscribers)
+                found.findings.append(told)
+        found.findings += mixed_findings(subscribers)
 
-    async def _explained(self, finding: Finding, queue: QueueOverview) -> Finding:
+    async def _explained(
+        self, finding: Finding, queue: QueueOverview, subscribers: Sequence[LiveSubscriber]
+    ) -> Finding:
         """Return `finding` with what its messages tell."""
         if finding.kind == "late":
             waits = await self.policies(queue.queue)
-            return explain_late(finding, waits[0], queue) if waits else finding
-        if finding.kind == "failing":
-            page = await self.messages(queue=queue.queue, state=MessageState.RETRYABLE, limit=1)
-            for message in page.messages:
-                text = (
-                    f"{finding.text}; message {message.id} after {message.attempts_count} attempts"
-                )
-                return Finding(finding.kind, text, finding.queue, error=message.last_error)
+            return explain_late(finding, queue, waits[0], subscribers) if waits else finding
+        page = await self.messages(queue=queue.queue, state=MessageState.RETRYABLE, limit=1)
+        for message in page.messages:
+            text = f"{finding.text}; message {message.id} after {message.attempts_count} attempts"
+            return replace(finding, text=text, error=message.last_error)
         return finding
+
+    async def _find_in_schedules(self, found: "Found") -> None:
+        now = await self._store.server.now()
+        found.findings += schedule_findings(await self.schedules(), now)
+
+    async def _find_dead_letters(self, found: "Found") -> None:
+        if self._store.messages.has_archive:
+            now = await self._store.server.now()
+            found.findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
+
+    async def _find_unknown(self, found: "Found") -> None:
+        if unknown := await self.unknown(limit=MAX_UNKNOWN):
+            count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
+            text = f"{count} whose handler may or may not have run"
+            found.findings.append(Finding("unknown outcomes", text))
+
+
+@dataclass
+class Found:
+    """What was found so far; a part that cannot be read hides no other."""
+
+    queues: list[QueueOverview]
+    findings: list[Finding] = field(default_factory=list)
+
+    async def read(self, what: str, look: Awaitable[None]) -> None:
+        """Add what `look` finds, or that it fails."""
+        try:
+            await look
+        except StoreError as error:
+            self.findings.append(Finding("not read", f"{what} could not be read: {error}"))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from faststream_sqlbroker.core.overview import DeadLetters, QueueOverview
+from faststream_sqlbroker.core.policies.options import MICROSECONDS
+from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, Schedule, by_way, ways_text
 from faststream_sqlbroker.core.times import length_text
@@ -22,6 +24,8 @@ MAX_GROUPS = 5
 """Groups of dead letters that are told."""
 RATES = frozenset({"throttled", "outside_window"})
 """Reasons to wait that an application asked for, however long it takes."""
+USED_RATE = 0.5
+"""A Throttle holds a queue up if this share of its rate or more ends in a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Finding:
 
     def __str__(self) -> str:
         """The text, with the first line of the error."""
-        return self.text if self.error is None else f"{self.text}: {self.error.splitlines()[0]}"
+        lines = (self.error or "").splitlines()
+        return f"{self.text}: {lines[0]}" if lines else self.text
 
 
 def queue_findings(queue: QueueOverview, max_age: float) -> list[Finding]:
@@ -82,18 +87,41 @@ def _late_text(queue: QueueOverview, max_age: float) -> str | None:
     return queue.late_standing if queue.standing_overdue > max_age else None
 
 
-def explain_late(late: Finding, waits: PoliciedQueue, queue: QueueOverview) -> Finding:
-    """Make `late` a warning where the queue's policies want its messages to wait."""
-    ruled = [wait for wait in waits.waits if wait.code in RATES]
-    limits = [way for way in waits.ways if "Throttle(" in way or "Window(" in way]
-    # Between two claims a slot may be free, and no message waits for one.
-    if not ruled and not (limits and queue.out_per_minute):
-        return late
-    policy = ruled[0].policy if ruled else limits[0]
-    text = f"{late.text}, as {policy} lets no more start"
-    if ruled and ruled[0].until_last is not None:
-        text += f"; the last of them waits until {ruled[0].until_last:%Y-%m-%d %H:%M:%S} UTC"
+def explain_late(
+    late: Finding,
+    queue: QueueOverview,
+    waits: PoliciedQueue,
+    subscribers: Iterable[LiveSubscriber],
+) -> Finding:
+    """Make `late` a warning where the queue's policies want its messages to wait.
+
+    That is so if all due messages wait for a slot or a window, or if the queue's Throttles let
+    nearly as many start as they may. Else handlers are too slow, or hang.
+    """
+    ruled = [wait for wait in waits.waits if wait.code in RATES and wait.due]
+    if ruled and sum(wait.due for wait in ruled) >= waits.due:
+        policy = ruled[0].policy
+        text = f"{late.text}, as {policy} lets no more start"
+        if ruled[0].until_last is not None and not ruled[0].capped:
+            text += f"; the last of them waits until {ruled[0].until_last:%Y-%m-%d %H:%M:%S} UTC"
+    else:
+        # Between two claims a slot may be free, and no message waits for one.
+        throttles = [
+            rule
+            for each in subscribers
+            if queue.queue in each.queues
+            for rule in each.rules
+            if isinstance(rule, Throttle) and not rule.key
+        ]
+        full = [each for each in throttles if _is_used(each, queue.out_per_minute or 0.0)]
+        if not full:
+            return late
+        text = f"{late.text}, as {full[0]} lets no more start"
     return Finding("waits for policy", text, late.queue, is_error=False)
+
+
+def _is_used(throttle: Throttle, per_minute: float) -> bool:
+    return per_minute >= USED_RATE * throttle.rate * 60 * MICROSECONDS / throttle.per
 
 
 def mixed_findings(subscribers: Sequence[LiveSubscriber]) -> list[Finding]:
@@ -119,12 +147,15 @@ def schedule_findings(schedules: Iterable[Schedule], now: datetime) -> list[Find
             )
             if each.failures_count:
                 text += f": its function failed {each.failures_count} times, see the log"
+            elif each.running:
+                text += ": its function runs"
             else:
                 text += (
                     ": no process that declares it runs; start one, or remove it with `sqlbroker "
                     "forget-schedule`"
                 )
-            findings.append(Finding("overdue schedule", text))
+            is_error = not each.running or bool(each.failures_count)
+            findings.append(Finding("overdue schedule", text, is_error=is_error))
     return findings
 
 
@@ -136,7 +167,7 @@ def dead_letter_findings(dead: DeadLetters, now: datetime) -> list[Finding]:
         ago = length_text((now - group.last_at).total_seconds())
         count = "a dead letter" if group.count == 1 else f"{group.count} dead letters"
         text = f"{count} since yesterday in {queues}, the last {ago} ago"
-        if group.error is None:
+        if not group.error:
             reasons = ", ".join(reason or "no reason" for reason in group.reasons)
             text += f": {reasons}"
         queue = next(iter(group.queues))

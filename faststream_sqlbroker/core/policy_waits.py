@@ -24,6 +24,8 @@ class PolicyWait:
     policy: str
     """The policy that they wait for, as its subscriber wrote it, or "ordered=True"."""
     count: int
+    due: int
+    """How many of them are due."""
     capped: bool
     """Whether there may be more of them: only 1 000 due messages and 1 000 later ones are read."""
     until: datetime | None
@@ -82,13 +84,10 @@ def count_waits(
         first = min(ends, default=None)
         if policy in by_text:
             ends += _last_starts(by_text[policy], members)
-        capped = any(
-            due_capped if message.next_attempt_at <= message.now else later_capped
-            for _, message in members
-        )
-        counted.append(
-            PolicyWait(code, policy, len(members), capped, first, max(ends, default=None))
-        )
+        due = sum(message.next_attempt_at <= message.now for _, message in members)
+        capped = bool(due and due_capped) or bool(due < len(members) and later_capped)
+        last = max(ends, default=None)
+        counted.append(PolicyWait(code, policy, len(members), due, capped, first, last))
     return tuple(sorted(counted, key=lambda wait: (-wait.count, wait.code, wait.policy)))
 
 

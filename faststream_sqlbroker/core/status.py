@@ -215,6 +215,8 @@ class Schedule:
     """Who paused it."""
     run_at: datetime | None = None
     """When an operator asked for a run that is not published yet; None: none is to come."""
+    running: bool = False
+    """Whether a process has it now: its function runs, or its message is written."""
 
 
 @dataclass(frozen=True, slots=True)

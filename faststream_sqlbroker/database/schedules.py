@@ -16,6 +16,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     and_,
+    case,
     delete,
     null,
     select,
@@ -218,11 +219,18 @@ class Schedules:
     async def listed(self, limit: int) -> list[Schedule]:
         """Up to `limit` schedules, sorted by name."""
         c = self._table.c
-        statement = select(c.key, c.info).where(c.scope == SCHEDULE).order_by(c.key).limit(limit)
+        running = case((c.lease_expires_at > clock(), 1), else_=0)
+        statement = select(c.key, c.info, running).where(c.scope == SCHEDULE)
+        statement = statement.order_by(c.key).limit(limit)
 
         def read(connection: Connection) -> list[Schedule]:
-            states = [(key, load_state(info)) for key, info in connection.execute(statement)]
-            return [state.listed(name) for name, state in states if state is not None]
+            rows = connection.execute(statement).all()
+            states = [(name, load_state(info), runs) for name, info, runs in rows]
+            return [
+                replace(state.listed(name), running=bool(runs))
+                for name, state, runs in states
+                if state is not None
+            ]
 
         return await self._database.run(read, Activity.OPERATE, write=False)
 

@@ -76,10 +76,10 @@ class SqlBrokerPrometheusMetrics:
             child = self._children.pop((metric.name, labels))
             if MULTIPROC not in os.environ:
                 self._registered[metric.name].remove(*labels)
-            elif values or metric not in OF_FLEET:
-                # Files of several processes forget no value. Without any of the fleet's, another
-                # process may tell them by now.
-                child.set(0)
+            else:
+                # Files of several processes forget no value. One that has none of the fleet's knows
+                # no more: a frozen value would be taken for true, where another host tells them.
+                child.set(0.0 if values or metric not in OF_FLEET else float("nan"))
         self._known[metric.name] = set(values)
 
     def exposition(self) -> tuple[bytes, str]:

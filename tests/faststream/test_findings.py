@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +12,31 @@ from sqlalchemy import insert
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, Throttle
-from faststream_sqlbroker.admin import Count, Finding, Findings, QueueOverview
+from faststream_sqlbroker.admin import (
+    Admin,
+    Count,
+    Finding,
+    Findings,
+    PoliciedQueue,
+    PolicyWait,
+    QueueOverview,
+    Schedule,
+)
 from faststream_sqlbroker.core import findings
-from faststream_sqlbroker.core.findings import is_failing, queue_findings
+from faststream_sqlbroker.core.findings import (
+    explain_late,
+    is_failing,
+    queue_findings,
+    schedule_findings,
+)
+from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
 
 pytestmark = pytest.mark.capability("the command `sqlbroker`: look, mend, check")
 
+NOW = datetime(2026, 5, 4, tzinfo=timezone.utc)
 OFTEN = ConstantRetryStrategy(delay_seconds=3600, max_attempts=1_000, max_total_delay_seconds=None)
 
 
@@ -229,6 +246,59 @@ async def test_what_a_throttle_holds_is_a_warning(broker: SqlBroker) -> None:
     assert not found.is_error
     assert "as Throttle(1, per=3600s) lets no more start" in found.text
     assert of_kind(await broker.admin.findings(), "late") == []
+
+
+@pytest.mark.parametrize(
+    ("out", "rate", "due", "waiting", "error"),
+    [
+        (0.0, 1_000, 50, 50, False),  # all wait for a slot
+        (0.0, 1_000, 50, 1, True),  # one key is throttled, the others hang
+        (5.0, 1_000, 50, 0, True),  # it may start 1,000 a minute, and 5 end
+        (900.0, 1_000, 50, 0, False),  # a slot was free between two claims
+    ],
+)
+def test_a_throttle_excuses_only_what_it_holds(
+    out: float, rate: int, due: int, waiting: int, error: bool
+) -> None:
+    queue = replace(of_queue(out=out), oldest_due_age=7_200.0, ready=Count(due))
+    throttle = Throttle(rate, "1m")
+    wait = PolicyWait("throttled", str(throttle), waiting, waiting, True, None, NOW)
+    waits = PoliciedQueue("q", NOW, (), 1, due, False, (wait,) if waiting else ())
+    [late] = queue_findings(queue, 600.0)
+    found = explain_late(late, queue, waits, [SimpleNamespace(queues=("q",), rules=(throttle,))])
+    assert found.is_error is error
+    assert found.kind == ("late" if error else "waits for policy")
+    assert "until" not in found.text, "more than were read wait"
+
+
+def test_a_schedule_whose_function_runs_is_not_dead() -> None:
+    due = NOW - timedelta(minutes=5)
+    schedule = Schedule("report", "0 * * * *", "UTC", None, due, 0)
+    [dead] = schedule_findings([schedule], NOW)
+    assert dead.is_error
+    [slow] = schedule_findings([replace(schedule, running=True)], NOW)
+    assert not slow.is_error
+    assert slow.text.endswith("its function runs")
+    [failing] = schedule_findings([replace(schedule, running=True, failures_count=3)], NOW)
+    assert failing.is_error
+
+
+@pytest.mark.parametrize("error", ["", None, "E: x\nmore"])
+def test_an_error_without_text_is_told(error: str | None) -> None:
+    assert str(Finding("failing", "text", error=error)) == ("text: E: x" if error else "text")
+
+
+async def test_a_part_that_cannot_be_read_hides_no_other(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise TransientStoreError("no answer within 10.0 seconds")
+
+    await broker.publish("x", "orders")
+    monkeypatch.setattr(Admin, "dead_letters", fail)
+    found = await broker.admin.findings()
+    assert [finding.kind for finding in found.findings] == ["no subscriber", "not read"]
+    assert found.findings[1].text.startswith("the dead letters could not be read: no answer")
 
 
 async def test_healthy_queues_that_never_had_a_message(broker: SqlBroker) -> None:

@@ -73,6 +73,9 @@ class Steps:
                 self.world.settle_all([(row, outcome("ack", 0)) for row in rows])
                 done |= {row.id for row in rows}
             if stays is not None and len(done) > before and self.world.live().keys() <= stays:
+                # Nothing of it comes back, and what stays does not come too early.
+                self.world.advance(end - self.world.now)
+                assert not any(self.world.claim(process, 20).rows for process in (0, 1))
                 break
             self.world.advance(pause)
         return done

@@ -347,7 +347,7 @@ class QueueJobs:
         def decide(row: ClaimedMessage, age: float) -> Settlement:
             found = settle(row, outcome, self._rules, ended_after=age)
             # Of a message that an operator has cancelled, it is told who and why.
-            if error is not None and row.cancelled is None:
+            if error and row.cancelled is None:
                 found.error = error
             return found
 

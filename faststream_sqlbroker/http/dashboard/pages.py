@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from faststream_sqlbroker.admin.findings import MAX_AGE
-from faststream_sqlbroker.core.findings import queue_findings
+from faststream_sqlbroker.core.findings import explain_late, queue_findings
 from faststream_sqlbroker.core.overview import Count, QueueOverview
 from faststream_sqlbroker.core.status import error_text
 from faststream_sqlbroker.exceptions import SetupError
@@ -82,9 +82,15 @@ async def queue(asked: Asked, live: "Live") -> Shown:
     found = (await asked.admin.queues(name))[0]
     subscribers = await asked.admin.subscribers(name)
     policies = await asked.admin.policies(name)
+    findings = [
+        explain_late(finding, found, policies[0], subscribers)
+        if finding.kind == "late" and policies
+        else finding
+        for finding in queue_findings(found, MAX_AGE)
+    ]
     values = {
         "queue": found,
-        "findings": queue_findings(found, MAX_AGE),
+        "findings": findings,
         "subscribers": subscribers[:A_PAGE],
         "policies": policies,
         "history": live.history,
