@@ -188,27 +188,31 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         """The bodies of all messages; a `SqlBrokerResponse` is represented by its body.
 
         A middleware may replace them. The options of a message stay with its body, or else with its
-        place.
+        place; what may be meant either way is refused.
         """
         return () if self._is_empty and self.body is None else (self.body, *self.extra_bodies)
 
     @batch_bodies.setter
     def batch_bodies(self, bodies: "Sequence[Any]") -> None:
-        own = self.responses
-        waiting: dict[int, list[Any]] = {}
-        for body, response in zip(self.batch_bodies, own, strict=False):
-            waiting.setdefault(id(body), []).append(response)
-        aligned = [(waiting.get(id(body)) or [OTHERS]).pop(0) for body in bodies]
-        # The options of a body that is replaced stay at its place.
-        if OTHERS in aligned and any(any(left) for left in waiting.values()):
-            if not _in_place(aligned, own):
-                raise PublishError(
-                    f"a middleware gave {len(bodies)} other bodies for {len(own)} with options of "
-                    "their own: replace bodies, or change their number or order"
-                )
-            aligned = own
-        self.responses = [None if response is OTHERS else response for response in aligned]
+        self.responses = self._aligned(bodies) if any(self.responses) else [None] * len(bodies)
         self._keep(bodies)
+
+    def _aligned(self, bodies: "Sequence[Any]") -> list[Any]:
+        """Return the response whose options each of the new `bodies` has, or None.
+
+        Raises:
+            PublishError: that is not clear.
+        """
+        own = self.responses
+        aligned = _matched(self.batch_bodies, own, bodies)
+        if _in_place(aligned, own):
+            return own
+        if not _is_clear(aligned, own, bodies):
+            raise PublishError(
+                f"a middleware gave {len(bodies)} other bodies for {len(own)} with options of "
+                "their own: replace bodies, or change their number or order"
+            )
+        return [None if response is OTHERS else response for response in aligned]
 
     def _hold(self, messages: "Sequence[Any]") -> None:
         """Take `messages` apart into bodies and the responses that have options of their own."""
@@ -245,8 +249,31 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         return own
 
 
+def _matched(old: "Sequence[Any]", own: "list[Any]", new: "Sequence[Any]") -> "list[Any]":
+    """Return that of `own` which belongs to each of the `new` bodies, or `OTHERS`."""
+    waiting: dict[int, list[Any]] = {}
+    for body, response in zip(old, own, strict=False):
+        waiting.setdefault(id(body), []).append(response)
+    return [(waiting.get(id(body)) or [OTHERS]).pop(0) for body in new]
+
+
+def _is_clear(aligned: "list[Any]", own: "list[Any]", bodies: "Sequence[Any]") -> bool:
+    """Whether the bodies have moved, or are fewer or more, and no options are lost.
+
+    Equal numbers and texts may be one object, so that a new body may look like another one that
+    has moved. All may be False and True in turn, as `not` makes them.
+    """
+    replaced = OTHERS in aligned
+    if len(aligned) == len(own):
+        return not replaced and {*map(type, bodies)} != {bool}
+    return not replaced or all(each is None or each in aligned for each in own)
+
+
 def _in_place(aligned: "list[Any]", own: "list[Any]") -> bool:
-    """Whether each of `aligned` is `OTHERS`, or that of `own` at its place."""
+    """Whether each of `aligned` is `OTHERS`, or that of `own` at its place.
+
+    The options of a body that is replaced stay at its place.
+    """
     pairs = zip(aligned, own, strict=False)
     return len(aligned) == len(own) and all(each in {OTHERS, one} for each, one in pairs)
 

@@ -104,24 +104,23 @@ def explain_late(
         text = f"{late.text}, as {policy} lets no more start"
         if ruled[0].until_last is not None and not ruled[0].capped:
             text += f"; the last of them waits until {ruled[0].until_last:%Y-%m-%d %H:%M:%S} UTC"
-    else:
+    elif (throttle := _used_throttle(queue, subscribers)) is not None:
         # Between two claims a slot may be free, and no message waits for one.
-        throttles = [
-            rule
-            for each in subscribers
-            if queue.queue in each.queues
-            for rule in each.rules
-            if isinstance(rule, Throttle) and not rule.key
-        ]
-        full = [each for each in throttles if _is_used(each, queue.out_per_minute or 0.0)]
-        if not full:
-            return late
-        text = f"{late.text}, as {full[0]} lets no more start"
+        text = f"{late.text}, as {throttle} lets no more start"
+    else:
+        return late
     return Finding("waits for policy", text, late.queue, is_error=False)
 
 
-def _is_used(throttle: Throttle, per_minute: float) -> bool:
-    return per_minute >= USED_RATE * throttle.rate * 60 * MICROSECONDS / throttle.per
+def _used_throttle(queue: QueueOverview, subscribers: Iterable[LiveSubscriber]) -> Throttle | None:
+    """Return the Throttle of which `queue` uses most of the rate."""
+    rules = [rule for each in subscribers if queue.queue in each.queues for rule in each.rules]
+    for rule in rules:
+        if isinstance(rule, Throttle) and not rule.key:
+            per_minute = rule.rate * 60 * MICROSECONDS / rule.per
+            if (queue.out_per_minute or 0.0) >= USED_RATE * per_minute:
+                return rule
+    return None
 
 
 def mixed_findings(subscribers: Sequence[LiveSubscriber]) -> list[Finding]:

@@ -80,15 +80,20 @@ def count_waits(
             groups[reason.code, reason.policy].append((reason, message))
     counted = []
     for (code, policy), members in groups.items():
-        ends = [reason.until for reason, _ in members if reason.until is not None]
-        first = min(ends, default=None)
-        if policy in by_text:
-            ends += _last_starts(by_text[policy], members)
         due = sum(message.next_attempt_at <= message.now for _, message in members)
         capped = bool(due and due_capped) or bool(due < len(members) and later_capped)
-        last = max(ends, default=None)
+        first, last = _ends(members, by_text.get(policy))
         counted.append(PolicyWait(code, policy, len(members), due, capped, first, last))
     return tuple(sorted(counted, key=lambda wait: (-wait.count, wait.code, wait.policy)))
+
+
+def _ends(
+    members: Sequence[Wait], throttle: Throttle | None
+) -> tuple[datetime | None, datetime | None]:
+    """When the first of `members` waits no longer, and the last."""
+    ends = [reason.until for reason, _ in members if reason.until is not None]
+    lasts = ends if throttle is None else ends + _last_starts(throttle, members)
+    return min(ends, default=None), max(lasts, default=None)
 
 
 def _last_starts(throttle: Throttle, members: Sequence[Wait]) -> list[datetime]:

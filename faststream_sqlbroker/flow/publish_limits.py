@@ -104,8 +104,11 @@ class PublishLimits:
         full: set[str] = set()
         for queue, count in self._counts(rows).items():
             gate = self._gates[queue]
-            # Nearly always: a fresh count that leaves room, and no caller before this one.
-            if gate.depth.count_in(self._clock.monotonic()) is None and not gate.turn.locked():
+            # Nearly always: a fresh count that leaves room, and no caller before this one. Those
+            # before it may wait for room that the caller's own transaction keeps from coming.
+            queues_up = gate.turn.locked()
+            is_known = gate.depth.count_in(self._clock.monotonic()) is None
+            if not waits if queues_up else is_known:
                 is_free = not gate.depth.is_full
             else:
                 is_free = await self._is_free(queue, gate, connection)

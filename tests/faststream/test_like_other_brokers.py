@@ -306,6 +306,31 @@ async def test_a_middleware_cannot_swap_options(make: Make, look: Look) -> None:
     assert await look.rows() == []
 
 
+@pytest.mark.parametrize(
+    ("bodies", "change"),
+    [
+        ((1, 2, 3), lambda body: body + 1),
+        ((True, False), lambda body: not body),
+        (("new", "paid"), {"new": "paid", "paid": "done"}.get),
+    ],
+    ids=repr,
+)
+@on_one
+async def test_equal_bodies_are_not_taken_for_each_other(
+    make: Make, look: Look, bodies: Any, change: Any
+) -> None:
+    """They may be one object, and each of another message."""
+    broker = make(middlewares=[seeing(lambda given: [change(body) for body in given])])
+    await broker.create_tables()
+    first, second, *others = bodies
+    with pytest.raises(PublishError, match="replace bodies, or change their number or order"):
+        await broker.publish_batch(
+            first, SqlBrokerResponse(second, queue="other"), *others, queue="q"
+        )
+    assert await look.rows() == []
+    assert len(await broker.publish_batch(*bodies, queue="q")) == len(bodies)
+
+
 @on_one
 async def test_a_batch_publisher_takes_several_messages(broker: SqlBroker, look: Look) -> None:
     """As Kafka's; the second is no queue."""
