@@ -55,7 +55,7 @@ def shown(value: Any) -> str:
         return "[" + ", ".join(map(shown, value)) + "]"
     if type(value).__module__.partition(".")[0] in _OPAQUE:
         return type(value).__name__
-    return _ADDRESS.sub("", repr(value))
+    return _RANDOM_ID.sub("a random id", _ADDRESS.sub("", repr(value)))
 
 
 def errors(error: BaseException | None, depth: int = 5) -> Any:
@@ -72,5 +72,7 @@ def errors(error: BaseException | None, depth: int = 5) -> Any:
 
 
 _ADDRESS = re.compile(r"( at)? 0x[0-9a-f]+|\.\.\.[0-9a-f]*>")
+_RANDOM_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+"""Of a publish whose correlation id a middleware reads; messages' own are of another version."""
 _HIDDEN = frozenset({"_parse", "_messages"})
 _OPAQUE = frozenset({"faststream", "faststream_sqlbroker", "logging"})
