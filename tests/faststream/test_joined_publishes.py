@@ -517,3 +517,35 @@ async def test_a_full_queue_is_waited_for_where_others_can_write(
     assert (await broker.pop("out")) is not None
     assert await handled(broker, look) == ["COMPLETED"]
     assert await bodies() == [b"second"]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_handler_waits_for_nothing_that_its_own_lock_keeps_away(
+    make: Make, look: Look
+) -> None:
+    """What waits for room holds up those behind it, and room takes another writer."""
+    broker = make(max_depth={"out": MaxDepth(1, timeout=None)})
+    await broker.create_tables()
+    begun = asyncio.Event()
+    waiting = asyncio.Event()
+
+    @broker.subscriber("in", **ONCE)
+    async def handle(body: str) -> None:
+        begun.set()
+        await waiting.wait()
+        await broker.publish("third", "out")
+
+    await broker.publish("first", "out")
+    await broker.publish("x", "in")
+    await broker.start()
+    async with asyncio.timeout(60):
+        await begun.wait()
+        behind = asyncio.create_task(broker.publish("second", "out"))
+        await asyncio.sleep(0.2)  # It holds the line by then.
+        waiting.set()
+    assert await handled(broker, look) == ["FAILED"]
+    [row] = await look.rows(archive=True)
+    assert QueueFullError.__name__ in row["last_error"]
+    assert await broker.pop("out") is not None
+    async with asyncio.timeout(60):
+        await behind

@@ -287,6 +287,28 @@ async def test_a_publisher_records_what_it_publishes_elsewhere(
     await engine.dispose()
 
 
+async def test_a_publisher_records_what_a_transaction_has_published_elsewhere(
+    broker: SqlBroker, tmp_path: Path
+) -> None:
+    publisher = broker.publisher("out")
+
+    @broker.subscriber("in", transactional=True, retry_strategy=None)
+    async def handle(body: str) -> None:
+        await publisher.publish(body, queue="elsewhere")
+        if body == "bad":
+            raise ValueError
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'app.db'}")
+    async with TestSqlBroker(broker, connect_only=False, engine=engine):
+        with pytest.raises(ValueError):
+            await broker.publish("bad", "in")
+        publisher.mock.assert_not_called()
+        await broker.publish("good", "in")
+        await broker.drain()
+        publisher.mock.assert_called_once_with("good")
+    await engine.dispose()
+
+
 async def test_the_handler_that_was_declared_last_takes_the_messages(broker: SqlBroker) -> None:
     """One of an earlier test is still declared."""
     publisher = broker.publisher("q")
