@@ -111,10 +111,10 @@ class InnerServer(Server):
 class ProbeServer:
     """Serves probes on a port of its own while the broker runs."""
 
-    def __init__(self, app: App, host: str, first: int, last: int) -> None:
-        """A port from `first` to `last` is taken."""
+    def __init__(self, app: App, host: str, first: int, last: int | None = None) -> None:
+        """A port from `first` to `last` is taken; None: `first`."""
         self._app = app
-        self._address = host, first, last
+        self._address = host, first, first if last is None else last
         self._running: tuple[InnerServer, asyncio.Task[None]] | None = None
 
     async def start(self) -> int:
