@@ -31,7 +31,7 @@ LARGEST_FACTOR = 1000
 """Fetched batches that may wait here: far more than workers start in a lease."""
 LARGEST_WEIGHT = 1000
 """How much more often one queue may be served than another: beyond it, it starves."""
-_PATTERN = re.compile(r"\*|(?:^|[./:])[#>+](?:$|[./:])")
+_PATTERN = re.compile(r"(?:^|[./:])(?:\*|[#>+](?:$|[./:]))|\*(?:$|[./:])")
 """Wildcards of RabbitMQ, NATS, Redis and MQTT."""
 
 

@@ -445,38 +445,43 @@ async def test_a_move_commits_the_handlers_sql_and_a_postponement_rolls_it_back(
 async def test_a_move_of_a_batch_leaves_out_settled_messages(
     broker: SqlBroker, look: Look, heard: Heard
 ) -> None:
+    """A claim may skip a row that is locked for a moment, so there may be several batches."""
+    acked: Counter[str] = Counter()
+
     def subscribe_batches(queue: str, policy: AckPolicy, how: str, opened: bool) -> None:
-        @broker.subscriber(queue, **ONE_LOOK, batch=True, ack_policy=policy)
+        @broker.subscriber(queue, **QUICK, batch=True, ack_policy=policy)
         async def handle(bodies: list[Any], message: SqlBrokerBatchMessage) -> None:
             assert await message.extend_lease("1h")
             if opened:
                 await message.messages[0].ack()
+                acked[queue] += 1
             if how == "raised":
                 raise Move(f"other {queue}", body="new")
             await message.move_to(f"other {queue}", body="new")
             assert message.committed is AckStatus.ACKED
             if opened:
-                assert [m.committed for m in message.messages] == [AckStatus.ACKED] * 3
+                assert {m.committed for m in message.messages} == {AckStatus.ACKED}
 
-    left: dict[str, int] = {}
+    queues: list[str] = []
     policies = (AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL)
     for policy, how, opened in product(policies, ("raised", "called"), (True, False)):
         queue = f"{how} {policy.value} {opened}"
-        left[queue] = 2 if opened else 3
+        queues.append(queue)
         subscribe_batches(queue, policy, how, opened)
         await broker.publish_batch(*range(3), queue=queue, headers={"h": 1})
     await broker.start()
-    moved = {f"other {queue}": count for queue, count in left.items()}
 
     async def done() -> bool:
-        return Counter(r["queue"] for r in await look.rows()) == moved
+        moved = Counter({f"other {queue}": 3 - acked[queue] for queue in queues})
+        return Counter(r["queue"] for r in await look.rows()) == +moved
 
     await eventually(done)
     for row in await look.rows():
         assert (bytes(row["payload"]), row["headers"]["h"]) == (b"new", 1), row["queue"]
         assert row["headers"]["content-type"] == "text/plain", row["queue"]
     archived = Counter((r["queue"], r["state"]) for r in await look.rows(archive=True))
-    assert archived == {(q, "COMPLETED"): 1 for q, count in left.items() if count == 2}
+    assert archived == {(q, "COMPLETED"): count for q, count in acked.items()}
+    assert set(acked) == {queue for queue in queues if queue.endswith("True")}
     assert silent(heard)
 
 
