@@ -313,7 +313,7 @@ async def test_a_middleware_cannot_swap_options(make: Make, look: Look) -> None:
         ((True, False), lambda body: not body),
         (("new", "paid"), {"new": "paid", "paid": "done"}.get),
     ],
-    ids=repr,
+    ids=["numbers", "truths", "texts"],
 )
 @on_one
 async def test_equal_bodies_are_not_taken_for_each_other(
