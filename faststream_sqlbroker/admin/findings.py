@@ -69,7 +69,7 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         Args:
             max_age: How long a due message may wait: seconds, a timedelta or text like "10m".
             old_transaction: As for `health`.
-            queues: What `queues` has told lately; None: it is read.
+            queues: A recent result of `queues`; None reads it.
 
         Raises:
             SetupError: a duration is not one, or not longer than 0.
@@ -82,32 +82,32 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         if health.schema:
             # What follows reads the tables, and would fail with one of these problems.
             return Findings(health, tuple(queues or ()), tuple(findings))
-        found = Found(list(queues or ()))
+        collector = Collector(list(queues or ()))
         if queues is None:
-            await found.read("the queues", self._read_queues(found))
-        await found.read("the subscribers", self._find_in_queues(found, longest))
-        await found.read("the schedules", self._find_in_schedules(found))
-        await found.read("the dead letters", self._find_dead_letters(found))
-        await found.read("the unknown outcomes", self._find_unknown(found))
-        return Findings(health, tuple(found.queues), (*findings, *found.findings))
+            await collector.read("the queues", self._read_queues(collector))
+        await collector.read("the subscribers", self._find_in_queues(collector, longest))
+        await collector.read("the schedules", self._find_in_schedules(collector))
+        await collector.read("the dead letters", self._find_dead_letters(collector))
+        await collector.read("the unknown outcomes", self._find_unknown(collector))
+        return Findings(health, tuple(collector.queues), (*findings, *collector.findings))
 
-    async def _read_queues(self, found: "Found") -> None:
-        found.queues = await self.queues()
+    async def _read_queues(self, collector: "Collector") -> None:
+        collector.queues = await self.queues()
 
-    async def _find_in_queues(self, found: "Found", max_age: float) -> None:
+    async def _find_in_queues(self, collector: "Collector", max_age: float) -> None:
         """Judge each queue, and look at messages of those that are late or fail."""
         subscribers = await self.subscribers()
         ruled = {name for each in subscribers if each.rules for name in each.queues}
         looks = Counter[str]()
-        for queue in found.queues:
+        for queue in collector.queues:
             for finding in queue_findings(queue, max_age):
                 looks[finding.kind] += finding.kind != "late" or queue.queue in ruled
-                told = finding
+                shown = finding
                 if looks[finding.kind] <= MAX_LOOKS.get(finding.kind, 0):
-                    with suppress(StoreError):  # It is told as it is.
-                        told = await self._explained(finding, queue, subscribers)
-                found.findings.append(told)
-        found.findings += mixed_findings(subscribers)
+                    with suppress(StoreError):  # Then it is shown without.
+                        shown = await self._explained(finding, queue, subscribers)
+                collector.findings.append(shown)
+        collector.findings += mixed_findings(subscribers)
 
     async def _explained(
         self, finding: Finding, queue: QueueOverview, subscribers: Sequence[LiveSubscriber]
@@ -122,25 +122,25 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
             return replace(finding, text=text, error=message.last_error)
         return finding
 
-    async def _find_in_schedules(self, found: "Found") -> None:
+    async def _find_in_schedules(self, collector: "Collector") -> None:
         now = await self._store.server.now()
-        found.findings += schedule_findings(await self.schedules(), now)
+        collector.findings += schedule_findings(await self.schedules(), now)
 
-    async def _find_dead_letters(self, found: "Found") -> None:
+    async def _find_dead_letters(self, collector: "Collector") -> None:
         if self._store.messages.has_archive:
             now = await self._store.server.now()
-            found.findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
+            collector.findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
 
-    async def _find_unknown(self, found: "Found") -> None:
+    async def _find_unknown(self, collector: "Collector") -> None:
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
             count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
             text = f"{count} whose handler may or may not have run"
-            found.findings.append(Finding("unknown outcomes", text))
+            collector.findings.append(Finding("unknown outcomes", text))
 
 
 @dataclass
-class Found:
-    """What was found so far; a part that cannot be read hides no other."""
+class Collector:
+    """Collects the findings of each part; a part that cannot be read hides no other."""
 
     queues: list[QueueOverview]
     findings: list[Finding] = field(default_factory=list)

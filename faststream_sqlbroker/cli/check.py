@@ -28,11 +28,11 @@ def check(
     """
     longest = positive_seconds("max-age", max_age)
     oldest = positive_seconds("old-transaction", old_transaction)
-    found = run(
+    report = run(
         context,
         lambda broker: broker.admin.findings(max_age=longest, old_transaction=oldest),
     )
-    rows = [*_fine(found), *(_row(finding) for finding in found.findings)]
+    rows = [*_fine(report), *(_row(finding) for finding in report.findings)]
     if as_json:
         named = [
             {"what": what, "ok": level != "WRONG", "level": level, "kind": kind, "text": text}
@@ -42,7 +42,7 @@ def check(
     else:
         lines = [(level, what, text) for level, what, _, text in rows]
         print_table("Check", ["", "what", "found"], lines, whole=True)
-    if found.errors:
+    if report.errors:
         raise typer.Exit(1)
 
 
@@ -56,9 +56,9 @@ def _row(finding: Finding) -> Row:
     return "WRONG" if finding.is_error else "warning", what, kind, str(finding)
 
 
-def _fine(found: Findings) -> Iterator[Row]:
+def _fine(report: Findings) -> Iterator[Row]:
     """Say what was looked at and is well."""
-    health = found.health
+    health = report.health
     database = health.database
     sessions = f"{len(database.transactions)} open"
     if database.hidden is not None:
@@ -75,7 +75,7 @@ def _fine(found: Findings) -> Iterator[Row]:
     }
     if not (health.schema or health.lacks):
         fine |= {
-            "queues": f"{len(found.queues)} looked at",
+            "queues": f"{len(report.queues)} looked at",
             "overdue schedule": "none",
             "dead letters": "none since yesterday",
             "unknown outcomes": "none",
@@ -83,7 +83,7 @@ def _fine(found: Findings) -> Iterator[Row]:
         if health.drained:
             # No problem by itself, as a pause is none; a queue that waits for them is one.
             fine["drained"] = ", ".join(health.drained)
-    wrong = {finding.kind for finding in found.findings}
+    wrong = {finding.kind for finding in report.findings}
     for what, text in fine.items():
         if what not in wrong:
             yield "ok", what, what, text

@@ -200,8 +200,8 @@ class HttpMessage(HeldOverHttp):
     async def heartbeat(self, lease: Duration = 60.0) -> None:
         """Let the lease end `lease` from now, never sooner than it does."""
         body = {"lease_seconds": lease_seconds(lease)}
-        told = await self._client.end(self, "heartbeat", body)
-        self.lease_ends_at = datetime.fromisoformat(told["lease_ends_at"])
+        answer = await self._client.end(self, "heartbeat", body)
+        self.lease_ends_at = datetime.fromisoformat(answer["lease_ends_at"])
 
     async def commit(self, result: Any = None) -> None:
         """Settle it as COMPLETED; a `result` replaces the body in the archive."""

@@ -43,9 +43,9 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """What a mistaken name may mean."""
-    known = list(names)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
+    choices = list(names)
+    near = difflib.get_close_matches(name, choices, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(choices) or 'none'}"
 
 
 class UnknownOptionError(SetupError, TypeError):

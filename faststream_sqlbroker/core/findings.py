@@ -21,7 +21,7 @@ FAILING_SHARE = 0.5
 SCHEDULE_LATE = timedelta(minutes=2)
 """A process looks at its schedules each half minute. One that is later than this has none."""
 MAX_GROUPS = 5
-"""Groups of dead letters that are told."""
+"""Largest groups of dead letters that become findings."""
 RATES = frozenset({"throttled", "outside_window"})
 """Reasons to wait that an application asked for, however long it takes."""
 USED_RATE = 0.5
