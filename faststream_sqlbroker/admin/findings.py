@@ -85,7 +85,8 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         collector = Collector(list(queues or ()))
         if queues is None:
             await collector.read("the queues", self._read_queues(collector))
-        await collector.read("the subscribers", self._find_in_queues(collector, longest))
+        await collector.read("the subscribers", self._read_subscribers(collector))
+        await self._find_in_queues(collector, longest)
         await collector.read("the schedules", self._find_in_schedules(collector))
         await collector.read("the dead letters", self._find_dead_letters(collector))
         await collector.read("the unknown outcomes", self._find_unknown(collector))
@@ -94,16 +95,20 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
     async def _read_queues(self, collector: "Collector") -> None:
         collector.queues = await self.queues()
 
+    async def _read_subscribers(self, collector: "Collector") -> None:
+        collector.subscribers = await self.subscribers()
+
     async def _find_in_queues(self, collector: "Collector", max_age: float) -> None:
         """Judge each queue, and look at messages of those that are late or fail."""
-        subscribers = await self.subscribers()
+        subscribers = collector.subscribers
         ruled = {name for each in subscribers if each.rules for name in each.queues}
-        looks = Counter[str]()
+        looks = Counter(MAX_LOOKS)
         for queue in collector.queues:
             for finding in queue_findings(queue, max_age):
-                looks[finding.kind] += finding.kind != "late" or queue.queue in ruled
                 shown = finding
-                if looks[finding.kind] <= MAX_LOOKS.get(finding.kind, 0):
+                has_cause = finding.kind != "late" or queue.queue in ruled
+                if has_cause and looks[finding.kind]:
+                    looks[finding.kind] -= 1
                     with suppress(StoreError):  # Then it is shown without.
                         shown = await self._explained(finding, queue, subscribers)
                 collector.findings.append(shown)
@@ -143,6 +148,7 @@ class Collector:
     """Collects the findings of each part; a part that cannot be read hides no other."""
 
     queues: list[QueueOverview]
+    subscribers: list[LiveSubscriber] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     async def read(self, what: str, look: Awaitable[None]) -> None:

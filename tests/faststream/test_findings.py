@@ -295,10 +295,13 @@ async def test_a_part_that_cannot_be_read_hides_no_other(
         raise TransientStoreError("no answer within 10.0 seconds")
 
     await broker.publish("x", "orders")
-    monkeypatch.setattr(Admin, "dead_letters", fail)
+    for part in ("subscribers", "dead_letters"):
+        monkeypatch.setattr(Admin, part, fail)
     found = await broker.admin.findings()
-    assert [finding.kind for finding in found.findings] == ["no subscriber", "not read"]
-    assert found.findings[1].text.startswith("the dead letters could not be read: no answer")
+    kinds = [finding.kind for finding in found.findings]
+    assert kinds == ["not read", "no subscriber", "not read"]
+    assert found.findings[0].text.startswith("the subscribers could not be read: no answer")
+    assert found.findings[2].text.startswith("the dead letters could not be read: no answer")
 
 
 async def test_healthy_queues_that_never_had_a_message(broker: SqlBroker) -> None:
