@@ -88,4 +88,5 @@ def forget_unknown(
     """Take messages off the list of unknown outcomes, once their outcome was found out."""
     how.confirm(f"take {len(message_ids)} messages off the list")
     count = run(context, lambda broker: broker.admin.forget_unknown(*message_ids, by=how.by))
-    how.tell({"forgotten": count}, f"{count} messages are off the list")
+    rest = "" if count == len(message_ids) else "; `sqlbroker unknown` shows what is on it"
+    how.tell({"forgotten": count}, f"{count} messages are off the list{rest}")

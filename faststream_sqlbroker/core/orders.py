@@ -7,16 +7,30 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
+from faststream_sqlbroker.core.states import MessageState
+
 Verdict = Literal["done", "requested", "running", "busy", "ended", "not_found"]
 
 _TEXTS: dict[Verdict, str] = {
     "done": "done",
     "requested": "asked its subscriber to cancel it; a handler that ends first wins",
-    "running": "not changed: a subscriber has leased it",
     "busy": "not changed: another transaction has locked it just now; try again",
-    "ended": "not changed: it has ended, and is in the archive",
-    "not_found": "not changed: there is no such message, live or archived",
 }
+_IN_ARCHIVE = "it has ended as {state}, and is in the archive: "
+_COMMANDS: dict[MessageState | None, str] = {
+    MessageState.PENDING: "it waits as {state}: retry {id} makes it due now",
+    MessageState.RETRYABLE: "it waits as {state}: retry {id} makes it due now",
+    MessageState.PROCESSING: "a subscriber has leased it: cancel {id} asks that to end it",
+    MessageState.COMPLETED: _IN_ARCHIVE + "replay NAME {id} publishes it again",
+    MessageState.FAILED: _IN_ARCHIVE + "redrive {id} brings it back",
+    MessageState.DISCARDED: _IN_ARCHIVE + "redrive {id} --state DISCARDED brings it back",
+    None: "there is no such message, live or archived",
+}
+
+
+def command_for(message_id: int, state: MessageState | None) -> str:
+    """Name the command for a message of this state; None: there is no such message."""
+    return _COMMANDS[state].format(id=message_id, state=state and state.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +41,8 @@ class Repair:
     verdict: Verdict
     queue: str | None = None
     """Where the message was; None: it was not found, or is archived."""
+    state: MessageState | None = None
+    """How it ended, with the verdict `ended`."""
 
     @property
     def done(self) -> bool:
@@ -44,8 +60,12 @@ class Repair:
         return self.done or self.requested
 
     def __str__(self) -> str:
-        """The message and the verdict."""
-        return f"message {self.message_id}: {_TEXTS[self.verdict]}"
+        """The message and the verdict, with the command to use if nothing was changed."""
+        text = _TEXTS.get(self.verdict)
+        if text is None:
+            state = MessageState.PROCESSING if self.verdict == "running" else self.state
+            text = f"not changed: {command_for(self.message_id, state)}"
+        return f"message {self.message_id}: {text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Repairs:
                 return of_leased(connection, row)
             return Repair(message_id, "busy", row.queue)
         if tables.archive is not None:
-            ended = select(tables.archive.c.id).where(tables.archive.c.id == message_id)
-            if connection.execute(ended).first() is not None:
-                return Repair(message_id, "ended")
+            ended = select(tables.archive.c.state).where(tables.archive.c.id == message_id)
+            if (state := connection.execute(ended).scalar()) is not None:
+                return Repair(message_id, "ended", state=MessageState[state])
         return Repair(message_id, "not_found")

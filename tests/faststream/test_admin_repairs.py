@@ -50,7 +50,8 @@ async def test_an_operator_mends_what_waits(
     [explained] = (await admin.explain(gone or 0)).reasons
     assert "cancelled" in explained.text
     assert str(await admin.cancel(gone or 0)) == (
-        f"message {gone}: not changed: it has ended, and is in the archive"
+        f"message {gone}: not changed: it has ended as DISCARDED, and is in the archive: "
+        f"redrive {gone} --state DISCARDED brings it back"
     )
     assert handled.empty()
 
@@ -73,6 +74,9 @@ async def test_a_running_handler_is_not_disturbed(broker: SqlBroker, look: Look)
         await broker.admin.move(message_id, "other"),
     ]
     assert found == [Repair(message_id, "running", "q")] * 3
+    assert str(found[0]).endswith(
+        f"not changed: a subscriber has leased it: cancel {message_id} asks that to end it"
+    )
     end.set()
     [row] = await look.archived()
     assert (row["state"], row["queue"]) == ("COMPLETED", "q")
