@@ -15,9 +15,10 @@ from typing import Any
 from sqlalchemy import Connection, create_engine, event, insert
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import Delay, SqlBroker
 from faststream_sqlbroker.admin import Admin, Health
 from faststream_sqlbroker.core.jobs import MOVE, REDRIVE, Job, job_info
+from faststream_sqlbroker.core.policies.flags import HELD_DELAY
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import ScheduleState, describe, worker_name
@@ -35,6 +36,7 @@ from faststream_sqlbroker.testing.database import TestNow
 NOW = datetime(2026, 3, 2, 9, 15, tzinfo=timezone.utc)
 HOLDER = bytes.fromhex("5f1c90ab77d2e403")
 WORKER = worker_name("shop-7d9f:17", HOLDER)
+SENDER = worker_name("news-4c1d:9", bytes.fromhex("0b3a77e1c2d94f68"))
 NO_ROUTE = "ConnectionError: no route to 10.0.7.3"
 INVALID = "ValidationError: 1 validation error for Order"
 
@@ -114,6 +116,10 @@ def _live() -> Iterator[dict[str, Any]]:
     for n in range(3):
         at = ago(2 - n / 2)
         yield {"id": 4741 + n, "queue": "ordres", "created_at": at, "next_attempt_at": at}
+    for n in range(4):
+        at = ago(8 - 2 * n)
+        times = {"created_at": at, "next_attempt_at": at + timedelta(minutes=10)}
+        yield {"id": 4744 + n, "queue": "newsletter", "policy_marks": HELD_DELAY, **times}
 
 
 def _archived() -> Iterator[dict[str, Any]]:
@@ -143,6 +149,9 @@ def _states() -> Iterator[dict[str, Any]]:
     )
     soon = {"lease_expires_at": NOW + timedelta(seconds=15), "created_at": ago(600)}
     yield {"scope": SUBSCRIBER, "key": WORKER, "info": info, **soon}
+    delayed = {"policies": [Delay("10m")], "max_workers": 1, "queues": ["newsletter"]}
+    flags: dict[str, Any] = dict.fromkeys(("ordered", "paused", "stopping"), False)
+    yield {"scope": SUBSCRIBER, "key": SENDER, "info": describe(**delayed, **flags), **soon}
     started = {"created_at": ago(90), "lease_expires_at": ago(89), "lease_token": uuid.UUID(int=1)}
     payment = {"key": "order-17", "worker": "shop-5c1b:23"}
     yield {"scope": f"{ACK_FIRST}payments", "key": "4411", "info": payment, **started}

@@ -37,6 +37,7 @@ VIEWS: dict[str, Sequence[str]] = {
     "jobs": ("jobs",),
     "audit": ("audit",),
     "subscribers": ("subscribers",),
+    "policies": ("policies",),
     "unknown": ("unknown",),
     "schedules": ("schedules",),
     "locks": ("locks",),

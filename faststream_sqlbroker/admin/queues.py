@@ -11,7 +11,7 @@ from faststream_sqlbroker.admin.arguments import (
 )
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.checks import checked_name
-from faststream_sqlbroker.core.overview import QueueOverview, nearest_name
+from faststream_sqlbroker.core.overview import QueueOverview, nearest_name, nearest_names
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
 from faststream_sqlbroker.core.status import PausedQueue
 from faststream_sqlbroker.core.text import short
@@ -76,6 +76,16 @@ class Queues(Operations):
         # A queue that only waits for its first message is misspelt only if that one has none.
         [other] = await self._store.overviews.read(near)
         return near if other.lacks_subscriber else None
+
+    async def similar_queues(self, queue: str) -> list[str]:
+        """Name up to three queues that may be meant by `queue`, the most alike first.
+
+        They have a live message, a live subscriber or a pause.
+
+        Raises:
+            SetupError: `queue` is not a valid name.
+        """
+        return nearest_names(checked_name(queue), await self._store.overviews.names(queue))
 
     async def policies(
         self, queue: str | None = None, *, after: str | None = None, limit: int = 100

@@ -22,7 +22,7 @@ def _table(**modules: str) -> Table:
 
 
 LOOK = _table(
-    look="queues messages show explain subscribers unknown schedules locks",
+    look="queues messages show explain subscribers policies unknown schedules locks",
     bulk="dead audit",
     check="check verify",
     follow="top tail",

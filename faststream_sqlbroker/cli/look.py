@@ -9,7 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from faststream_sqlbroker import SqlBroker
-from faststream_sqlbroker.admin import MessageDetail, MessagePage, QueueOverview, StoredMessage
+from faststream_sqlbroker.admin import (
+    MessageDetail,
+    MessagePage,
+    PoliciedQueue,
+    QueueOverview,
+    StoredMessage,
+)
 from faststream_sqlbroker.admin.findings import MAX_AGE
 from faststream_sqlbroker.cli.options import WhichEnded
 from faststream_sqlbroker.cli.output import (
@@ -19,11 +25,12 @@ from faststream_sqlbroker.cli.output import (
     print_table,
     row_of,
     tell,
+    warn,
 )
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.core.findings import queue_findings
 from faststream_sqlbroker.core.imports import imported
-from faststream_sqlbroker.core.overview import nearest_name
+from faststream_sqlbroker.core.overview import Count, meant_text
 from faststream_sqlbroker.core.times import length_text
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -76,8 +83,18 @@ async def empty_hint(broker: SqlBroker, each: QueueOverview) -> str | None:
     if messages_there or each.live_subscribers or each.paused or each.pulled:
         return None
     text = "no message waits, and no live subscriber takes from it"
-    near = nearest_name(each.queue, [other.queue for other in await broker.admin.queues()])
-    return text if near is None else f"{text}; is {near!r} meant?"
+    return text + meant_text(await broker.admin.similar_queues(each.queue))
+
+
+def warn_of_queue(context: typer.Context, queue: str | None, *, as_json: bool) -> None:
+    """Warn of a queue that is given and has nothing: its name may be misspelt."""
+
+    async def look(broker: SqlBroker) -> str | None:
+        [found] = await broker.admin.queues(queue)
+        return await empty_hint(broker, found)
+
+    if queue is not None and not as_json and (hint := run(context, look)) is not None:
+        warn(f"{queue}: {hint}")
 
 
 def queue_row(each: QueueOverview) -> list[Any]:
@@ -123,6 +140,8 @@ def messages(
         print_json({"messages": [message_row(m, hidden=bodies) for m in page.messages], **rest})
         return
     _print_page(page, bodies=bodies)
+    if not page.messages:
+        warn_of_queue(context, which.queue, as_json=as_json)
 
 
 def _print_page(page: MessagePage, *, bodies: bool) -> None:
@@ -235,6 +254,8 @@ def subscribers(
         return
     rows = [[s.worker, ", ".join(s.queues), s.max_workers, s.way, s.since, _mode(s)] for s in found]
     print_table("Subscribers", ["worker", "queues", "workers", "way", "since", "mode"], rows)
+    if not found:
+        warn_of_queue(context, queue, as_json=as_json)
 
 
 def _mode(subscriber: Any) -> str:
@@ -246,6 +267,41 @@ def _mode(subscriber: Any) -> str:
 
 
 Limit = Annotated[int, typer.Option(min=1, help="Most lines to show.")]
+
+
+def policies(
+    context: typer.Context,
+    queue: Annotated[str | None, typer.Argument(help="Only this queue.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most queues to show.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Only queues behind this name.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what waits for which policy of its queue, and until when."""
+    found = run(context, lambda broker: broker.admin.policies(queue, after=after, limit=limit))
+    if as_json:
+        print_json([row_of(each) for each in found])
+        return
+    columns = ["queue", "policy", "reason", "messages", "due", "until", "last until"]
+    print_table("Policies", columns, [row for each in found for row in _waits(each)])
+    for each in found:
+        if len(each.ways) > 1:
+            ways = ", ".join(each.ways)
+            print_line(f"{each.queue}: no policy is guaranteed, as its subscribers differ: {ways}")
+    if len(found) == limit:
+        print_line(f"there may be more: --after {found[-1].queue}")
+    if queue is not None and not found:
+        print_line(f"no live subscriber of {queue} has policies")
+        warn_of_queue(context, queue, as_json=as_json)
+
+
+def _waits(each: PoliciedQueue) -> list[list[Any]]:
+    """The lines of a queue: one for each reason, or one that nothing waits."""
+    lines: list[list[Any]] = []
+    for wait in each.waits:
+        count = Count(wait.count, "at least" if wait.capped else "exact")
+        times = (wait.until, wait.until_last)
+        lines.append([each.queue, wait.policy, wait.code, count, wait.due, *times])
+    return lines or [[each.queue, ", ".join(each.ways), "nothing waits", 0, 0, None, None]]
 
 
 def unknown(

@@ -10,16 +10,17 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Admin, Repair
 from faststream_sqlbroker.cli.bulk import do_bulk
-from faststream_sqlbroker.cli.look import MessageId, empty_hint, headers_of
+from faststream_sqlbroker.cli.look import MessageId, headers_of, warn_of_queue
 from faststream_sqlbroker.cli.options import Act, BulkRun, Change, Targets, Which, means_all
 from faststream_sqlbroker.cli.output import (
-    PlainConsole,
     print_json,
     print_table,
     refuse_json,
     row_of,
+    warn,
 )
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.overview import meant_text, nearest_names
 from faststream_sqlbroker.exceptions import SetupError
 
 QueueName = Annotated[str, typer.Argument(help="The queue's full name.")]
@@ -36,10 +37,9 @@ def pause(
 
     async def look(broker: SqlBroker) -> str:
         [found] = await broker.admin.queues(queue)
-        text = f"pause {queue}: {found.ready} ready, {found.live_subscribers} live subscribers"
-        hint = await empty_hint(broker, found)
-        return text if hint is None else f"{text}\n{queue}: {hint}"
+        return f"pause {queue}: {found.ready} ready, {found.live_subscribers} live subscribers"
 
+    warn_of_queue(context, queue, as_json=how.as_json)
     if not how.yes:
         how.confirm(run(context, look))
 
@@ -54,9 +54,15 @@ def pause(
 
 def resume(context: typer.Context, queue: QueueName, how: Act) -> None:
     """End the pause of a queue."""
+
     # It does not ask: what was paused by a slip can be mended at once.
-    was = run(context, lambda broker: broker.admin.resume(queue, by=how.by))
-    text = f"{queue} is resumed" if was else f"{queue} was not paused"
+    async def work(broker: SqlBroker) -> tuple[bool, str]:
+        if await broker.admin.resume(queue, by=how.by):
+            return True, f"{queue} is resumed"
+        paused = [each.queue for each in await broker.admin.paused()]
+        return False, f"{queue} was not paused{meant_text(nearest_names(queue, paused))}"
+
+    was, text = run(context, work)
     how.tell({"queue": queue, "was_paused": was}, text)
 
 
@@ -103,6 +109,7 @@ def move(
     how: BulkRun,
 ) -> None:
     """Move messages that wait, these or all that match, to another queue; they are due there."""
+    warn_of_queue(context, to, as_json=how.as_json)
     if means_all(targets, which, how):
         do_bulk(context, how, lambda a: a.bulk_move(to, **how.options(which)))
     else:
@@ -188,13 +195,13 @@ def publish(
     given: Any = {"key": key, "priority": priority, "delay": delay, "by": how.by}
     given["headers"] = {**known, **headers_of(header)}
 
+    warn_of_queue(context, queue, as_json=how.as_json)
     message_id = run(context, lambda broker: broker.admin.publish(encoded, queue, **given))
     done = f"published message {message_id} to {queue}"
     how.tell({"message_id": message_id, "queue": queue}, done)
     if not is_json and text.lstrip().startswith(("{", "[")):
         # The shell may have eaten its quotes.
-        told = "warning: the body begins like JSON, but is none: it was published as text"
-        PlainConsole(stderr=True).print(told, soft_wrap=True)
+        warn("warning: the body begins like JSON, but is none: it was published as text")
 
 
 def _body(text: str) -> tuple[bool, bytes | str]:

@@ -167,6 +167,11 @@ def print_line(text: str) -> None:
         console.print(line, soft_wrap=True)
 
 
+def warn(text: str) -> None:
+    """Print a line on stderr, where it is in no program's input."""
+    PlainConsole(stderr=True).print(text, soft_wrap=True)
+
+
 def tell(value: Any, *lines: str, as_json: bool) -> None:
     """Print one JSON document for programs, or lines for people."""
     if as_json:

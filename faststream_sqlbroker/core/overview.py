@@ -3,7 +3,7 @@
 Times are the database's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
@@ -201,5 +201,14 @@ class JobCounts:
 
 def nearest_name(name: str, others: Iterable[str]) -> str | None:
     """That of `others` which is most like `name`; None if none is alike."""
-    found = get_close_matches(name, [other for other in others if other != name], 1, ALIKE)
-    return found[0] if found else None
+    return next(iter(nearest_names(name, others, 1)), None)
+
+
+def nearest_names(name: str, others: Iterable[str], most: int = 3) -> list[str]:
+    """Return those of `others` that are like `name`, the most alike first."""
+    return get_close_matches(name, [other for other in others if other != name], most, ALIKE)
+
+
+def meant_text(names: Sequence[str]) -> str:
+    """Ask whether one of `names` is meant; return an empty text without names."""
+    return f"; is {' or '.join(map(repr, names))} meant?" if names else ""

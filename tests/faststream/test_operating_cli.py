@@ -17,7 +17,7 @@ from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
-from faststream_sqlbroker import Debounce, Delay, SqlBroker
+from faststream_sqlbroker import Debounce, Delay, SqlBroker, Throttle
 from faststream_sqlbroker.cli.app import app
 from faststream_sqlbroker.core.overview import Count
 from faststream_sqlbroker.core.text import load_headers
@@ -121,6 +121,29 @@ async def test_a_queue_without_messages_and_subscribers_is_told(
     assert "other: no message waits, and no live" in await shell.run("queues", "other")
     assert "takes from it" not in await shell.run("queues", "orders")
     assert await broker.admin.paused() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_similar_queues_are_named_for_one_that_has_nothing(
+    shell: Shell, broker: SqlBroker
+) -> None:
+    for queue in ("orders", "orders2"):
+        await broker.publish("x", queue)
+    nothing = "ordres: no message waits, and no live subscriber takes from it; "
+    nothing += "is 'orders' or 'orders2' meant?"
+    assert nothing in await shell.run("publish", "ordres", "x")
+    mended = await shell.run("move", "--to", "orders", "--queue", "ordres", "--yes")
+    assert "meant?" not in mended
+    for words in (["messages", "--queue"], ["dead", "--queue"], ["subscribers"], ["policies"]):
+        assert nothing in await shell.run(*words, "ordres")
+    assert nothing in await shell.run("move", "--to", "ordres", "--all", "--dry-run")
+    assert nothing in await shell.run("redrive", "--to", "ordres", "--dry-run")
+    assert nothing in await shell.run("cancel", "--queue", "ordres", "--yes")
+    assert nothing in await shell.run("pause", "ordres", code=1)
+    assert await broker.admin.paused() == []
+    assert nothing in await shell.run("pause", "ordres", "--yes")
+    was_not = await shell.run("resume", "ordre")
+    assert "ordre was not paused; is 'ordres' meant?" in was_not
 
 
 async def test_text_that_is_nearly_json_is_published_with_a_warning(shell: Shell) -> None:
@@ -237,6 +260,36 @@ async def test_subscribers_are_listed(shell: Shell, broker: SqlBroker) -> None:
     assert one["policies"] == ["Delay(5s)"]
     assert "rules" not in one
     assert await shell.json("subscribers", "other") == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_what_waits_for_policies_is_shown_until_when(shell: Shell, broker: SqlBroker) -> None:
+    @broker.subscriber("slow", **QUICK, policies=[Throttle(1, per="1h")])
+    async def handle(_body: str) -> None: ...
+
+    @broker.subscriber("kept", **QUICK, ordered=True)
+    async def keep(_body: str) -> None: ...
+
+    await broker.publish_batch(*range(3), queue="slow")
+    await broker.start()
+
+    async def wait_for_it() -> bool:
+        listed = await broker.admin.policies("slow")
+        return [wait.count for each in listed for wait in each.waits] == [2]
+
+    await eventually(wait_for_it)
+    _, _, kept, slow = (await shell.run("policies")).splitlines()
+    assert kept.split() == ["kept", "ordered=True", "nothing", "waits", "0", "0"]
+    assert slow.startswith("slow   Throttle(1, per=3600s)  throttled")
+    assert slow.split()[4:6] == ["2", "2"]
+    [found] = await shell.json("policies", "slow")
+    [wait] = found["waits"]
+    assert (wait["code"], wait["count"]) == ("throttled", 2)
+    assert found["at"] < wait["until"] < wait["until_last"]
+    text = await shell.run("policies", "--limit", "1")
+    assert text.splitlines()[-1] == "there may be more: --after kept"
+    assert "kept" not in await shell.run("policies", "--after", "kept")
+    assert "no live subscriber of other has policies" in await shell.run("policies", "other")
 
 
 async def test_a_message_is_edited(shell: Shell, broker: SqlBroker, look: Look) -> None:
