@@ -4,7 +4,7 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from faststream_sqlbroker.core.checks import checked_name
@@ -23,6 +23,8 @@ FIRST_YEAR = 1001
 """Every database knows all moments from its begin on, in any time zone."""
 LAST_YEAR = 9998
 """The same until its end."""
+MAX_IDS = 1_000
+"""Ids of messages that a filter may have."""
 LONGEST_TEXT = 1_000
 """Bytes of a reason and of the name of an operator; longer text is cut."""
 _ID = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -162,6 +164,7 @@ def _user() -> str:
 def filters_of(
     *,
     has_archive: bool,
+    ids: Sequence[int | str] | None = None,
     queue: str | None = None,
     state: MessageState | str | None = None,
     key: str | None = None,
@@ -181,6 +184,7 @@ def filters_of(
     wanted = _state(state)
     filters = Filters(
         archived=archived or wanted in ARCHIVED_STATES,
+        ids=() if ids is None else _numbers(ids),
         queue=None if queue is None else checked_name(queue),
         state=wanted,
         key=_key(key),
@@ -193,6 +197,16 @@ def filters_of(
     )
     _check_filters(filters, has_archive)
     return filters
+
+
+def _numbers(ids: Sequence[int | str]) -> tuple[int, ...]:
+    # Without ids all messages match, which an empty list of a program does not mean.
+    if isinstance(ids, str) or not isinstance(ids, Sequence) or not 1 <= len(ids) <= MAX_IDS:
+        raise SetupError(
+            f"ids must be a list of 1 to {MAX_IDS} ids of messages, got {short(ids)}: use other "
+            "filters for more"
+        )
+    return tuple(sorted({message_number(each) for each in ids}))
 
 
 def _state(value: MessageState | str | None) -> MessageState | None:

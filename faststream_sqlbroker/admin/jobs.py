@@ -1,7 +1,7 @@
 """Actions on all messages that match a filter, and the audit."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
@@ -13,7 +13,7 @@ from faststream_sqlbroker.admin.arguments import (
     text_or_none,
 )
 from faststream_sqlbroker.admin.operations import Operations
-from faststream_sqlbroker.core.checks import checked_name, checked_queue, flag
+from faststream_sqlbroker.core.checks import checked_name, checked_queue, flag, whole_number
 from faststream_sqlbroker.core.jobs import (
     BULK,
     CANCEL,
@@ -46,6 +46,8 @@ REDRIVEN = frozenset({MessageState.FAILED.name, MessageState.DISCARDED.name})
 class Which(TypedDict, total=False):
     """Filters of messages; all that are given must match."""
 
+    ids: Sequence[int | str]
+    """Those with these ids, 1 to 1 000. The job's `note` says why it does not take some of them."""
     queue: str
     """The full name, with the prefix of its router."""
     key: str
@@ -74,6 +76,10 @@ class BulkOptions(TypedDict, total=False):
 
     rate: float | None
     """Most messages a second; default None: as fast as it goes."""
+    limit: int | None
+    """Most messages of the job, the oldest first: by id, in the archive by when they were archived.
+    The job ends when it has visited so many, none behind the last that the dry run has counted;
+    default None: all that match."""
     dry_run: bool
     """Only count; the default."""
     wait: bool
@@ -83,7 +89,7 @@ class BulkOptions(TypedDict, total=False):
     """Who does it, as text; default user and host."""
 
 
-DEFAULTS: Mapping[str, Any] = {"rate": None, "dry_run": True, "wait": True, "by": None}
+DEFAULTS: Any = {"rate": None, "limit": None, "dry_run": True, "wait": True, "by": None}
 """Of `BulkOptions`."""
 
 
@@ -109,16 +115,12 @@ class Jobs(Operations):
     message that the database refuses to change, by a constraint of its own, for example, is counted
     as failed, with its error in `failures`, and the job goes on.
 
-    Options: `rate`, `dry_run`, `wait`, `by`. Filters: `queue`, `key`, `error`, `headers`, `since`
-    and `until` as for `messages`, and for archived messages `reason` and `fingerprint`.
+    Options: `rate`, `limit`, `dry_run`, `wait`, `by`. Filters: `ids`; `queue`, `key`, `error`,
+    `headers`, `since` and `until` as for `messages`, and for archived messages `reason` and
+    `fingerprint`.
     """
 
-    async def bulk_cancel(
-        self,
-        *,
-        reason: str | None = None,
-        **options: Unpack[OfWaiting],
-    ) -> Job:
+    async def bulk_cancel(self, *, reason: str | None = None, **options: Unpack[OfWaiting]) -> Job:
         """End the messages that wait and match, as `cancel` does.
 
         Args:
@@ -132,10 +134,7 @@ class Jobs(Operations):
         text = f"cancelled by {operator_name(options.get('by'))}" + (f": {why}" if why else "")
         return await self._bulk(CANCEL, {"text": text}, options)
 
-    async def bulk_retry(
-        self,
-        **options: Unpack[OfWaiting],
-    ) -> Job:
+    async def bulk_retry(self, **options: Unpack[OfWaiting]) -> Job:
         """Make the messages that wait and match due now, as `retry_now` does. What stands by under
         `Debounce` or `KeepLast` is skipped.
 
@@ -147,11 +146,7 @@ class Jobs(Operations):
         """
         return await self._bulk(RETRY, {}, options)
 
-    async def bulk_move(
-        self,
-        to: str,
-        **options: Unpack[OfWaiting],
-    ) -> Job:
+    async def bulk_move(self, to: str, **options: Unpack[OfWaiting]) -> Job:
         """Move the messages that wait and match to the queue `to`, as `move` does.
 
         Args:
@@ -362,12 +357,11 @@ class Jobs(Operations):
                 f"{action} changes messages that wait, not archived ones, got {_given(which)}: "
                 "redrive and replay take those"
             )
+        rate = _rate(how["rate"])
+        limit = None if how["limit"] is None else whole_number("limit", how["limit"])
+        by = operator_name(how["by"])
         job = Job(
-            action=action,
-            by=operator_name(how["by"]),
-            filters=filters,
-            arguments=arguments,
-            rate=_rate(how["rate"]),
+            action=action, by=by, filters=filters, arguments=arguments, rate=rate, limit=limit
         )
         planned = await self._changing.jobs.plan(job)
         return planned if how["dry_run"] else await self.run_job(planned, wait=how["wait"])

@@ -8,7 +8,8 @@ import typer
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Admin, DeadLetterGroup, Job
-from faststream_sqlbroker.cli.options import BulkRun, To, WhichEnded
+from faststream_sqlbroker.cli.look import warn_of_queue
+from faststream_sqlbroker.cli.options import BulkRun, MessageIds, To, WhichEnded
 from faststream_sqlbroker.cli.output import (
     AsJson,
     print_json,
@@ -35,6 +36,8 @@ def dead(
         return
     columns = ["count", "fingerprint", "queues", "reason", "last", "error"]
     print_table("Dead letters", columns, [_group(group) for group in found.groups])
+    if not found.groups:
+        warn_of_queue(context, which.queue, as_json=as_json)
     if found.scanned_until is not None:
         print_line(f"looked at messages until {found.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
 
@@ -49,11 +52,14 @@ def redrive(
     context: typer.Context,
     which: WhichEnded,
     how: BulkRun,
+    message_ids: MessageIds = None,
     state: Annotated[str, typer.Option(help="FAILED or DISCARDED.")] = "FAILED",
     to: To = None,
 ) -> None:
     """Bring failed messages back to their queues, under their ids."""
-    do_bulk(context, how, lambda a: a.redrive(state=state, to=to, **how.options(which)))
+    warn_of_queue(context, to, as_json=how.as_json)
+    given = {"ids": message_ids or None, **how.options(which)}
+    do_bulk(context, how, lambda a: a.redrive(state=state, to=to, **given))
 
 
 def replay(
@@ -61,13 +67,16 @@ def replay(
     name: Annotated[str, typer.Argument(help="Of the replay: each message once for it.")],
     which: WhichEnded,
     how: BulkRun,
+    message_ids: MessageIds = None,
     state: Annotated[
         str | None, typer.Option(help="COMPLETED, FAILED or DISCARDED; default: all.")
     ] = None,
     to: To = None,
 ) -> None:
     """Publish archived messages again as new ones; those in a lake: archive replay."""
-    do_bulk(context, how, lambda a: a.replay(name, state=state, to=to, **how.options(which)))
+    warn_of_queue(context, to, as_json=how.as_json)
+    given = {"ids": message_ids or None, **how.options(which)}
+    do_bulk(context, how, lambda a: a.replay(name, state=state, to=to, **given))
 
 
 def audit(
@@ -83,7 +92,7 @@ def audit(
 
 def do_bulk(context: typer.Context, how: BulkRun, plan: Callable[[Admin], Awaitable[Job]]) -> None:
     """Show the dry run, ask unless `--yes`, and run the job; exit code 1 if it was stopped, has
-    failed, or if the database refused messages.
+    failed, if the database refused messages, or if it does not take one whose id was given.
     """
     if not how.yes and not how.dry_run and how.as_json:
         raise SetupError("--json does not ask: give --yes, too, or --dry-run")
@@ -91,13 +100,15 @@ def do_bulk(context: typer.Context, how: BulkRun, plan: Callable[[Admin], Awaita
     is_all = how.dry_run or not planned.expected
     if is_all or not how.as_json:
         _show_plan(planned, as_json=how.as_json)
+    if not planned.expected and planned.filters is not None:
+        warn_of_queue(context, planned.filters.queue, as_json=how.as_json)
     if is_all:
-        return
+        raise typer.Exit(int(planned.note is not None and not how.dry_run))
     how.confirm("")
     # What was shown is what is run: up to the last message that there was then.
     job = run(context, lambda broker: _run(broker, planned, wait=not how.no_wait))
     how.tell(job_row(job), str(job), *_hints(job))
-    if job.state in ("stopped", "failed") or job.failed:
+    if job.state in ("stopped", "failed") or job.failed or job.note:
         raise typer.Exit(1)
 
 
@@ -106,7 +117,9 @@ def _show_plan(planned: Job, *, as_json: bool) -> None:
         print_json(job_row(planned))
         return
     print_table("These match", ["queue", "messages"], planned.queues.items())
-    print_line(f"{planned.action}: {planned.expected} messages")
+    which = ", the oldest" if planned.expected == planned.limit else ""
+    print_line(f"{planned.action}: {planned.expected} messages{which}")
+    print_line((planned.note or "").replace("; ", "\n"))
 
 
 def _hints(job: Job) -> list[str]:
@@ -157,5 +170,7 @@ def _what(job: Job) -> str:
     """The filter and the arguments in one line."""
     filters = job_row(job)["filters"] or {}
     filters.pop("archived", None)
+    if job.limit is not None:
+        filters["limit"] = job.limit
     given = {**filters, **{k: v for k, v in job.arguments.items() if k not in ("scope", "text")}}
     return ", ".join(f"{name}={value}" for name, value in given.items())

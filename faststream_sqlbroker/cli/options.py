@@ -137,6 +137,9 @@ class BulkRun(Change):
     rate: Annotated[
         float | None, typer.Option(help="Most messages a second; default: no limit.")
     ] = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Most messages, the oldest first; default: all.")
+    ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only, and change nothing.")] = (
         False
     )
@@ -144,7 +147,7 @@ class BulkRun(Change):
 
     def options(self, which: Which) -> dict[str, Any]:
         """Return the arguments of `broker.admin` for `which` messages."""
-        return {"rate": self.rate, "by": self.by, **which.filters}
+        return {"rate": self.rate, "limit": self.limit, "by": self.by, **which.filters}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +166,10 @@ def means_all(targets: Targets, which: Which, run: BulkRun) -> bool:
     """
     if targets.message_ids and (which.filters or targets.every):
         raise SetupError("give ids of messages, or options that say which, not both")
-    if targets.message_ids and (run.rate is not None or run.no_wait):
-        raise SetupError("--rate and --no-wait are for all messages that match, not for ids")
+    if targets.message_ids and (run.rate is not None or run.limit is not None or run.no_wait):
+        raise SetupError(
+            "--rate, --limit and --no-wait are for all messages that match, not for ids"
+        )
     if not targets.message_ids and not which.filters and not targets.every:
         raise SetupError(
             "which messages? give their ids, or --queue, --key, --error, --since or --until; "

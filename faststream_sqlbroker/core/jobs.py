@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.core.orders import command_for
+from faststream_sqlbroker.core.states import ARCHIVED_STATES, CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 
@@ -19,6 +20,8 @@ MOVE = "move"
 REDRIVE = "redrive"
 REPLAY = "replay"
 UNDO = "undo"
+MAX_NOTED = 5
+"""Messages with the ids that were given, of which a job says why it does not take them."""
 MOST_FAILURES = 20
 """Errors that are kept of a job; further failures are only counted."""
 LEAST_ALIKE = 20
@@ -52,6 +55,8 @@ class Job:
     """Of the action, such as the queue to move to."""
     rate: float | None = None
     """Most messages a second; None: as fast as it goes."""
+    limit: int | None = None
+    """Most messages to visit, the oldest first; None: all that match."""
     state: JobState = "planned"
     expected: int = 0
     """Messages that matched at the dry run, counted exactly."""
@@ -76,7 +81,7 @@ class Job:
     """With the state "failed": the error that has met a whole batch of messages; the job goes on
     from the first of them when it is resumed. While it is running: the error for which it rests."""
     bound: Position | None = None
-    """The last row that was there at the dry run."""
+    """The last row that was there at the dry run, or the last that it counted for a limit."""
     cursor: Position | None = None
     """The last row that was visited."""
     streak: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -97,6 +102,25 @@ class Job:
     def is_bulk(self) -> bool:
         """Tell a job that works through a filter from a single action."""
         return self.filters is not None or self.action == UNDO
+
+    def note_unmatched(self, states: Mapping[int, MessageState], missing: Sequence[int]) -> str:
+        """Say why the job does not take the messages `missing`, whose ids were given.
+
+        Args:
+            states: Of those that there are.
+            missing: Ids.
+        """
+        wanted = None if self.filters is None else self.filters.state
+        taken = ARCHIVED_STATES if self.action in OF_ARCHIVE else CLAIMABLE_STATES
+        texts = []
+        for each in missing[:MAX_NOTED]:
+            state = states.get(each)
+            is_right = state in taken if wanted is None else state is wanted
+            why = "it does not match the other filters" if is_right else command_for(each, state)
+            texts.append(f"message {each}: {why}")
+        if len(missing) > MAX_NOTED:
+            texts.append(f"and {len(missing) - MAX_NOTED} more")
+        return "; ".join(texts)
 
     def moved(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
         """Count one more batch; after the last one, with `cursor` None, the job has ended."""
@@ -190,7 +214,8 @@ def _filters_of(info: Mapping[str, Any]) -> Filters:
         name: None if info[name] is None else from_microseconds(info[name])
         for name in ("since", "until")
     }
-    return Filters(**{**info, **moments, "state": None if state is None else MessageState[state]})
+    known = {**info, **moments, "ids": tuple(info.get("ids", ()))}
+    return Filters(**{**known, "state": None if state is None else MessageState[state]})
 
 
 def kind_of(error: BaseException) -> str:

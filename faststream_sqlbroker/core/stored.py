@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -113,6 +113,8 @@ class Filters:
     """Which messages are listed; None: whichever."""
 
     archived: bool = False
+    ids: Sequence[int] = ()
+    """Only these; empty: whichever."""
     queue: str | None = None
     state: MessageState | None = None
     key: str | None = None

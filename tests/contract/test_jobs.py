@@ -39,11 +39,15 @@ def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 async def planned(
-    bench: Bench, action: str, arguments: dict[str, Any] | None = None, **filters: Any
+    bench: Bench,
+    action: str,
+    arguments: dict[str, Any] | None = None,
+    limit: int | None = None,
+    **filters: Any,
 ) -> Job:
     of_archive = action in {REDRIVE, REPLAY}
     wanted = Filters(archived=of_archive, **filters)
-    job = Job(action=action, by="Ann", filters=wanted, arguments=arguments or {})
+    job = Job(action=action, by="Ann", filters=wanted, arguments=arguments or {}, limit=limit)
     return await bench.store.jobs.plan(job)
 
 
@@ -251,6 +255,77 @@ async def test_a_message_that_fails_again_is_not_met_again(bench: Bench, batch: 
     assert counts(step.job) == (6, 6, 0)
     rows = await bench.rows(archive=True)
     assert [(r["id"], r["publish_count"]) for r in rows] == [(i, 2) for i in ids]
+
+
+@pytest.mark.parametrize("batch", [2, 500], indirect=True)
+async def test_a_limit_takes_the_oldest_that_were_counted_and_no_more(
+    bench: Bench, batch: int
+) -> None:
+    """All of them are archived at one moment. What a colleague takes first is not made up for."""
+    ids = await archive(bench, 7, **FAILED)
+    later = await archive(bench, 2, "r", **FAILED)
+    plan = await planned(bench, REDRIVE, limit=3, **FAILED)
+    assert (plan.expected, plan.queues) == (3, {"q": 3})
+    begun = await bench.store.jobs.begin(plan, "c")
+    assert counts(await do(bench, REDRIVE, ids=(ids[1],), **FAILED)) == (1, 1, 0)
+    assert counts(await ended(bench, begun)) == (3, 2, 1)
+    assert [row["id"] for row in await bench.rows()] == ids[:3]
+    taken = await bench.claim(3)
+    await bench.store.settle([done(row, **FAILED) for row in taken])
+    job = await do(bench, REDRIVE, limit=5, **FAILED)
+    assert (counts(job), job.queues) == ((5, 5, 0), {"q": 4, "r": 1})
+    assert [row["id"] for row in await bench.rows()] == [*ids[3:], later[0]]
+    assert counts(await undone(bench, job)) == (5, 5, 0)
+    assert counts(await do(bench, REDRIVE, limit=100, **FAILED)) == (9, 9, 0)
+
+
+@pytest.mark.parametrize("action", [CANCEL, MOVE, RETRY, REPLAY])
+async def test_ids_and_a_limit_choose_messages_for_each_action(bench: Bench, action: str) -> None:
+    of_archive = action == REPLAY
+    put = archive if of_archive else Bench.put
+    ids = await put(bench, 6)
+    [other] = await put(bench, 1, "r")
+    arguments = {"to": "mended", "name": "n", "text": "cancelled by Ann"}
+    wanted = (ids[1], ids[2], ids[4], other)
+    if action == REPLAY:
+        assert counts(await do(bench, action, arguments, ids=wanted[:1])) == (1, 1, 0)
+    job = await do(bench, action, arguments, ids=wanted, queue="q", limit=2)
+    assert counts(job) == (2, 2, 0)
+    expected = {CANCEL: ids[1:3], MOVE: ids[1:3], RETRY: ids[1:3], REPLAY: [ids[2], ids[4]]}
+    async with bench.store.engine.connect() as connection:
+        c = bench.store.dialect.tables.policy_state.c
+        scope = replay.scope_of(job) if of_archive else jobs.LIST + job.id
+        keys = (await connection.execute(select(c.key, c.info).where(c.scope == scope))).all()
+    marked = sorted(int(row.key) for row in keys if row.info.get("run", job.id) == job.id)
+    assert marked == expected[action]
+
+
+async def test_a_job_says_why_it_does_not_take_an_id_and_what_does(bench: Bench) -> None:
+    [failed] = await archive(bench, 1, **FAILED)
+    [discarded] = await archive(bench, 1, state=MessageState.DISCARDED)
+    [completed] = await archive(bench, 1)
+    [running] = await bench.put(1)
+    await bench.claim(1)
+    [waiting] = await bench.put(1, delay=600.0)
+    ids = (failed, discarded, completed, running, waiting, 10**9)
+    plan = await planned(bench, REDRIVE, ids=ids, **FAILED)
+    assert plan.expected == 1
+    assert plan.note == (
+        f"message {discarded}: it has ended as DISCARDED, and is in the archive: "
+        f"redrive {discarded} --state DISCARDED brings it back; "
+        f"message {completed}: it has ended as COMPLETED, and is in the archive: "
+        f"replay NAME {completed} publishes it again; "
+        f"message {running}: a subscriber has leased it: cancel {running} asks that to end it; "
+        f"message {waiting}: it waits as PENDING: retry {waiting} makes it due now; "
+        "message 1000000000: there is no such message, live or archived"
+    )
+    job = await ended(bench, await bench.store.jobs.begin(plan, "c"))
+    assert (counts(job), job.note) == ((1, 1, 0), plan.note)
+    live = await planned(bench, RETRY, ids=(*ids, 10**9 + 1), queue="r")
+    assert live.expected == 0
+    assert live.note is not None
+    assert f"message {waiting}: it does not match the other filters" in live.note
+    assert live.note.endswith("; and 2 more")
 
 
 async def test_what_has_changed_since_the_dry_run_is_skipped(bench: Bench, batch: int) -> None:

@@ -69,6 +69,39 @@ async def test_an_incident_is_found_and_mended_from_a_shell(
     assert back == [group | times for group in found["groups"]]
 
 
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_canary_and_an_id_are_redriven_before_the_rest(
+    shell: Shell, broker: SqlBroker, look: Look
+) -> None:
+    @broker.subscriber("orders", **QUICK, retry_strategy=None, max_workers=1)
+    async def handle(_body: str) -> None:
+        raise ValueError
+
+    await broker.publish_batch(*range(4), queue="orders")
+    await broker.start()
+    await failed(broker, 4)
+    await broker.stop()
+    archived = await look.rows(archive=True)
+    first, *_, last = sorted(archived, key=lambda row: (row["archived_at"], row["id"]))
+    canary = await shell.json("redrive", "--limit", "1", "--yes")
+    assert (canary["done"], canary["limit"]) == (1, 1)
+    assert [row["id"] for row in await look.rows()] == [first["id"]]
+    assert "redrive: 1 messages, the oldest" in await shell.run(
+        "redrive", "--limit", "1", "--dry-run"
+    )
+    wanted = str(last["id"])
+    text = await shell.run("retry", wanted, "--yes", code=1)
+    assert f"as FAILED, and is in the archive: redrive {wanted} brings it back" in text
+    text = await shell.run("redrive", wanted, str(first["id"]), "--yes", code=1)
+    assert "redrive: 1 messages\n" in text
+    assert f"message {first['id']}: it waits as PENDING: retry {first['id']} makes it due" in text
+    assert len(await look.rows()) == 2
+    text = await shell.run("audit")
+    assert "limit=1" in text
+    assert f"ids=[{first['id']}, {wanted}]" in text
+    assert "is 'orders' meant?" in await shell.run("redrive", "--queue", "ordres", "--yes")
+
+
 async def test_messages_that_match_are_cancelled_retried_and_moved(
     shell: Shell, broker: SqlBroker, look: Look
 ) -> None:
@@ -113,8 +146,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "both": (["cancel", "1", "--queue", "q", "--yes"], "not both"),
     "all and ids": (["retry", "1", "--all", "--yes"], "not both"),
     "json": (["redrive", "--json"], "--json does not ask: give --yes"),
-    "a rate for ids": (["cancel", "1", "--rate", "5", "--yes"], "--rate and --no-wait are for all"),
-    "no wait for ids": (["move", "1", "--to", "q", "--no-wait"], "--rate and --no-wait are for"),
+    "a rate for ids": (
+        ["cancel", "1", "--rate", "5", "--yes"],
+        "--rate, --limit and --no-wait are",
+    ),
+    "a limit for ids": (["retry", "1", "--limit", "5"], "are for all messages that match"),
+    "no wait for ids": (["move", "1", "--to", "q", "--no-wait"], "--no-wait are for all"),
     "json and ids": (["cancel", "1", "--json"], "--json does not ask: give --yes"),
     "a job": (["jobs", "show", "x"], "there is no job 'x'"),
     "an undo": (["jobs", "undo", "x"], "there is no job 'x'"),

@@ -1,6 +1,7 @@
 """What a batch of a job reads: a range of an index, and no more rows than it may look at."""
 
 import json
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -34,14 +35,23 @@ JOBS: list[tuple[str, dict[str, Any]]] = [
     (REDRIVE, {"state": FAILED, "fingerprint": "0123456789abcdef"}),
     (REPLAY, {"queue": "other5"}),
     (REPLAY, {"state": FAILED}),
+    (CANCEL, {"ids": range(1, SIZE)}),
+    (REDRIVE, {"state": FAILED, "ids": range(1, SIZE)}),
+    (REDRIVE, {"state": FAILED, "limit": 2 * SIZE}),
 ]
 
 
 def planned(connection: Connection, dialect: Any, action: str, filters: dict[str, Any]) -> Job:
-    wanted = Filters(archived=action != CANCEL, **filters)
+    limit = filters.get("limit")
+    given = {name: value for name, value in filters.items() if name != "limit"}
+    wanted = Filters(archived=action != CANCEL, **given)
     bound = visits.last_row(connection, dialect, action)
     assert bound is not None
-    return Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"name": "n"})
+    job = Job(action=action, by="Ann", filters=wanted, bound=bound, arguments={"name": "n"})
+    if limit is None:
+        return job
+    limited = replace(job, limit=limit)
+    return replace(limited, bound=visits.read(connection, dialect, limited, limit)[2])
 
 
 def visit(connection: Connection, dialect: Any, action: str, filters: dict[str, Any]) -> None:
@@ -52,7 +62,7 @@ def visit(connection: Connection, dialect: Any, action: str, filters: dict[str, 
         patch.object(visits, "SCANNED", SCANNED),
     ):
         visits.visit(connection, dialect, job, SIZE)
-        visits.count(connection, dialect, job, None)
+        visits.read(connection, dialect, job, SCANNED, ["queue"])
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)

@@ -16,11 +16,15 @@ from tests.processes.job_operator import BATCH
 pytestmark = pytest.mark.capability("`broker.admin`: bulk actions as jobs, audit, undo")
 MESSAGES = 200
 KILLS = 4
+BEYOND_LIMIT = 20
+"""Messages that match a redrive beyond its limit."""
 
 
 async def begin(admin: Any, action: str) -> Job:
     """Store the job; nothing works on it yet."""
     rest: dict[str, Any] = {"queue": "q", "dry_run": False, "wait": False, "by": "Ann"}
+    if action == "redrive":
+        rest["limit"] = MESSAGES
     calls: dict[str, Any] = {
         "cancel": admin.bulk_cancel,
         "move": lambda **more: admin.bulk_move("other", **more),
@@ -55,7 +59,7 @@ async def killed_again_and_again(fleet: Fleet, admin: Any, job_id: str) -> None:
 
 @pytest.mark.parametrize("action", ["cancel", "move", "redrive", "replay"])
 async def test_a_killed_job_goes_on_and_visits_each_message_once(fleet: Fleet, action: str) -> None:
-    await fleet.publish(MESSAGES)
+    await fleet.publish(MESSAGES + (BEYOND_LIMIT if action == "redrive" else 0))
     if action in {"redrive", "replay"}:
         await fail_all(fleet)
     admin = SqlBroker(fleet.store.engine, logger=None).admin
@@ -93,7 +97,7 @@ async def changed(fleet: Fleet, action: str) -> int:
         return Counter(row["queue"] for row in live)["other"]
     if action == "redrive":
         rows = [*live, *ended]
-        assert len({row["id"] for row in rows}) == len(rows) == MESSAGES
+        assert len({row["id"] for row in rows}) == len(rows) == MESSAGES + BEYOND_LIMIT
         assert {row["publish_count"] for row in rows} <= {1, 2}
         return sum(row["publish_count"] == 2 for row in rows)
     assert len(ended) == MESSAGES

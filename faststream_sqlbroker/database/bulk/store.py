@@ -1,6 +1,7 @@
 """Bulk actions of operators: plans, jobs, and their batches."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import JOB, note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
+from faststream_sqlbroker.database.parts.message_walks import SCANNED
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.schema.types import clock
@@ -125,7 +127,10 @@ class JobStore:
         self._table = database.tables.policy_state
 
     async def plan(self, job: Job) -> Job:
-        """Count what `job` would visit, exactly, and fix where it ends; nothing is written."""
+        """Count what `job` would visit, exactly, and fix where it ends; nothing is written.
+
+        With ids, its note says why it does not take some of them.
+        """
 
         def begin(connection: Connection) -> Job:
             now = self._dialect.now(connection)
@@ -134,19 +139,27 @@ class JobStore:
             return replace(job, filters=filters, bound=bound)
 
         planned = await self._read(begin)
-        if planned.bound is None:
+        queues: Counter[str] = Counter()
+        at = planned
+        goes_on = planned.bound is not None
+        while goes_on:
+            part = {"dialect": self._dialect, "job": at, "size": SCANNED, "names": ("queue",)}
+            rows, after, bound = await self._read(partial(visits.read, **part))
+            queues.update(row.queue for row in rows)
+            at = replace(at, cursor=after, done=at.done + len(rows), bound=bound or at.bound)
+            goes_on = after is not None
+        planned = replace(planned, bound=at.bound, queues=dict(queues), expected=at.done)
+        if planned.filters is None or not planned.filters.ids:
             return planned
-        queues: dict[str, int] = {}
-        after: Any = None
-        while True:
-            counted = await self._read(
-                partial(visits.count, dialect=self._dialect, job=planned, after=after)
-            )
-            for queue, number in counted.queues.items():
-                queues[queue] = queues.get(queue, 0) + number
-            after = counted.after
-            if after is None:
-                return replace(planned, queues=queues, expected=sum(queues.values()))
+        return replace(planned, note=await self._read(partial(self._unmatched, job=planned)))
+
+    def _unmatched(self, connection: Connection, job: Job) -> str | None:
+        """Say why the job does not take some of its ids; None: it takes all."""
+        assert job.filters is not None  # noqa: S101 - `plan` has looked
+        rows = visits.matching(connection, self._dialect, job, job.filters.ids, ("id",))
+        missing = sorted(set(job.filters.ids) - {row.id for row in rows})
+        states = visits.states_of(connection, self._dialect, missing)
+        return job.note_unmatched(states, missing) if missing else None
 
     async def begin(self, job: Job, channel: str) -> Job:
         """Store the planned job, whose first batch is due at once, and tell `channel` of it."""

@@ -6,13 +6,14 @@ of the dry run: a message that fails again is not met again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, String, cast, func, select, text
 
 from faststream_sqlbroker.core.jobs import OF_ARCHIVE, REPLAY, Job, Position
 from faststream_sqlbroker.core.replays import SCOPE
+from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.stored import Filters
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.message_walks import (
@@ -29,15 +30,6 @@ from faststream_sqlbroker.schema.types import MYSQL
 CLAIMABLE = row_by_row([text("state IN ('PENDING', 'RETRYABLE')")])
 
 
-@dataclass(slots=True)
-class Count:
-    """Messages that match, as far as was looked."""
-
-    queues: dict[str, int] = field(default_factory=dict)
-    after: Position | None = None
-    """Where to go on; None: all were counted."""
-
-
 def last_row(connection: Connection, dialect: Operations, action: str) -> Position | None:
     """The last row that there is now in the order of the job; None: there is none."""
     table = _table(dialect, action)
@@ -46,31 +38,50 @@ def last_row(connection: Connection, dialect: Operations, action: str) -> Positi
     return None if found is None else [found]
 
 
-def count(connection: Connection, dialect: Operations, job: Job, after: Position | None) -> Count:
-    """Count the messages behind `after` that `job` would visit; it looks at 20 000 at most."""
-    part = _part(dialect, job, after)
-    found = Count()
-    for rows, end in part.steps(connection, SCANNED):
-        queues = rows(part.table.c.queue).subquery().c.queue
-        for queue, number in connection.execute(select(queues, func.count()).group_by(queues)):
-            found.queues[queue] = found.queues.get(queue, 0) + number
-        found.after = end
-    return found
+def states_of(
+    connection: Connection, dialect: Operations, ids: Sequence[int]
+) -> dict[int, MessageState]:
+    """Read the states of the messages, live or archived."""
+    states: dict[int, MessageState] = {}
+    for table in (dialect.tables.archive, dialect.tables.message):
+        if table is not None:
+            these = select(table.c.id, table.c.state).where(table.c.id.in_(ids))
+            states.update((i, MessageState[name]) for i, name in connection.execute(these))
+    return states
 
 
 def visit(
     connection: Connection, dialect: Operations, job: Job, size: int
 ) -> tuple[list[int], Position | None]:
     """Find the next `size` messages: their ids, and the position of the last; None: there are no
-    more.
+    more, or they reach the job's limit.
     """
-    part = _part(dialect, job, job.cursor)
-    rows, end = part.read(connection, part.order, size, SCANNED)  # the order ends with the id
+    rows, after, _ = read(connection, dialect, job, size)
+    return [row.id for row in rows], after
+
+
+def read(
+    connection: Connection, dialect: Operations, job: Job, size: int, names: Sequence[str] = ()
+) -> tuple[Sequence[Any], Position | None, Position | None]:
+    """Read the next `size` messages, up to the job's limit: their positions and the columns
+    `names`. It looks at 20 000 rows at most.
+
+    Returns:
+        The rows; where to go on behind them, None: nowhere; and the position of the last one if
+        the limit is reached.
+    """
+    room = None if job.limit is None else job.limit - job.visited
+    size = size if room is None else min(size, room)
+    part = _part(dialect, job)
+    # The order ends with the id.
+    rows, end = part.read(connection, [*part.order, *names], size, SCANNED)
     # One row more was read, which tells whether the walk goes on.
-    if len(rows) > size:
-        rows = rows[:size]
-        end = [getattr(rows[-1], name) for name in part.order]
-    return [row.id for row in rows], end
+    if len(rows) < size or not rows:
+        return rows, end, None
+    last = [getattr(rows[size - 1], name) for name in part.order]
+    if room == size:
+        return rows[:size], None, last
+    return rows[:size], last if len(rows) > size else end, None
 
 
 def lock(
@@ -106,25 +117,31 @@ def _conditions(dialect: Operations, job: Job) -> list[Any]:
     return found if job.action in OF_ARCHIVE else [*found, *CLAIMABLE]
 
 
-def _part(dialect: Operations, job: Job, after: Position | None) -> Part:
+def _part(dialect: Operations, job: Job) -> Part:
     assert job.filters is not None  # noqa: S101 - only an undo has none
     walk = _walk(dialect, job, job.filters)
     extra: list[Any] = [] if job.action in OF_ARCHIVE else [*CLAIMABLE]
     if job.action == REPLAY:
         extra.append(_not_replayed(dialect, walk, job))
-    return Part(dialect, walk, after, job.filters, extra)
+    return Part(dialect, walk, job.cursor, job.filters, extra)
 
 
 def _walk(dialect: Operations, job: Job, filters: Filters) -> Walk:
-    bound = None if job.bound is None else job.bound[0]
+    bound = job.bound or [None]
     if job.action in OF_ARCHIVE:
-        walk = archive_walk(dialect, filters)
-        return replace(walk, falling=False, where=[*walk.where, walk.table.c.archived_at <= bound])
+        walk = replace(archive_walk(dialect, filters), falling=False)
+        # The bound of a limit has the id, too: many messages are archived at the same moment.
+        until = replace(walk, order=walk.order[: len(bound)]).up_to(bound, dialect)
+        return replace(walk, where=[*walk.where, until])
     c = dialect.tables.message.c
+    up_to = c.id <= bound[0]
+    if filters.ids:
+        of_ids = (c.id.in_(filters.ids), up_to)
+        return Walk("all", dialect.tables.message, None, of_ids, (c.id,))
     if filters.queue is not None and filters.key is not None:
-        where = (c.queue == filters.queue, c.key == filters.key, c.id <= bound)
+        where = (c.queue == filters.queue, c.key == filters.key, up_to)
         return Walk("key", dialect.tables.message, "key_index", where, (c.id,))
-    return Walk("all", dialect.tables.message, None, (c.id <= bound,), (c.id,))
+    return Walk("all", dialect.tables.message, None, (up_to,), (c.id,))
 
 
 def _not_replayed(dialect: Operations, walk: Walk, job: Job) -> Any:

@@ -261,6 +261,9 @@ def archive_walk(dialect: Operations, filters: Filters) -> Walk:
     c = table.c
     where = list(_between(c.archived_at, filters))
     index = "archived_index"
+    if filters.ids:
+        where.insert(0, c.id.in_(filters.ids))
+        return Walk("all", table, None, where, (c.archived_at, c.id), falling=True)
     if filters.state in UNCOMPLETED_STATES:
         # Also with a queue: of a queue there may be many more that were COMPLETED.
         where.insert(0, ended_as(dialect, filters.state))

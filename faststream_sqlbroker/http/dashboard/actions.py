@@ -240,9 +240,12 @@ async def _planned(asked: Asked, action: str, search: dict[str, Any]) -> Job:
     to = asked.given("to")
     options: dict[str, Any] = {
         "rate": number(asked, "rate", float),
+        "limit": number(asked, "limit", int),
         "by": asked.user.name,
         "dry_run": True,
     }
+    if (ids := asked.given("ids")) is not None:
+        search["ids"] = ids.split(",")
     if action == "redrive":
         # It looks into the archive anyway, and takes no such argument.
         search.pop("archived", None)

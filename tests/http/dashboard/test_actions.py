@@ -105,7 +105,14 @@ async def test_a_message_is_changed_under_the_users_name(
     answer = await post(web, f"{path}/retry", OLA)
     assert answer.headers["location"].endswith("note=ended")
     page = await web.get(answer.headers["location"], auth=OLA)
-    assert "it has ended, and is in the archive" in page.text
+    assert "it has ended, and is in the archive. A redrive brings it back." in page.text
+    [address] = re.findall(r'action="(/ui/plan[^"]*)"', page.text)
+    planned = await post(web, html.unescape(address), OLA, action="redrive")
+    assert "1 message matches now" in planned.text
+    plan = {name: hidden(planned.text, name) for name in ("plan", "signature")}
+    begun = await post(web, "/ui/begin", OLA, **plan)
+    job = await ended(broker, begun.headers["location"])
+    assert (job.done, job.filters.ids) == (1, (number,))
     assert (await post(web, f"{path}/edit", OLA)).status_code == 400
     assert (await post(web, f"{path}/edit", OLA, priority="high")).status_code == 400
     assert (await post(web, f"{path}/move", OLA)).status_code == 400
