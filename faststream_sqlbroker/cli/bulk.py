@@ -99,20 +99,21 @@ def do_bulk(context: typer.Context, how: BulkRun, plan: Callable[[Admin], Awaita
     planned = run(context, lambda broker: plan(broker.admin))
     is_all = how.dry_run or not planned.expected
     if is_all or not how.as_json:
-        _show_plan(planned, as_json=how.as_json)
-    if not planned.expected and planned.filters is not None:
-        warn_of_queue(context, planned.filters.queue, as_json=how.as_json)
+        _show_plan(context, planned, as_json=how.as_json)
     if is_all:
-        raise typer.Exit(int(planned.note is not None and not how.dry_run))
+        raise typer.Exit(0 if how.dry_run else _exit_code(planned))
     how.confirm("")
     # What was shown is what is run: up to the last message that there was then.
     job = run(context, lambda broker: _run(broker, planned, wait=not how.no_wait))
     how.tell(job_row(job), str(job), *_hints(job))
-    if job.state in ("stopped", "failed") or job.failed or job.note:
-        raise typer.Exit(1)
+    raise typer.Exit(_exit_code(job))
 
 
-def _show_plan(planned: Job, *, as_json: bool) -> None:
+def _exit_code(job: Job) -> int:
+    return int(job.state in ("stopped", "failed") or bool(job.failed or job.note))
+
+
+def _show_plan(context: typer.Context, planned: Job, *, as_json: bool) -> None:
     if as_json:
         print_json(job_row(planned))
         return
@@ -120,6 +121,8 @@ def _show_plan(planned: Job, *, as_json: bool) -> None:
     which = ", the oldest" if planned.expected == planned.limit else ""
     print_line(f"{planned.action}: {planned.expected} messages{which}")
     print_line((planned.note or "").replace("; ", "\n"))
+    if not planned.expected and planned.filters is not None:
+        warn_of_queue(context, planned.filters.queue, as_json=as_json)
 
 
 def _hints(job: Job) -> list[str]:

@@ -145,6 +145,11 @@ class BulkRun(Change):
     )
     no_wait: NoWait = False
 
+    @property
+    def is_of_job(self) -> bool:
+        """Whether an option is given that only a job has."""
+        return self.no_wait or (self.rate, self.limit) != (None, None)
+
     def options(self, which: Which) -> dict[str, Any]:
         """Return the arguments of `broker.admin` for `which` messages."""
         return {"rate": self.rate, "limit": self.limit, "by": self.by, **which.filters}
@@ -166,7 +171,7 @@ def means_all(targets: Targets, which: Which, run: BulkRun) -> bool:
     """
     if targets.message_ids and (which.filters or targets.every):
         raise SetupError("give ids of messages, or options that say which, not both")
-    if targets.message_ids and (run.rate is not None or run.limit is not None or run.no_wait):
+    if targets.message_ids and run.is_of_job:
         raise SetupError(
             "--rate, --limit and --no-wait are for all messages that match, not for ids"
         )

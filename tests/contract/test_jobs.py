@@ -279,6 +279,16 @@ async def test_a_limit_takes_the_oldest_that_were_counted_and_no_more(
     assert counts(await do(bench, REDRIVE, limit=100, **FAILED)) == (9, 9, 0)
 
 
+async def test_a_limit_holds_when_another_message_comes_in_front(bench: Bench) -> None:
+    first, *ids = await bench.put(4)
+    await bench.store.repairs.move(first, "other")
+    plan = await planned(bench, CANCEL, {"text": "cancelled by Ann"}, limit=2, queue="q")
+    await bench.store.repairs.move(first, "q")
+    job = await ended(bench, await bench.store.jobs.begin(plan, "c"))
+    assert counts(job) == (2, 2, 0)
+    assert [row["id"] for row in await bench.rows()] == ids[1:]
+
+
 @pytest.mark.parametrize("action", [CANCEL, MOVE, RETRY, REPLAY])
 async def test_ids_and_a_limit_choose_messages_for_each_action(bench: Bench, action: str) -> None:
     of_archive = action == REPLAY

@@ -44,27 +44,11 @@ Changed = Mapping[int, Mapping[str, Any]]
 Change = Callable[[Connection, Dialect, Job, Sequence[int]], Changed]
 """Changes those of the messages that may be changed."""
 
+# The marks say whether policy_key is from the headers, and the other queue may go by another one.
 _SET_ANEW = (
-    "id",
-    "queue",
-    "state",
-    "attempts_count",
-    "deliveries_count",
-    "publish_count",
-    "first_attempt_at",
-    "last_attempt_at",
-    "next_attempt_at",
-    "acquired_at",
-    "expires_at",
-    "dedup_id",
-    "hops",
-    "policy_marks",
-    # Its marks say whether it is from the headers, and the other queue may go by another header.
-    "policy_key",
-    "archived_at",
-    "reason",
-    "related_id",
-    "error_fingerprint",
+    "id queue state attempts_count deliveries_count publish_count first_attempt_at last_attempt_at "
+    "next_attempt_at acquired_at expires_at dedup_id hops policy_marks policy_key archived_at "
+    "reason related_id error_fingerprint"
 )
 """Columns of which a move or a redrive notes the values before, as far as the table has them."""
 
@@ -125,7 +109,7 @@ _EMPTIED = ("first_attempt_at", "last_attempt_at", "acquired_at", "dedup_id", "e
 
 
 def _columns_of(table: Table) -> list[str]:
-    return [name for name in _SET_ANEW if name in table.c]
+    return [name for name in _SET_ANEW.split() if name in table.c]
 
 
 def _update(

@@ -143,8 +143,9 @@ class JobStore:
         at = planned
         goes_on = planned.bound is not None
         while goes_on:
-            part = {"dialect": self._dialect, "job": at, "size": SCANNED, "names": ("queue",)}
-            rows, after, bound = await self._read(partial(visits.read, **part))
+            rows, after, bound = await self._read(
+                partial(visits.read, dialect=self._dialect, job=at, size=SCANNED, names=("queue",))
+            )
             queues.update(row.queue for row in rows)
             at = replace(at, cursor=after, done=at.done + len(rows), bound=bound or at.bound)
             goes_on = after is not None
