@@ -33,7 +33,6 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import JOB, note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
-from faststream_sqlbroker.database.parts.message_walks import SCANNED
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.schema.types import clock
@@ -42,6 +41,8 @@ T = TypeVar("T")
 
 BATCH = 500
 """Messages that one transaction changes at most: it keeps them locked until it commits."""
+PAGE = 4
+"""Batches that one transaction counts at most, so that it does not last long."""
 REFUSED_PAUSE = 60.0
 """Seconds for which a job rests that cannot be run here; other jobs go on."""
 GONE = "there is no archive, so what was cancelled is deleted and cannot come back"
@@ -144,7 +145,9 @@ class JobStore:
         goes_on = planned.bound is not None
         while goes_on:
             rows, after, bound = await self._read(
-                partial(visits.read, dialect=self._dialect, job=at, size=SCANNED, names=("queue",))
+                partial(
+                    visits.read, dialect=self._dialect, job=at, size=PAGE * BATCH, names=["queue"]
+                )
             )
             queues.update(row.queue for row in rows)
             at = replace(at, cursor=after, done=at.done + len(rows), bound=bound or at.bound)
