@@ -1,7 +1,5 @@
 """The archive: old messages are removed, and partitions are added."""
 
-from typing import Any
-
 from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.admin.operations import Operations
 from faststream_sqlbroker.core.clock import Clock
@@ -45,7 +43,7 @@ class Archive(Operations):
         if dry_run:
             return await pruner.prune(dry_run=True)
         # Noted before the first row goes: a process that is killed half-way has an entry, too.
-        begun = await rows.note_prune(who, _given(checked))
+        begun = await rows.note_prune(who, checked.as_json)
         pruned = await pruner.prune()
         await rows.note_pruned(begun, pruned)
         return pruned
@@ -76,10 +74,3 @@ class Archive(Operations):
         while name := await self._changing.partitions.add(who):
             made.append(name)
         return made
-
-
-def _given(retention: Retention) -> dict[str, Any]:
-    """What was given, as JSON has it: ages in seconds."""
-    ages = {state.name.lower(): seconds for state, seconds in retention.ages.items()}
-    lake = retention.unless_loaded_by
-    return {**ages, "max_rows": retention.max_rows, "unless_loaded_by": lake}

@@ -12,6 +12,7 @@ from faststream_sqlbroker.admin.schedules import Schedules
 from faststream_sqlbroker.admin.workers import Workers
 from faststream_sqlbroker.core.findings import (
     Finding,
+    archive_findings,
     dead_letter_findings,
     explain_late,
     mixed_findings,
@@ -20,6 +21,7 @@ from faststream_sqlbroker.core.findings import (
 )
 from faststream_sqlbroker.core.health import OLD_TRANSACTION, Health
 from faststream_sqlbroker.core.overview import QueueOverview
+from faststream_sqlbroker.core.retention import ArchiveSize
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import LiveSubscriber
 from faststream_sqlbroker.core.times import Duration, positive_seconds
@@ -42,11 +44,19 @@ class Findings:
     """None if tables are missing."""
     findings: tuple[Finding, ...]
     """Those of the database and of this process first."""
+    archive: ArchiveSize | None = None
+    """How large the archive is, and how fast it grows; None: it is not known."""
 
     @property
     def errors(self) -> list[Finding]:
         """Those that are no warnings."""
         return [finding for finding in self.findings if finding.is_error]
+
+    @property
+    def counts(self) -> Counter[tuple[str, ...]]:
+        """How many there are of each kind, level ("error" or "warning") and queue ("": of none)."""
+        levels = {True: "error", False: "warning"}
+        return Counter((f.kind, levels[f.is_error], f.queue or "") for f in self.findings)
 
 
 class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
@@ -63,8 +73,8 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
 
         Nothing is written. docs/howto/operating.md lists the kinds of findings, and which are
         errors. It reads what `health`, `queues`, `schedules`, `subscribers`, `dead_letters` of the
-        last 24 hours and `unknown` read, for up to 100 late queues what `policies` reads, and one
-        message of up to 20 failing ones.
+        last 24 hours and `unknown` read, for up to 100 late queues what `policies` reads, one
+        message of up to 20 failing ones, and how large the archive is by the server's statistics.
 
         Args:
             max_age: How long a due message may wait: seconds, a timedelta or text like "10m".
@@ -90,7 +100,9 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
         await collector.read("the schedules", self._find_in_schedules(collector))
         await collector.read("the dead letters", self._find_dead_letters(collector))
         await collector.read("the unknown outcomes", self._find_unknown(collector))
-        return Findings(health, tuple(collector.queues), (*findings, *collector.findings))
+        await collector.read("the archive's size", self._find_growth(collector))
+        findings += collector.findings
+        return Findings(health, tuple(collector.queues), tuple(findings), collector.archive)
 
     async def _read_queues(self, collector: "Collector") -> None:
         collector.queues = await self.queues()
@@ -136,6 +148,12 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
             now = await self._store.server.now()
             collector.findings += dead_letter_findings(await self.dead_letters(since="1d"), now)
 
+    async def _find_growth(self, collector: "Collector") -> None:
+        if self._store.messages.has_archive:
+            collector.archive = await self._store.server.archive_size()
+        if collector.archive is not None:
+            collector.findings += archive_findings(collector.archive)
+
     async def _find_unknown(self, collector: "Collector") -> None:
         if unknown := await self.unknown(limit=MAX_UNKNOWN):
             count = "a message" if len(unknown) == 1 else f"{len(unknown)} messages"
@@ -150,6 +168,7 @@ class Collector:
     queues: list[QueueOverview]
     subscribers: list[LiveSubscriber] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    archive: ArchiveSize | None = None
 
     async def read(self, what: str, look: Awaitable[None]) -> None:
         """Add what `look` finds, or that it fails."""

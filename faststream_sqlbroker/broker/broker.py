@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -347,7 +348,14 @@ class SqlBroker(
         from faststream_sqlbroker.flow.fleet.sampling import Sampler  # noqa: PLC0415
 
         log = self._log_of_loops
-        return Sampler(self._store, recorder, log, self._clock, self._running_consumers)
+        consumers = self._running_consumers
+        return Sampler(self._store, recorder, log, self._clock, consumers, self._count_findings)
+
+    async def _count_findings(self) -> Counter[tuple[str, ...]]:
+        """What an operator has to look at; nothing if this process may not read it."""
+        # A refused statement would count as a right that its subscribers lack.
+        access = await self._store.access.find_lacks(frozenset({Activity.OPERATE}))
+        return Counter() if access.lacks else (await self.admin.findings()).counts
 
     def _running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
         for subscriber in self.subscribers:

@@ -8,6 +8,7 @@ import typer
 from faststream_sqlbroker.admin import Finding, Findings, Verification
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, print_table, row_of
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.text import size_text
 from faststream_sqlbroker.core.times import positive_seconds
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
 
@@ -80,6 +81,9 @@ def _fine(report: Findings) -> Iterator[Row]:
             "dead letters": "none since yesterday",
             "unknown outcomes": "none",
         }
+        if (archive := report.archive) is not None:
+            a_day = size_text(archive.bytes_per_day)
+            fine["archive growth"] = f"{a_day} in the last 24 hours, to {size_text(archive.size)}"
         if health.drained:
             # No problem by itself, as a pause is none; a queue that waits for them is one.
             fine["drained"] = ", ".join(health.drained)

@@ -11,19 +11,32 @@ from faststream_sqlbroker.core.overview import DeadLetters, QueueOverview
 from faststream_sqlbroker.core.policies.options import MICROSECONDS
 from faststream_sqlbroker.core.policies.throttle import Throttle
 from faststream_sqlbroker.core.policy_waits import PoliciedQueue
+from faststream_sqlbroker.core.retention import ArchiveSize
 from faststream_sqlbroker.core.status import MIXED, LiveSubscriber, Schedule, by_way, ways_text
+from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
+from faststream_sqlbroker.core.text import size_text
 from faststream_sqlbroker.core.times import length_text
 
 MIN_FAILING = 5
-"""Fewer messages that have failed before are no finding."""
+"""Fewer messages that have failed, or lost their leases again, are no finding."""
 FAILING_SHARE = 0.5
-"""A queue is failing if this share or more of its waiting messages have failed before."""
+"""A queue is failing if this share or more of its live messages have failed before, or of those
+that ended in the last minute for good."""
 SCHEDULE_LATE = timedelta(minutes=2)
 """A process looks at its schedules each half minute. One that is later than this has none."""
 MAX_GROUPS = 5
 """Largest groups of dead letters that become findings."""
 RATES = frozenset({"throttled", "outside_window"})
 """Reasons to wait that an application asked for, however long it takes."""
+FULL_SOON = timedelta(days=2)
+"""A disk that is full so soon, at the pace of the last day, is an error."""
+FULL_LATER = timedelta(days=14)
+"""A disk that is full so soon is a warning."""
+FORESEEN = timedelta(days=90)
+"""Where the free space is not known, an archive from which nothing is removed is a warning if it
+will be of `LARGE_ARCHIVE` by then."""
+LARGE_ARCHIVE = 100 * 2**30
+"""Bytes."""
 USED_RATE = 0.5
 """A Throttle holds a queue up if this share of its rate or more ends in a minute."""
 
@@ -64,21 +77,35 @@ def queue_findings(queue: QueueOverview, max_age: float) -> list[Finding]:
         findings.append(Finding("late", f"{late}; {paused}" if paused else late, name))
     if is_failing(queue):
         text = (
-            f"{queue.retrying} of {queue.waiting} waiting messages have failed before, and "
-            f"{queue.out_per_minute or 0:.3g} a minute end"
+            f"{queue.retrying} of {_live(queue)} messages have failed before, and "
+            f"{queue.out_per_minute or 0:.3g} a minute end, {queue.failed_per_minute:.3g} as FAILED"
         )
         findings.append(Finding("failing", text, name))
+    if queue.suspects.value >= MIN_FAILING:
+        text = (
+            f"{queue.suspects} messages have lost their lease {SUSPECT_AFTER} times or more: their "
+            "handlers block the event loop for longer than `release_stuck_timeout`, or their "
+            "processes are killed; the log names them"
+        )
+        findings.append(Finding("lease storm", text, name))
     return findings
 
 
+def _live(queue: QueueOverview) -> int:
+    return queue.waiting + queue.in_flight.value
+
+
 def is_failing(queue: QueueOverview) -> bool:
-    """Return whether most of what waits has failed before, and less than that ends in a minute.
+    """Return whether most of what is live has failed before, and less than that ends in a minute;
+    or whether most of what ended in the last minute is FAILED.
 
     A queue of which many messages end has always some that wait for another attempt.
     """
     failed = queue.retrying.value
-    enough = failed >= max(MIN_FAILING, FAILING_SHARE * queue.waiting)
-    return enough and (queue.out_per_minute or 0.0) < failed
+    out = queue.out_per_minute or 0.0
+    if queue.failed_per_minute >= max(MIN_FAILING, FAILING_SHARE * out):
+        return True
+    return failed >= max(MIN_FAILING, FAILING_SHARE * _live(queue)) and out < failed
 
 
 def _late_text(queue: QueueOverview, max_age: float) -> str | None:
@@ -165,10 +192,41 @@ def dead_letter_findings(dead: DeadLetters, now: datetime) -> list[Finding]:
         queues = ", ".join(group.queues)
         ago = length_text((now - group.last_at).total_seconds())
         count = "a dead letter" if group.count == 1 else f"{group.count} dead letters"
-        text = f"{count} since yesterday in {queues}, the last {ago} ago"
+        text = (
+            f"{count} since yesterday in {queues}, {group.last_hour} of the last hour, the last "
+            f"{ago} ago"
+        )
         if not group.error:
             reasons = ", ".join(reason or "no reason" for reason in group.reasons)
             text += f": {reasons}"
         queue = next(iter(group.queues))
         findings.append(Finding("dead letters", text, queue, is_error=False, error=group.error))
     return findings
+
+
+def archive_findings(archive: ArchiveSize) -> list[Finding]:
+    """Find whether the archive fills the disk."""
+    a_day = archive.bytes_per_day
+    if not a_day:
+        return []
+    text = f"it grew by about {size_text(a_day)} in the last 24 hours"
+    cure = "let the broker remove old messages (`retention=`, `sqlbroker prune`)"
+    more = FORESEEN if archive.grows_for is None else min(archive.grows_for, FORESEEN)
+    if archive.free is not None:
+        lasts = timedelta(days=min(archive.free / a_day, FORESEEN.days))
+        if lasts >= FULL_LATER or more < lasts:
+            return []
+        text += (
+            f", and {size_text(archive.free)} are free: the disk is full in "
+            f"{length_text(lasts.total_seconds())}; {cure}, or give it more space"
+        )
+        return [Finding("archive growth", text, is_error=lasts < FULL_SOON)]
+    later = archive.size + a_day * (more / timedelta(days=1))
+    if archive.grows_for is not None or not archive.is_whole or later < LARGE_ARCHIVE:
+        return []
+    text += (
+        f" to {size_text(archive.size)}, and nothing removes from it: it has about "
+        f"{size_text(later)} in {FORESEEN.days} days, and the server does not tell how much is "
+        f"free; {cure}"
+    )
+    return [Finding("archive growth", text, is_error=False)]

@@ -204,6 +204,14 @@ LIVE_SUBSCRIBERS = _now(
     ("queue",),
     "Subscribers of the fleet that have lately given a sign of life.",
 )
+FINDINGS = _now(
+    "findings",
+    "findings",
+    ("kind", "level", "queue"),
+    "What `broker.admin.findings` finds, once a minute. `level` is `error` or `warning`; `queue` "
+    "is empty where it is about none. A process whose database user lacks the rights of operators "
+    "exports none.",
+)
 
 METRICS = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
 """All of them."""

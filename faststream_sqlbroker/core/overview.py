@@ -28,6 +28,8 @@ class DeadLetterGroup:
     """How many are of each queue; the most frequent first."""
     first_at: datetime
     last_at: datetime
+    last_hour: int
+    """How many were archived in the last hour."""
     newest_id: int
     """One of those that were archived last."""
     error: str | None = None
@@ -106,7 +108,7 @@ class QueueOverview:
     in_flight: Count
     """Leased messages: they run, or wait in a process for a worker."""
     retrying: Count
-    """Those of `ready` and `delayed` that had an attempt, which failed."""
+    """Those of `ready`, `delayed` and `in_flight` that had an attempt, which failed."""
     oldest_due_age: float
     """Seconds since the oldest ready message became due; 0 without one."""
     in_per_minute: float
@@ -127,6 +129,11 @@ class QueueOverview:
     pulled: bool = False
     """Whether its messages are taken over HTTP, by a pull consumer or with a token of the queue, so
     that it needs no subscriber."""
+    failed_per_minute: float = 0.0
+    """Messages of this queue that were archived as FAILED in the last minute."""
+    suspects: Count = Count(0)
+    """Those of `ready` and `in_flight` that have lost their lease twice or more, without an
+    outcome: their process may have been killed, or its event loop blocked."""
     drained_subscribers: int = 0
     """How many of the live subscribers an operator has drained."""
     nearest: str | None = None

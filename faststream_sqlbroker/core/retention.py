@@ -1,7 +1,8 @@
 """How long finished messages are kept."""
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.loaded_windows import checked_lake
@@ -10,6 +11,8 @@ from faststream_sqlbroker.core.times import Duration, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
 NO_ARCHIVE = "there is no archive to remove from (message_archive_table_name=None)"
+PRUNE_LOCK = "sqlbroker.retention"
+"""The key of the lock of the process that removes old messages. Its row tells the retention."""
 SHORTEST_AGE = 1.0
 """Seconds. A row must be committed, and every clock of a flush read, before its age is judged."""
 
@@ -68,6 +71,13 @@ class Retention:
             if age is not None
         }
 
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """What was given, as JSON has it: ages in seconds."""
+        ages = {state.name.lower(): seconds for state, seconds in self.ages.items()}
+        lake = self.unless_loaded_by
+        return {**ages, "max_rows": self.max_rows, "unless_loaded_by": lake}
+
 
 def checked_retention(given: object) -> Retention | None:
     """`given`, an option of the broker.
@@ -118,6 +128,23 @@ class Pruned:
         """`rows` more of `state`."""
         name = state.name.lower()
         setattr(self, name, getattr(self, name) + rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSize:
+    """How large the archive is, and how fast it grows."""
+
+    size: int
+    """Bytes with its indexes, as the server estimates them; of SQLite, those of the file."""
+    bytes_per_day: float
+    """What the messages take that were archived in the last 24 hours."""
+    free: int | None
+    """Bytes that are free for it; None: the server does not tell."""
+    grows_for: timedelta | None
+    """For how long it grows before as much is removed as comes; None: nothing is known to remove
+    from it, as no broker runs with `retention=`, and no prune is in the audit of the last days."""
+    is_whole: bool
+    """Whether its first messages are still there, but for those of a few days."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,3 +203,12 @@ def _parse_headers(value: Any) -> dict[str, Any]:
         with contextlib.suppress(ValueError, RecursionError):
             loaded = json.loads(loaded)
     return loaded if isinstance(loaded, dict) else {"value": loaded}
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes for people, in its largest unit."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:  # noqa: PLR2004 - a KiB
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} TiB"

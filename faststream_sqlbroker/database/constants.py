@@ -4,6 +4,7 @@ from datetime import datetime, timezone
 
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY, HELD_BURST, JOINED, KEPT, LET_IN
 from faststream_sqlbroker.core.policies.standby import STANDBY, STANDBY_SECONDS
+from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 
 SQLITE_NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
@@ -44,6 +45,7 @@ CONSTANTS = {
     "standby": str(STANDBY),
     "standby_seconds": str(STANDBY_SECONDS),
     "standby_time": f"{from_microseconds(STANDBY):%Y-%m-%d %H:%M:%S}",
+    "suspect_after": str(SUSPECT_AFTER),
     "transaction_mark": str(TRANSACTION_MARK),
 }
 """As text, by the names that statements use. `standby` is in microseconds since 1970, as SQLite

@@ -46,8 +46,10 @@ class LockStore:
         self._dialect = database.dialect
         self._table = database.tables.policy_state
 
-    async def acquire(self, key: str, token: UUID, lease: float) -> int | None:
-        """Take `key` for `lease` seconds if it is free; its fence, or None.
+    async def acquire(
+        self, key: str, token: UUID, lease: float, info: Mapping[str, Any] | None = None
+    ) -> int | None:
+        """Take `key` for `lease` seconds if it is free; its fence, or None. The row keeps `info`.
 
         With the holder's token it extends the lease and returns the same fence. So after an unknown
         outcome, repeat it with the same token.
@@ -57,7 +59,7 @@ class LockStore:
             "lease_token": token,
             "lease_expires_at": from_now(lease),
             "created_at": clock(),
-            "info": {"worker": process_name()},
+            "info": {**(info or {}), "worker": process_name()},
         }
         free = or_(c.lease_token.is_(None), c.lease_expires_at <= clock(), c.lease_token == token)
         # In this order: MySQL assigns from left to right and reads new values, so the counter must

@@ -72,6 +72,7 @@ class QueueCounts:
     delayed: Count = NONE
     in_flight: Count = NONE
     retrying: Count = NONE
+    suspects: Count = NONE
     oldest_due_age: float = 0.0
     standing: Count = NONE
     standing_overdue: float = 0.0
@@ -90,6 +91,8 @@ class QueueRates:
     came: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] | None = None
     """None: there is no archive."""
+    failed: dict[str, float] = field(default_factory=dict)
+    """Those of the ended ones that are FAILED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,7 @@ class QueueOverviews:
             **vars(counts),
             in_per_minute=fleet.rates.came.get(queue, 0.0),
             out_per_minute=fleet.out_per_minute(queue),
+            failed_per_minute=fleet.rates.failed.get(queue, 0.0),
             live_subscribers=fleet.live.subscribers[queue],
             drained_subscribers=fleet.live.drained[queue],
             paused=fleet.paused.get(queue),
@@ -236,8 +240,9 @@ def count_messages(
     ranges = [{"queue": pair.queue, "priority": pair.priority} for pair in pairs]
     dues = _count_ranges(connection, dialect, "due", ranges)
     laters = _count_ranges(connection, dialect, "later", ranges)
-    for pair, (due, retried), (later_, again) in zip(pairs, dues, laters, strict=True):
+    for pair, (due, retried, suspects), (later_, again) in zip(pairs, dues, laters, strict=True):
         counts = by_queue[pair.queue]
+        counts.suspects += suspects
         if pair.due_in <= 0:
             counts.oldest_due_age = max(counts.oldest_due_age, -pair.due_in)
         counts.ready += due
@@ -250,41 +255,44 @@ def count_messages(
         counts.standing += Count(number, "exact" if number == count else "at least")
         counts.standing_overdue = max(counts.standing_overdue, float(overdue))
     leased = _count_ranges(connection, dialect, "held", [{"queue": queue} for queue in by_queue])
-    for counts, (in_flight, _) in zip(by_queue.values(), leased, strict=True):
+    for counts, (in_flight, again, suspects) in zip(by_queue.values(), leased, strict=True):
         counts.in_flight = in_flight
+        counts.retrying += again
+        counts.suspects += suspects
     return by_queue
 
 
 def _count_ranges(
     connection: Connection, dialect: Operations, kind: str, ranges: Sequence[Mapping[str, Any]]
-) -> list[tuple[Count, Count]]:
-    """The messages of each range, and those of them that had an attempt."""
-    counts: list[tuple[Count, Count]] = []
+) -> list[tuple[Count, ...]]:
+    """The messages of each range, and those of them that had an attempt, and suspects."""
+    counts: list[tuple[Count, ...]] = []
     samples = _sample(connection, dialect, f"sample_{kind}", ranges)
-    for binds, (count, retried) in zip(ranges, samples, strict=True):
+    for binds, (count, *parts) in zip(ranges, samples, strict=True):
         if count <= MAX_COUNTED:
-            counts.append((Count(count), Count(retried)))
+            counts.append((Count(count), *map(Count, parts)))
             continue
         answer = connection.execute(dialect.sql[f"estimate_{kind}"], binds).first()
         total = _read_estimate(dialect.name, answer, count)
         # The share of those that were read stands for all.
-        counts.append((total, Count(total.share(retried, count), "about")))
+        shares = [Count(total.share(part, count), "about") for part in parts]
+        counts.append((total, *shares))
     return counts
 
 
 def _sample(
     connection: Connection, dialect: Operations, name: str, ranges: Sequence[Mapping[str, Any]]
-) -> list[tuple[int, int]]:
+) -> list[Sequence[int]]:
     """What the statement `name` counts in each of `ranges`, up to one more than `MAX_COUNTED`, and
     what else it tells.
     """
-    samples: list[tuple[int, int]] = []
+    samples: list[Sequence[int]] = []
     for part in chunks(ranges, MAX_RANGES_TOGETHER):
         binds: dict[str, Any] = {"most": MAX_COUNTED + 1}
         for number, of_range in enumerate(part):
             binds |= {f"{bind}{number}": value for bind, value in of_range.items()}
         rows = connection.execute(_together(dialect, name, len(part)), binds)
-        samples += [(row[1], row[2]) for row in sorted(rows)]
+        samples += [row[1:] for row in sorted(rows)]
     return samples
 
 
@@ -345,7 +353,7 @@ def _add_ended(connection: Connection, dialect: Operations, rates: QueueRates) -
     archive = dialect.tables.archive
     assert archive is not None  # noqa: S101 - the caller has looked
     a = archive.c
-    statement = select(a.queue, a.created_at, a.archived_at)
+    statement = select(a.queue, a.created_at, a.archived_at, a.state)
     statement = dialect.use_index(statement, archive, "archived_index")
     ended = (
         statement.where(a.archived_at > later(_MINUTE_AGO))
@@ -354,13 +362,15 @@ def _add_ended(connection: Connection, dialect: Operations, rates: QueueRates) -
         .subquery()
     )
     fresh = func.sum(case((ended.c.created_at > later(_MINUTE_AGO), 1), else_=0))
+    failed = func.sum(case((ended.c.state == MessageState.FAILED.name, 1), else_=0))
     grouped = select(
-        ended.c.queue, func.count(), func.min(ended.c.archived_at), clock(), fresh
+        ended.c.queue, func.count(), func.min(ended.c.archived_at), clock(), fresh, failed
     ).group_by(ended.c.queue)
     rows = connection.execute(grouped).all()
     seconds = _seconds(rows)
     rates.ended = {queue: per_minute(count, seconds=seconds) for queue, count, *_ in rows}
-    for queue, _, _, _, new in rows:
+    for queue, _, _, _, new, bad in rows:
+        rates.failed[queue] = per_minute(int(bad), seconds=seconds)
         came = rates.came.get(queue, 0.0) + per_minute(int(new), seconds=seconds)
         rates.came[queue] = round(came, 1)
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import Connection, Table, bindparam, func, select
+from sqlalchemy import Connection, Table, bindparam, case, func, literal_column, select
 
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.overview import DeadLetterGroup, DeadLetters
@@ -50,6 +50,7 @@ COUNTED_COLUMNS = ("id", "queue", "reason", "error_fingerprint", "archived_at")
 """Of dead letters."""
 Likeness = tuple[str | None, str | None]
 """The fingerprint; or, without one, the reason."""
+_HOUR_AGO: Any = literal_column(str(-3_600_000_000))
 PROGRESS = "progress"
 """The scope; the key is the message's id, the token that of the delivery that says so."""
 KEPT = 86_400.0
@@ -63,6 +64,7 @@ class _Group:
     newest_id: int
     first_at: datetime
     last_at: datetime
+    last_hour: int = 0
     reasons: Counter[str | None] = field(default_factory=Counter)
     queues: Counter[str] = field(default_factory=Counter)
 
@@ -72,6 +74,7 @@ class _Group:
         if row.last_at > self.last_at:
             self.last_at = row.last_at
             self.newest_id = row.newest_id
+        self.last_hour += int(row.last_hour)
         self.reasons[row.reason] += row.found
         self.queues[row.queue] += row.found
 
@@ -196,6 +199,7 @@ class StoredMessages:
                         queues=dict(group.queues.most_common()),
                         first_at=group.first_at,
                         last_at=group.last_at,
+                        last_hour=group.last_hour,
                         newest_id=group.newest_id,
                         error=errors.get(group.newest_id),
                     )
@@ -217,6 +221,7 @@ class StoredMessages:
             func.count().label("found"),
             func.min(s.archived_at).label("first_at"),
             func.max(s.archived_at).label("last_at"),
+            func.sum(case((s.archived_at > later(_HOUR_AGO), 1), else_=0)).label("last_hour"),
             # Ids rise with the time of publishing, not of the end; it is as good an example.
             func.max(s.id).label("newest_id"),
         )

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from faststream_sqlbroker.core.clock import Clock
@@ -331,6 +331,8 @@ class FleetLoop(ABC):
         self._clock = clock
         self._token = uuid4()
         self._loop: Loop | None = None
+        self._info: Mapping[str, Any] = {}
+        """What the lock's row tells besides the process."""
 
     @abstractmethod
     async def tick(self) -> float:
@@ -344,7 +346,8 @@ class FleetLoop(ABC):
 
     async def acquire(self, lease: float) -> bool:
         """Whether this process is the one, for `lease` seconds from now."""
-        return await self._store.locks.acquire(self._lock, self._token, lease) is not None
+        fence = await self._store.locks.acquire(self._lock, self._token, lease, self._info)
+        return fence is not None
 
     async def extend(self, lease: float) -> bool:
         """Whether this process is still the one; then for `lease` seconds from now."""

@@ -51,6 +51,23 @@ async def test_messages_are_counted_by_what_they_wait_for(bench: Bench) -> None:
     assert all(q.used for q in found.values())
 
 
+async def test_what_has_failed_before_and_lost_its_leases_is_counted_while_it_runs(
+    bench: Bench,
+) -> None:
+    await bench.put(4, "q")
+    await bench.claim(2, "q")
+    counts = {"attempts_count": 1, "deliveries_count": 4}
+    lost = ", ".join(f"{name} = {value}" for name, value in counts.items())
+    await bench.execute(f"UPDATE message SET {lost}")
+    [found] = await bench.store.overviews.read("q")
+    # Those that are leased have lost two, as the last delivery runs.
+    assert (found.ready, found.in_flight) == (Count(2), Count(2))
+    assert (found.retrying, found.suspects) == (Count(2), Count(4))
+    await bench.execute("UPDATE message SET deliveries_count = 3")
+    [found] = await bench.store.overviews.read("q")
+    assert found.suspects == Count(2)
+
+
 async def test_the_age_is_that_of_the_oldest_due_message(bench: Bench) -> None:
     await bench.put(1, "q", priority=1)
     await bench.put(1, "q")
@@ -74,7 +91,9 @@ async def test_rates_are_those_of_the_last_minute(bench: Bench) -> None:
         f"WHERE id = {rows[0].id}"
     )
     await bench.execute(f"UPDATE message_archive SET created_at = {past} WHERE id = {rows[1].id}")
+    await bench.execute(f"UPDATE message_archive SET state = 'FAILED' WHERE id <> {rows[1].id}")
     found = await by_name(bench)
+    assert (found["q"].failed_per_minute, found["old"].failed_per_minute) == (1.0, 0.0)
     # Three live messages and one archived one were created; one of the archived ended long ago.
     assert (found["q"].in_per_minute, found["q"].out_per_minute) == (4.0, 2.0)
     assert (found["old"].in_per_minute, found["old"].out_per_minute) == (0.0, 0.0)

@@ -23,7 +23,22 @@ PAGE = (DOCS / "howto" / "metrics.md").read_text()
 
 TARGET = {"instance", "job"}
 """Labels that Prometheus adds to what it scrapes."""
+OPERATING = (DOCS / "howto" / "operating.md").read_text()
+KINDS = {
+    kind
+    for kinds, _ in re.findall(
+        r"^\| (`[^|]*) \| ((?:error|warning)[^|]*) \|", OPERATING, re.MULTILINE
+    )
+    for kind in re.findall("`([^`]+)`", kinds)
+}
+"""Of findings, as the table of them lists them."""
+WANTED = {"paused", "waits for policy"}
+"""Those that an operator or an application has asked for."""
+MEASURED = {"late", "no subscriber"}
+"""Those that alerts have metrics of their own for."""
 VALUES = {
+    "kind": KINDS,
+    "level": {"error", "warning"},
     "outcome": {*OUTCOMES, "lost", "unknown"},
     "stage": set(Inflight().stages()),
     "wait": {"claim", "slot", "rest"},
@@ -135,6 +150,19 @@ def test_the_page_says_what_to_do_about_every_alert() -> None:
     assert {rule["alert"] for rule in alerts()} <= said
     for rule in alerts():
         assert rule["labels"]["severity"] in {"warning", "critical"}
+
+
+def test_each_kind_of_finding_has_an_alert() -> None:
+    named = {
+        kind
+        for _, expression in expressions()
+        for selector in re.findall(r"sqlbroker_findings\{([^}]*)\}", expression)
+        for how, kinds in re.findall(r'kind(=~|=|!~)"([^"]*)"', selector)
+        for kind in (KINDS - set(kinds.split("|")) if how == "!~" else kinds.split("|"))
+        if how != "!~" or kind not in WANTED
+    }
+    assert len(KINDS) > 15
+    assert named >= KINDS - WANTED - MEASURED
 
 
 def test_the_page_names_the_lock() -> None:

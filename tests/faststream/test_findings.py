@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import delete, insert
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, Throttle
@@ -24,13 +24,16 @@ from faststream_sqlbroker.admin import (
 )
 from faststream_sqlbroker.core import findings
 from faststream_sqlbroker.core.findings import (
+    archive_findings,
     explain_late,
     is_failing,
     queue_findings,
     schedule_findings,
 )
+from faststream_sqlbroker.core.retention import ArchiveSize, Retention
+from faststream_sqlbroker.database import server
 from faststream_sqlbroker.exceptions import TransientStoreError
-from tests.faststream.conftest import QUICK, Look
+from tests.faststream.conftest import QUICK, Look, Make
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
 
@@ -101,7 +104,7 @@ async def test_messages_that_fail_for_good(broker: SqlBroker, look: Look) -> Non
     await look.archived(2)
     found = await finding(broker, "dead letters")
     assert (found.queue, found.is_error) == ("orders", False)
-    assert found.text.startswith("2 dead letters since yesterday in orders, the last ")
+    assert found.text.startswith("2 dead letters since yesterday in orders, 2 of the last hour, ")
     assert str(found).endswith("KeyError: 'vat_id'")
 
 
@@ -125,32 +128,129 @@ async def test_a_storm_of_retries(broker: SqlBroker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("retrying", "waiting", "out", "failing"),
+    ("given", "failing"),
     [
-        (60, 60, 0.0, True),
-        (60, 60, None, True),
-        (30, 60, 10.0, True),
-        (60, 60, 900.0, False),
-        (20, 60, 0.0, False),
-        (4, 4, 0.0, False),
+        ({"retrying": 60, "waiting": 60, "out": 0.0}, True),
+        ({"retrying": 60, "waiting": 60, "out": None}, True),
+        ({"retrying": 60, "running": 60, "out": 0.0}, True),  # no pause between two attempts
+        ({"retrying": 30, "waiting": 60, "out": 10.0}, True),
+        ({"retrying": 60, "waiting": 60, "out": 900.0}, False),
+        ({"retrying": 20, "waiting": 60, "out": 0.0}, False),
+        ({"retrying": 20, "waiting": 10, "running": 50, "out": 0.0}, False),
+        ({"retrying": 4, "waiting": 4, "out": 0.0}, False),
+        ({"failed": 30.0, "out": 50.0}, True),
+        ({"failed": 20.0, "out": 50.0}, False),
+        ({"failed": 4.0, "out": 4.0}, False),
     ],
 )
-def test_a_queue_of_which_much_ends_is_not_failing(
-    retrying: int, waiting: int, out: float | None, failing: bool
+def test_a_queue_of_which_much_ends_well_is_not_failing(
+    given: dict[str, Any], failing: bool
 ) -> None:
-    assert is_failing(of_queue(retrying=retrying, waiting=waiting, out=out)) is failing
+    assert is_failing(of_queue(**given)) is failing
 
 
-def of_queue(*, retrying: int = 0, waiting: int = 0, out: float | None = 0.0) -> QueueOverview:
+GIB = 2**30
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        # (bytes a day, free, for how long it grows, whether it has its first messages)
+        ((10 * GIB, 15 * GIB, None, True), True),
+        ((10 * GIB, 15 * GIB, None, False), True),  # what was removed once may not be again
+        ((10 * GIB, 100 * GIB, None, True), False),
+        ((10 * GIB, 900 * GIB, None, True), None),
+        ((10 * GIB, 15 * GIB, 0 * DAY, True), None),  # retention in balance
+        ((10 * GIB, 100 * GIB, 5 * DAY, True), None),  # it will be, before the disk is full
+        ((10 * GIB, 15 * GIB, 5 * DAY, True), True),  # it will be too late
+        ((2 * GIB, None, None, True), False),
+        ((2 * GIB, None, None, False), None),
+        ((2 * GIB, None, 30 * DAY, True), None),
+        ((GIB // 2, None, None, True), None),  # 55 GiB in 90 days
+        ((0, 0, None, True), None),
+    ],
+)
+def test_an_archive_that_fills_the_disk(given: tuple[Any, ...], error: bool | None) -> None:
+    a_day, free, grows_for, whole = given
+    size = ArchiveSize(
+        size=10 * GIB, bytes_per_day=a_day, free=free, grows_for=grows_for, is_whole=whole
+    )
+    found = archive_findings(size)
+    assert [each.is_error for each in found] == ([] if error is None else [error])
+    assert all(each.kind == "archive growth" for each in found)
+
+
+async def test_the_growth_of_many_is_told_by_their_ids(
+    broker: SqlBroker, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst, and a message that was delayed for long among the newest, do not count for more."""
+    monkeypatch.setattr(server, "MAX_SAMPLE", 5)
+    now = datetime.now(timezone.utc)
+    ages = {**{n: timedelta(hours=60 - n) for n in range(2, 31)}, 1: timedelta(0)}
+    row = {"queue": "q", "payload": b"", "state": "COMPLETED"}
+    assert TABLES.archive is not None
+    async with engine.begin() as connection:
+        for number, age in (*ages.items(), *((n, timedelta(0)) for n in range(31, 51))):
+            times = dict.fromkeys(("created_at", "next_attempt_at", "archived_at"), now - age)
+            await connection.execute(insert(TABLES.archive).values(id=number, **row, **times))
+    assert await broker._store.server.archive_growth() == 20
+    older = delete(TABLES.archive).where(TABLES.archive.c.archived_at < now - timedelta(hours=1))
+    async with engine.begin() as connection:
+        await connection.execute(older)
+    assert await broker._store.server.archive_growth() == 49, "at most: it has lost some"
+
+
+async def test_the_retention_that_runs_tells_how_long_the_archive_grows(
+    engine: AsyncEngine, make: Make, look: Look
+) -> None:
+    broker = make(retention=Retention(completed="30d"))
+    await broker.create_tables()
+
+    @broker.subscriber("q", **QUICK)
+    async def handle(body: int) -> None: ...
+
+    assert (await broker.admin.findings()).archive is None
+    await broker.publish("first", "early")
+    await broker.pop("early")
+    await broker.admin.prune(Retention(max_rows=10))
+    if engine.dialect.name != "sqlite":
+        word = "ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE TABLE"
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql(f"{word} message_archive")
+    found = (await broker.admin.findings()).archive
+    assert found is not None
+    assert timedelta(days=9) < (found.grows_for or DAY) <= timedelta(days=10)
+    assert found.is_whole
+    assert 0 < found.bytes_per_day <= found.size
+    assert (found.free is not None) is (engine.dialect.name == "sqlite")
+    await broker.start()
+
+    async def grows_for_a_month() -> bool:
+        found = (await broker.admin.findings()).archive
+        return found is not None and timedelta(days=29) < (found.grows_for or DAY)
+
+    await eventually(grows_for_a_month)
+
+
+def of_queue(
+    *,
+    retrying: int = 0,
+    waiting: int = 0,
+    running: int = 0,
+    failed: float = 0.0,
+    out: float | None = 0.0,
+) -> QueueOverview:
     return QueueOverview(
         queue="q",
         ready=Count(0),
         delayed=Count(waiting),
-        in_flight=Count(0),
+        in_flight=Count(running),
         retrying=Count(retrying),
         oldest_due_age=0.0,
         in_per_minute=0.0,
         out_per_minute=out,
+        failed_per_minute=failed,
         live_subscribers=1,
         paused=None,
         used=True,

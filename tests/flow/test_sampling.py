@@ -1,6 +1,7 @@
 """Gauges: what a process holds, and which process of the fleet reads the queues."""
 
 import logging
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -10,6 +11,7 @@ import pytest
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.metrics import (
     DELAYED,
+    FINDINGS,
     HEALTHY,
     HELD,
     METRICS,
@@ -41,6 +43,7 @@ class Process:
         self.kept.sample_interval = LONG
         self.told: list[tuple[int, str]] = []
         self.clock = Clock()
+        self.looks = 0
         consumer: Any = SimpleNamespace(
             healthy=True, inflight=SimpleNamespace(stages=lambda: STAGES)
         )
@@ -50,7 +53,12 @@ class Process:
             lambda level, text, **_: self.told.append((level, text)),
             self.clock,
             lambda: [(("a", "b"), consumer)] * subscribers,
+            self._find,
         )
+
+    async def _find(self) -> Mapping[tuple[str, ...], float]:
+        self.looks += 1
+        return {("late", "error", "a"): 1.0}
 
     @property
     def tells(self) -> bool:
@@ -75,6 +83,8 @@ async def test_one_process_reads_the_queues(rig: Rig) -> None:
         assert (first.tells, second.tells) == (True, False)
     assert first.kept.gauges[READY.name] == {("a",): 3}
     assert first.kept.gauges[DELAYED.name] == {("a",): 2}
+    assert first.kept.gauges[FINDINGS.name] == {("late", "error", "a"): 1.0}
+    assert (first.looks, second.looks) == (1, 0), "once a minute"
     [held] = await rig.store.locks.held(10)
     assert held.key == LOCK
     # Both tell of themselves.

@@ -9,7 +9,7 @@ gauges once more.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -17,6 +17,7 @@ from typing_extensions import override
 from faststream_sqlbroker.core.clock import Clock
 from faststream_sqlbroker.core.metrics import (
     DELAYED,
+    FINDINGS,
     HEALTHY,
     HELD,
     IN_FLIGHT,
@@ -52,6 +53,8 @@ SLOW_SHARE = 20
 become the load that it measures."""
 LONGEST_PAUSE = 300.0
 """Seconds; then there is a look, however slow."""
+FINDINGS_INTERVAL = 60.0
+"""Seconds between two looks for what an operator has to look at."""
 
 Running = tuple[Sequence[str], "Consumer"]
 """A subscriber that runs, after its queues."""
@@ -67,11 +70,15 @@ class Sampler(FleetLoop):
         log: Log,
         clock: Clock,
         consumers: Callable[[], Iterable[Running]],
+        look_for_findings: Callable[[], Awaitable[Mapping[Labels, float]]],
     ) -> None:
         """Nothing runs before `start`; `consumers` gives those that run then."""
         super().__init__(store, LOCK, "metrics", log, clock)
         self._recorder = recorder
         self._consumers = consumers
+        self._look_for_findings = look_for_findings
+        self._findings: Mapping[Labels, float] = {}
+        self._findings_at = float("-inf")
         self._failures = 0
         self._warned = set[str]()
         """Queues of which the log says that nothing looks at what stands by."""
@@ -117,6 +124,7 @@ class Sampler(FleetLoop):
         try:
             is_ours = await self.acquire(lease)
             states = await self._store.queue_states.read() if is_ours else []
+            await self._renew_findings(is_ours=is_ours)
         except StoreError as error:
             # A value that is missing says more than an old one.
             self._failures += 1
@@ -130,6 +138,14 @@ class Sampler(FleetLoop):
         self._look_at = now + self._pause
         self._warn_of_standing(states)
         return states
+
+    async def _renew_findings(self, *, is_ours: bool) -> None:
+        now = self._clock.monotonic()
+        if not is_ours:
+            self._findings_at = float("-inf")
+        elif now - self._findings_at >= FINDINGS_INTERVAL:
+            self._findings = await self._look_for_findings()
+            self._findings_at = now
 
     def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
         late = {s.queue: s for s in states if s.standing_overdue >= LATE_STANDING}
@@ -152,6 +168,7 @@ class Sampler(FleetLoop):
             STANDING: {(s.queue,): float(s.standing) for s in states},
             STANDING_OVERDUE: {(s.queue,): s.standing_overdue for s in states},
             LIVE_SUBSCRIBERS: {(s.queue,): float(s.live_subscribers) for s in states},
+            FINDINGS: dict(self._findings) if states else {},
         }
         for metric, values in figures.items():
             self._recorder.gauge(metric, values)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from faststream_sqlbroker.core.clock import Clock
-from faststream_sqlbroker.core.retention import Retention
+from faststream_sqlbroker.core.retention import PRUNE_LOCK, Retention
 from faststream_sqlbroker.database.retention import Pruner
 from faststream_sqlbroker.exceptions import AccessError
 from faststream_sqlbroker.flow.loop import FleetLoop, Log
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 
-PRUNE_LOCK = "sqlbroker.retention"
-"""The key of the lock."""
 PRUNE_INTERVAL = 60.0
 """Seconds between two passes over the archive."""
 PRUNE_LEASE = 300.0
@@ -34,6 +32,7 @@ class RetentionLoop(FleetLoop):
 
     def __init__(self, store: "Store", retention: Retention, log: Log, clock: Clock) -> None:
         super().__init__(store, PRUNE_LOCK, "retention", log, clock)
+        self._info = {"retention": retention.as_json}
         self._retention = retention
         self._pruner = Pruner(store.retention, retention, clock)
 
