@@ -150,7 +150,7 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
 
     async def _find_growth(self, collector: "Collector") -> None:
         if self._store.messages.has_archive:
-            collector.archive = await self._store.server.archive_size()
+            collector.archive = await self._store.archive_growth.size()
         if collector.archive is not None:
             collector.findings += archive_findings(collector.archive)
 

@@ -40,7 +40,7 @@ async def growth_line(store: Store) -> str | None:
     if store.tables.archive is None:
         return None
     try:
-        per_day = await store.server.archive_growth()
+        per_day = await store.archive_growth.a_day()
     except StoreError:
         return None  # It may have no right to; a start does not fail for a line of the log.
     if not per_day:

@@ -8,6 +8,7 @@ import typer
 from faststream_sqlbroker.admin import Finding, Findings, Verification
 from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, print_table, row_of
 from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.core.retention import ArchiveSize
 from faststream_sqlbroker.core.text import size_text
 from faststream_sqlbroker.core.times import positive_seconds
 from faststream_sqlbroker.core.verification import MEANINGS, NOTES
@@ -81,9 +82,7 @@ def _fine(report: Findings) -> Iterator[Row]:
             "dead letters": "none since yesterday",
             "unknown outcomes": "none",
         }
-        if (archive := report.archive) is not None:
-            a_day = size_text(archive.bytes_per_day)
-            fine["archive growth"] = f"{a_day} in the last 24 hours, to {size_text(archive.size)}"
+        fine |= _archive_growth(report.archive)
         if health.drained:
             # No problem by itself, as a pause is none; a queue that waits for them is one.
             fine["drained"] = ", ".join(health.drained)
@@ -91,6 +90,13 @@ def _fine(report: Findings) -> Iterator[Row]:
     for what, text in fine.items():
         if what not in wrong:
             yield "ok", what, what, text
+
+
+def _archive_growth(archive: ArchiveSize | None) -> dict[str, str]:
+    if archive is None:
+        return {}
+    a_day = size_text(archive.bytes_per_day)
+    return {"archive growth": f"{a_day} in the last 24 hours, to {size_text(archive.size)}"}
 
 
 DAMAGE = 1

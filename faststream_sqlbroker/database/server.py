@@ -8,26 +8,19 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, TextClause, func, inspect, literal_column, select, text
+from sqlalchemy import Connection, TextClause, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
-from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.database.constants import MAX_SESSIONS
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.mysql.errors import NO_PROCESS
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.schema.triggers import has_notify_trigger
-from faststream_sqlbroker.schema.types import MYSQL, is_mariadb, later
+from faststream_sqlbroker.schema.types import MYSQL, is_mariadb
 from faststream_sqlbroker.schema.validate import differences
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.core.health import DatabaseHealth, OpenTransaction
-    from faststream_sqlbroker.core.retention import ArchiveSize
-
-MAX_SAMPLE = 10_000
-"""Rows that are counted at most to tell how fast the archive grows."""
-BEFORE = 1_000
-"""Rows that are read of the day before: one may be much older than those that ended with it."""
 
 
 class DatabaseServer:
@@ -85,25 +78,6 @@ class DatabaseServer:
         """Whether the table of messages has the triggers of `notify_trigger` (PostgreSQL)."""
         return await self._database.run(lambda c: has_notify_trigger(c, self._tables), write=False)
 
-    async def archive_growth(self) -> int:
-        """About how many messages were archived in the last 24 hours.
-
-        A refusal is no sign that this process lacks something: not all may read the archive.
-        """
-        return await self._database.run(lambda c: archived_lately(c, self._dialect), write=False)
-
-    async def archive_size(self) -> "ArchiveSize | None":
-        """How large the archive is and how fast it grows; None: the database has no estimate yet,
-        or nothing was archived.
-
-        No statement reads more than some thousand rows.
-        """
-        from faststream_sqlbroker.database.archive_size import read_archive_size  # noqa: PLC0415
-
-        return await self._database.run(
-            lambda c: read_archive_size(c, self._dialect), Activity.OPERATE, write=False
-        )
-
     async def schema_version(self) -> str | None:
         """The newest migration that the tables note; None: another program migrates them."""
         table = self._tables.version
@@ -115,29 +89,6 @@ class DatabaseServer:
             return version
 
         return await self._database.run(read, write=False)
-
-
-def archived_lately(connection: Connection, dialect: Operations) -> int:
-    """About how many messages were archived in the last 24 hours.
-
-    Of many, by the ids that were drawn in this time, as an index of so many rows takes long to
-    count, and the pace of the newest may be that of a burst.
-    """
-    archive = dialect.tables.archive
-    assert archive is not None  # noqa: S101 - the caller has looked
-    c = archive.c
-    day_ago = later(literal_column(str(-86_400_000_000)))
-    ids = dialect.use_index(select(c.id), archive, "archived_index")
-    ids = ids.order_by(c.archived_at.desc(), c.id.desc())
-    newest = ids.where(c.archived_at > day_ago).limit(MAX_SAMPLE).subquery()
-    count, last = connection.execute(select(func.count(), func.max(newest.c.id))).one()
-    if count < MAX_SAMPLE:
-        return int(count)
-    before = ids.where(c.archived_at <= day_ago).limit(BEFORE).subquery()
-    first = connection.execute(select(func.max(before.c.id))).scalar()
-    if first is None:
-        first = connection.execute(select(func.min(c.id))).scalar_one()
-    return max(int(count), int(last) - int(first))
 
 
 def _read_postgresql(connection: Connection, dialect: Operations) -> "DatabaseHealth":

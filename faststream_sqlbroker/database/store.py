@@ -51,6 +51,7 @@ from faststream_sqlbroker.schema.types import is_mariadb
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from faststream_sqlbroker.database.archive_growth import ArchiveGrowth
     from faststream_sqlbroker.database.bulk.store import JobStore
     from faststream_sqlbroker.database.dead_sessions import DeadSessionWatch
     from faststream_sqlbroker.database.depths import Depths
@@ -124,6 +125,7 @@ class Store:
     messages: "StoredMessages" = _subject("stored_messages.StoredMessages")
     mirror: "MirrorStore" = _subject("mirror.MirrorStore")
     overviews: "QueueOverviews" = _subject("overviews.QueueOverviews")
+    archive_growth: "ArchiveGrowth" = _subject("archive_growth.ArchiveGrowth")
     partitions: "ArchivePartitions" = _subject("retention.ArchivePartitions")
     policies: "PolicyStore" = _subject("policies.store.PolicyStore")
     policy_holds: "PolicyHolds" = _subject("policies.policy_holds.PolicyHolds")

@@ -31,7 +31,7 @@ from faststream_sqlbroker.core.findings import (
     schedule_findings,
 )
 from faststream_sqlbroker.core.retention import ArchiveSize, Retention
-from faststream_sqlbroker.database import server
+from faststream_sqlbroker.database import archive_growth
 from faststream_sqlbroker.exceptions import TransientStoreError
 from tests.faststream.conftest import QUICK, Look, Make
 from tests.helpers import eventually
@@ -185,7 +185,7 @@ async def test_the_growth_of_many_is_told_by_their_ids(
     broker: SqlBroker, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A burst, and a message that was delayed for long among the newest, do not count for more."""
-    monkeypatch.setattr(server, "MAX_SAMPLE", 5)
+    monkeypatch.setattr(archive_growth, "MAX_SAMPLE", 5)
     now = datetime.now(timezone.utc)
     ages = {**{n: timedelta(hours=60 - n) for n in range(2, 31)}, 1: timedelta(0)}
     row = {"queue": "q", "payload": b"", "state": "COMPLETED"}
@@ -194,11 +194,11 @@ async def test_the_growth_of_many_is_told_by_their_ids(
         for number, age in (*ages.items(), *((n, timedelta(0)) for n in range(31, 51))):
             times = dict.fromkeys(("created_at", "next_attempt_at", "archived_at"), now - age)
             await connection.execute(insert(TABLES.archive).values(id=number, **row, **times))
-    assert await broker._store.server.archive_growth() == 20
+    assert await broker._store.archive_growth.a_day() == 20
     older = delete(TABLES.archive).where(TABLES.archive.c.archived_at < now - timedelta(hours=1))
     async with engine.begin() as connection:
         await connection.execute(older)
-    assert await broker._store.server.archive_growth() == 49, "at most: it has lost some"
+    assert await broker._store.archive_growth.a_day() == 49, "at most: it has lost some"
 
 
 async def test_the_retention_that_runs_tells_how_long_the_archive_grows(

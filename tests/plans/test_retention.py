@@ -11,11 +11,11 @@ from sqlalchemy.dialects import postgresql as dialect_of_postgresql
 from faststream_sqlbroker.core.loaded_windows import LOADED, LoadedWindow, RowSum
 from faststream_sqlbroker.core.retention import Place
 from faststream_sqlbroker.core.states import MessageState
+from faststream_sqlbroker.database.archive_growth import ArchiveGrowth
 from faststream_sqlbroker.database.dialects import dialect_for
 from faststream_sqlbroker.database.loaded_windows import LoadedWindows
 from faststream_sqlbroker.database.parts import loaded_windows
 from faststream_sqlbroker.database.retention import BATCH, ArchivePartitions, ArchiveRetention
-from faststream_sqlbroker.database.server import DatabaseServer
 from faststream_sqlbroker.schema.migrate import create_all
 from tests.helpers import mysql_numbers
 from tests.plans.conftest import TABLES, Crowds, DatabaseOf, analyze
@@ -142,5 +142,5 @@ def test_mysql_compares_and_removes_a_page_by_its_rows(archived: Engine, databas
 def test_growth_is_that_of_a_day(archived: Engine, database: str) -> None:
     with archived.connect() as connection:
         database: Any = DatabaseOf(connection)
-        per_day = asyncio.run(DatabaseServer(database).archive_growth())
+        per_day = asyncio.run(ArchiveGrowth(database).a_day())
     assert 1_430 <= per_day <= 1_440
