@@ -415,6 +415,7 @@ async def test_a_scrape_has_all_metrics(
         async def handle(body: str) -> None:
             pass
 
+        await broker.admin.pause("p")  # a finding
         app = AsgiFastStream(broker, asgi_routes=[("/metrics", make_asgi_app(registry))])
         async with served(app) as address:
             await broker.publish("x", "q")
