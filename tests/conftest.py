@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 from faststream_sqlbroker.broker import broker
 from faststream_sqlbroker.broker.engine import through_pgbouncer
 from faststream_sqlbroker.database.server import DatabaseServer
+from faststream_sqlbroker.flow.fleet import write_path
 from faststream_sqlbroker.schema.tables import Tables
 from faststream_sqlbroker.testing import clock
 from tests import garbage, quick_tables, scheduling
@@ -346,9 +347,10 @@ def _quick_tables() -> Iterator[QuickTables]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_stuck() -> Iterator[None]:
-    """A busy machine may need longer than users wait for a handler in virtual time."""
+    """A busy machine may need longer than users wait for a handler in virtual time, or a probe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clock, "STUCK", 600.0)
+        patch.setattr(write_path, "PATIENCE", 60.0)
         yield
 
 

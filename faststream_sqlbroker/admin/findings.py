@@ -71,10 +71,11 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
     ) -> Findings:
         """Look at the database, the queues, the schedules, the subscribers and the dead letters.
 
-        Nothing is written. docs/howto/operating.md lists the kinds of findings, and which are
-        errors. It reads what `health`, `queues`, `schedules`, `subscribers`, `dead_letters` of the
-        last 24 hours and `unknown` read, for up to 100 late queues what `policies` reads, one
-        message of up to 20 failing ones, and how large the archive is by the server's statistics.
+        Nothing that is written stays. docs/howto/operating.md lists the kinds of findings, and
+        which are errors. It reads what `health`, `queues`, `schedules`, `subscribers`,
+        `dead_letters` of the last 24 hours and `unknown` read, for up to 100 late queues what
+        `policies` reads, one message of up to 20 failing ones, and how large the archive is by the
+        server's statistics.
 
         Args:
             max_age: How long a due message may wait: seconds, a timedelta or text like "10m".

@@ -33,7 +33,6 @@ from faststream_sqlbroker.exceptions import (
     AccessError,
     SetupError,
     StoreError,
-    TransientStoreError,
 )
 from faststream_sqlbroker.schema.migrate import HEAD
 
@@ -57,9 +56,10 @@ class HealthReport(Operations):
         """Look at the server, the tables, the rights, the clocks, the pool and the subscribers of
         this process.
 
-        Nothing is written, and no table of messages is read. `Health.problems` says what is wrong,
-        one line each with what to do. What a database cannot tell, or not to this user, is None,
-        and `Health.database.hidden` names the right that is missing. SQLite tells its version only.
+        Nothing that is written stays, and no table of messages is read. `Health.problems` says what
+        is wrong, one line each with what to do. What a database cannot tell, or not to this user,
+        is None, and `Health.database.hidden` names the right that is missing. SQLite tells its
+        version only.
 
         Args:
             old_transaction: The age from which an open transaction of any session is a problem:
@@ -72,12 +72,10 @@ class HealthReport(Operations):
         process = self._process()
         difference, doubt = await compare_clocks(self._store)
         used, limit = self._store.pool_use
-        try:
-            access = await self._store.access.find_lacks(self._needed)
-            lacks = [str(lack) for lack in access.lacks]
-        except TransientStoreError as error:
-            # Of a server or a session that is read-only; all else can be told there.
-            lacks = [f"the rights could not be tried: {error}"]
+        lacks: list[Any] = []
+        # No right can be tried on a server that is read-only; all else can be told there.
+        if (writes := await self._write_problem()) is None:
+            lacks.extend((await self._store.access.find_lacks(self._needed)).lacks)
         schema = tuple(await self._store.server.differences())
         return Health(
             database=await self._store.server.health(),
@@ -86,7 +84,8 @@ class HealthReport(Operations):
             pool_used=used,
             pool_limit=limit,
             process=process,
-            lacks=tuple(lacks),
+            writes=writes,
+            lacks=tuple(map(str, lacks)),
             schema=schema,
             differing_windows=() if schema else await self._differing(),
             drained=() if schema else await self._drained(),
@@ -116,8 +115,8 @@ class HealthReport(Operations):
         """Look at the database, the tables, the rights, the clock, the pool, the listener, the
         subscribers, the brokers that answers go to and the versions of packages.
 
-        Nothing is written, and no password is told. A part that fails or takes too long says so;
-        the others go on.
+        Nothing that is written stays, and no password is told. A part that fails or takes too long
+        says so; the others go on.
 
         Args:
             timeout: Longest time of each part, all of which are looked at together: seconds, a
@@ -154,7 +153,9 @@ class HealthReport(Operations):
             "open_transactions": len(found.transactions),
             "hidden": found.hidden,
         }
-        return facts, [*transaction_problems(found.transactions), *dead_row_problems(found)]
+        problems = [*transaction_problems(found.transactions), *dead_row_problems(found)]
+        writes = await self._write_problem()
+        return facts, problems if writes is None else [writes, *problems]
 
     async def _of_schema(self) -> Found:
         tables = self._store.tables

@@ -22,6 +22,10 @@ async def _no_publish(_message: Any, _queue: str, _by: str, _options: Any) -> in
     raise SetupError("publish needs broker.admin: this object was made without a broker")
 
 
+async def _no_problem() -> None:
+    """Know of none: nothing probes."""
+
+
 class Operations:
     """The store, and what this process must learn of a change."""
 
@@ -39,6 +43,7 @@ class Operations:
         publish: Publish = _no_publish,
         process: Callable[[], ProcessHealth] = ProcessHealth,
         surroundings: Callable[[], Surroundings] = Surroundings,
+        write_problem: Callable[[], Awaitable[str | None]] = _no_problem,
     ) -> None:
         """Work on the tables of `store`.
 
@@ -55,6 +60,7 @@ class Operations:
             publish: Publishes with the broker's codec, middlewares and limits.
             process: Tells of this process.
             surroundings: Tells of what is around it.
+            write_problem: Tells why the database takes no writes.
         """
         self._store = store
         self._channel = channel
@@ -67,6 +73,7 @@ class Operations:
         self._publish = publish
         self._process = process
         self._surroundings = surroundings
+        self._write_problem = write_problem
 
     @property
     def _changing(self) -> "Store":

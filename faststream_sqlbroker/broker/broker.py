@@ -41,6 +41,7 @@ from faststream_sqlbroker.flow.fleet.heartbeat import INTERVAL, Heartbeat
 from faststream_sqlbroker.flow.fleet.housekeeping import Housekeeping, JobRunner
 from faststream_sqlbroker.flow.fleet.lookout import Lookout
 from faststream_sqlbroker.flow.fleet.rights import Rights
+from faststream_sqlbroker.flow.fleet.write_path import WritePath
 from faststream_sqlbroker.flow.metrics import GuardedRecorder
 from faststream_sqlbroker.flow.publish import Publisher
 from faststream_sqlbroker.flow.tasks.requests import Requests
@@ -308,6 +309,8 @@ class SqlBroker(
         self._jobs = JobRunner(store, self._log_of_loops, clock)
         self._housekeeping = Housekeeping(store, self._log_of_loops, clock, self._jobs)
         self._rights = Rights(self._store, self._log_of_loops, self._wakeups.outages, self._clock)
+        log = self._log_of_loops
+        self._write_path = WritePath(store, self._heartbeat, self._wakeups.outages, log, clock)
         self._partitions: "PartitionLoop | None" = None
         if self._has_partitions:
             from faststream_sqlbroker.flow.tasks.archive_upkeep import PartitionLoop  # noqa: PLC0415
@@ -348,8 +351,15 @@ class SqlBroker(
         from faststream_sqlbroker.flow.fleet.sampling import Sampler  # noqa: PLC0415
 
         log = self._log_of_loops
-        consumers = self._running_consumers
-        return Sampler(self._store, recorder, log, self._clock, consumers, self._count_findings)
+        return Sampler(
+            self._store,
+            recorder,
+            log,
+            self._clock,
+            self._running_consumers,
+            self._count_findings,
+            self._write_path.look,
+        )
 
     async def _count_findings(self) -> Counter[tuple[str, ...]]:
         """What an operator has to look at; nothing if this process may not read it."""
@@ -380,6 +390,7 @@ class SqlBroker(
             publish=self._publish_noted,
             process=self._process_health,
             surroundings=self._surroundings,
+            write_problem=self._write_path.look,
         )
 
     def _surroundings(self) -> "Surroundings":
@@ -565,6 +576,7 @@ class SqlBroker(
         await self._shielded.close()
         await self._wakeups.stop()
         await self._rights.stop()
+        await self._write_path.stop()
         await self._store.close()
         if self._owns_engine:
             await self.engine.dispose()
@@ -574,10 +586,11 @@ class SqlBroker(
 
     @override
     async def ping(self, timeout: Duration | None = 3.0) -> bool:
-        """Whether the database answers within `timeout` and every running loop works.
+        """Whether the database takes writes within `timeout` and every running loop works.
 
-        It is False, too, while a table is missing, and from the first statement that was refused
-        for a missing right until that right is given.
+        A sign of life of the last 8 seconds proves that, else a small write does of which nothing
+        is left, and which calls at the same time share. It is False, too, while a table is missing,
+        and from the first statement that was refused for a missing right until that right is given.
 
         Args:
             timeout: Seconds, a timedelta or text like "3s"; None is `statement_timeout`.
@@ -587,10 +600,14 @@ class SqlBroker(
                 loop, which is still open.
         """
         limit = time_or_none("timeout", timeout)
-        loops = (self._scheduler, self._rights, *self.subscribers)
-        if not all(getattr(loop, "healthy", True) for loop in loops):
+        began = self._clock.monotonic()
+        if not await self._store.access.ping(limit, self._rights.activities):
             return False
-        return await self._store.access.ping(limit, self._rights.activities)
+        rest = None if limit is None else limit - (self._clock.monotonic() - began)
+        # Also if a loop fails: the reason may be that nothing can be written.
+        loops = (self._scheduler, self._rights, *self.subscribers)
+        fine = await self._write_path.look_within(rest) is None
+        return fine and all(getattr(loop, "healthy", True) for loop in loops)
 
     async def create_tables(self) -> None:
         """Create the tables that are missing; for development and tests.

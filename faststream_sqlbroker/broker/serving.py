@@ -11,6 +11,7 @@ from faststream_sqlbroker.core.settle import SettleRules
 from faststream_sqlbroker.core.times import Duration
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.flow.fleet.write_path import WritePath
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer
 from faststream_sqlbroker.flow.wakeup import Wakeups
 from faststream_sqlbroker.subscriber import checks
@@ -51,6 +52,7 @@ class SqlBrokerServing:
     subscribers: Any
     admin: Any
     ping: Any
+    _write_path: WritePath
 
     def _serve_probes(self, health_port: "int | str | None", metrics: Any) -> None:
         """Note where probes are served; called before FastStream's `__init__`."""
@@ -152,6 +154,7 @@ class SqlBrokerServing:
     ) -> Any:
         return http.Service(
             ping=self.ping,
+            write_problem=lambda: self._write_path.problem,
             differences=self._differences,
             process=self._process_health,
             is_started=lambda: (

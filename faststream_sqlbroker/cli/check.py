@@ -69,14 +69,15 @@ def _fine(report: Findings) -> Iterator[Row]:
     # This process has no subscribers, and hardly uses its pool.
     fine = {
         "database": database.version,
+        "writes": "the database takes them",
         "tables": "as this version needs them",
-        "rights": "all that operators need",
         "clock": f"{abs(health.clock_difference):.1f} s from this machine's",
         "transactions": sessions,
         "dead rows": f"about {dead}" if database.tables else "not told by this database",
     }
-    if not (health.schema or health.lacks):
+    if not any((health.schema, health.lacks, health.writes)):
         fine |= {
+            "rights": "all that operators need",
             "queues": f"{len(report.queues)} looked at",
             "overdue schedule": "none",
             "dead letters": "none since yesterday",

@@ -202,6 +202,8 @@ class Health:
     pool_limit: int | None
     """Most connections of the pool; None: it has no limit."""
     process: ProcessHealth
+    writes: str | None = None
+    """Why the database takes no writes; None: it takes them."""
     lacks: tuple[str, ...]
     """Rights and tables that this process needs and does not have, each with its cure."""
     schema: tuple[str, ...]
@@ -223,6 +225,7 @@ class Health:
     def findings(self) -> dict[str, list[str]]:
         """All that was looked at, each with what is wrong with it."""
         return {
+            "writes": [] if self.writes is None else [self.writes],
             "tables": list(self.schema),
             "rights": list(self.lacks),
             "clock": list(clock_problems(self.clock_difference, self.clock_doubt)),

@@ -158,6 +158,12 @@ HEALTHY = _now(
     ("subscriber",),
     "1 if all loops of the subscriber work, as `broker.ping` asks; else 0.",
 )
+WRITABLE = _now(
+    "database_writable",
+    "1 or 0",
+    ("database",),
+    "1 if the database takes this process's writes, as `broker.ping` asks; else 0.",
+)
 POOL_USED = _now(
     "pool_used_connections",
     "connections",
@@ -215,7 +221,7 @@ FINDINGS = _now(
 
 METRICS = tuple(each for each in list(vars().values()) if isinstance(each, Metric))
 """All of them."""
-OF_PROCESS = (HELD, HEALTHY, POOL_USED, POOL_LIMIT)
+OF_PROCESS = (HELD, HEALTHY, WRITABLE, POOL_USED, POOL_LIMIT)
 """Gauges that each process exports of itself."""
 OF_FLEET = tuple(each for each in METRICS if each.kind is Kind.GAUGE and each not in OF_PROCESS)
 """Those that one process of the fleet reads from the database and exports."""

@@ -5,15 +5,19 @@ The same holds on every database: it checks rights before it looks for rows, and
 that may not write. All of it is rolled back.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from uuid import uuid4
 
-from sqlalchemy import Connection, Table, func, inspect, select, text
+from sqlalchemy import Connection, Table, delete, func, insert, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker.core.access import Access, Activities, Activity, Lack
 from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.rights import Right, rights
+from faststream_sqlbroker.exceptions import AccessError, StoreError
 from faststream_sqlbroker.schema.types import is_mariadb
 
 _UNSEEN = " (or the table does not exist: MariaDB does not tell a user without a right on it)"
@@ -21,13 +25,15 @@ _MAY_WRITE = (
     "let the process write the file and its folder, where SQLite keeps -wal and -shm files, and "
     "open it without mode=ro and query_only"
 )
+PROBE = "probe"
+"""The scope of a state that is inserted and deleted in one transaction."""
 
 Home = tuple[str, bool]
 """The schema of a table, and whether the user may use it."""
 
 
 class AccessChecks:
-    """Asks the database; nothing is written.
+    """Asks the database; nothing that is written stays.
 
     Raises (from every operation but `ping`):
         TransientStoreError, StoreError: as `Store`.
@@ -79,7 +85,36 @@ class AccessChecks:
             needed_tables = {right.table for right in needed} or {tables.message}
             return all(self._home(connection, table) is not None for table in needed_tables)
 
-        return await self._database.ping(timeout, has_tables)
+        limit = self._database.timeout if timeout is None else timeout
+        deadline = asyncio.get_running_loop().time() + limit
+        try:
+            return await self._database.run(
+                has_tables, write=False, deadline=deadline, places=asyncio.Semaphore()
+            )
+        except StoreError:
+            return False
+
+    async def try_write(self) -> None:
+        """Commit a write of which nothing is left.
+
+        A user who may not write it proves only that the server is not read-only, which is refused
+        first.
+
+        Raises:
+            TransientStoreError, StoreError: the database takes no writes.
+        """
+
+        def write(connection: Connection) -> None:
+            if self._dialect.sql.has("try_write"):
+                connection.execute(self._dialect.sql["try_write"])
+                return
+            table = self._dialect.tables.policy_state
+            row = {"scope": PROBE, "key": str(uuid4())}
+            connection.execute(insert(table).values(row))
+            connection.execute(delete(table).filter_by(**row))
+
+        with suppress(AccessError):
+            await self._database.run(write, locks=False, patient=False, places=asyncio.Semaphore())
 
     def _lacks(self, connection: Connection, needed: Sequence[Right], grantee: str) -> list[Lack]:
         """Try each right by itself."""

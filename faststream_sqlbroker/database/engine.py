@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,7 +15,7 @@ from faststream_sqlbroker.database.connections import Checkouts
 from faststream_sqlbroker.database.driver import DriverShortcut
 from faststream_sqlbroker.database.errors import Doing
 from faststream_sqlbroker.database.query import Query
-from faststream_sqlbroker.exceptions import StoreError, TransientStoreError, UnknownOutcomeError
+from faststream_sqlbroker.exceptions import TransientStoreError, UnknownOutcomeError
 
 T = TypeVar("T")
 
@@ -213,23 +213,6 @@ class Database:
             if not passing or (write and not self.errors.was_never_sent(error)):
                 raise
             raise DBAPIError(None, None, error, connection_invalidated=True) from error
-
-    async def ping(self, timeout: float | None, check: Callable[[Connection], bool]) -> bool:
-        """Whether the database answers within `timeout` seconds and `check` is true.
-
-        None is the timeout of the transactions.
-        """
-        limit = self.timeout if timeout is None else timeout
-        try:
-            async with (
-                self.errors.classed(),
-                asyncio.timeout(limit),
-                self.checkouts(limit) as connection,
-            ):
-                await connection.execute(select(1))
-                return await connection.run_sync(check)
-        except StoreError:
-            return False
 
 
 async def _cancelled_once(work: Coroutine[Any, Any, T]) -> T:

@@ -219,6 +219,7 @@ class Ready(Told):
                         "schema": True,
                         "subscribers": True,
                     },
+                    "reason": None,
                     "last_claim_ago": 0.012,
                     "last_flush_ago": 0.034,
                 }
@@ -228,6 +229,7 @@ class Ready(Told):
 
     status: Literal["ready", "not ready"]
     checks: dict[str, bool]
+    reason: str | None = Field(description="Why the database takes no writes")
     last_claim_ago: float | None = Field(description="Seconds, of the slowest subscriber")
     last_flush_ago: float | None = Field(description="As last_claim_ago")
 

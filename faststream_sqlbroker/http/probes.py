@@ -1,7 +1,7 @@
 """Whether this process is alive and ready, and its metrics: for orchestrators and Prometheus."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
@@ -21,28 +21,13 @@ SCHEMA_KEPT = 30.0
 """Seconds for which the tables are not compared again: that reads the server's catalog."""
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What a look has found."""
-
-    checks: dict[str, bool]
-    last_claim_ago: float | None
-    """Seconds, of the subscriber whose last claim is longest ago; None: there is none."""
-    last_flush_ago: float | None
-
-    @property
-    def ready(self) -> bool:
-        """Whether all is well."""
-        return all(self.checks.values())
-
-
 class Probes:
     """Answers probes. They say nothing of queues: anyone may ask."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._turn = asyncio.Lock()
-        self._found: tuple[float, Readiness] | None = None
+        self._found: tuple[float, dict[str, Any]] | None = None
         self._schema: tuple[float, bool] | None = None
 
     def add_to(self, api: Api, viewers: Door) -> None:
@@ -57,14 +42,11 @@ class Probes:
         return JSONResponse({"status": "live"})
 
     async def ready(self) -> Response:
-        """200 if the broker has started, its loops work, and the tables are there; else 503."""
+        """200 if the broker has started, its loops work, the tables are there, and the database
+        takes writes; else 503.
+        """
         found = await self._look()
-        status = "ready" if found.ready else "not ready"
-        shown: dict[str, Any] = {"status": status, "checks": found.checks}
-        for name in ("last_claim_ago", "last_flush_ago"):
-            seconds = getattr(found, name)
-            shown[name] = None if seconds is None else round(seconds, 3)
-        return JSONResponse(shown, 200 if found.ready else 503)
+        return JSONResponse(found, 200 if found["status"] == "ready" else 503)
 
     async def metrics(self) -> Response:
         """The registry, as Prometheus reads it; 404 if there is none."""
@@ -79,26 +61,30 @@ class Probes:
         shown, kind = await asyncio.to_thread(self._service.exposition)
         return Response(shown, headers={"Content-Type": kind})
 
-    async def _look(self) -> Readiness:
+    async def _look(self) -> dict[str, Any]:
         async with self._turn:
             if self._found is None or monotonic() - self._found[0] > KEPT:
                 found = await self._looked()
                 self._found = (monotonic(), found)
             return self._found[1]
 
-    async def _looked(self) -> Readiness:
+    async def _looked(self) -> dict[str, Any]:
         service = self._service
         answers = await service.ping(LIMIT)
         running = service.process().subscribers
-        claims = [each.last_claim_ago for each in running if each.last_claim_ago is not None]
-        flushes = [each.last_flush_ago for each in running if each.last_flush_ago is not None]
         checks = {
             "started": service.is_started(),
             "database": answers,
             "schema": answers and await self._has_tables(),
             "subscribers": all(each.healthy for each in running),
         }
-        return Readiness(checks, max(claims, default=None), max(flushes, default=None))
+        return {
+            "status": "ready" if all(checks.values()) else "not ready",
+            "checks": checks,
+            "reason": None if answers else service.write_problem(),
+            "last_claim_ago": _longest(each.last_claim_ago for each in running),
+            "last_flush_ago": _longest(each.last_flush_ago for each in running),
+        }
 
     async def _has_tables(self) -> bool:
         known = self._schema
@@ -110,3 +96,7 @@ class Probes:
                 return False
             known = self._schema = (monotonic(), same)
         return known[1]
+
+
+def _longest(seconds: Iterable[float | None]) -> float | None:
+    return max((round(each, 3) for each in seconds if each is not None), default=None)

@@ -16,6 +16,8 @@ class Service:
 
     ping: Callable[[float], Awaitable[bool]]
     """Whether the database answers within so many seconds, and all loops work."""
+    write_problem: Callable[[], str | None]
+    """Why the database takes no writes, as far as `ping` has found out."""
     differences: Callable[[], Awaitable[list[str]]]
     """How the tables differ from those that are needed."""
     process: Callable[[], ProcessHealth]

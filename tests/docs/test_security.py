@@ -102,6 +102,7 @@ async def test_a_producer(user: Account, broker: SqlBroker) -> None:
     )
     await broker.start()
     await publish_all(broker, broker.engine)
+    assert await broker.ping(60.0), "it needs no right for a probe"
     refused = user.try_as(
         "SELECT payload FROM message",
         "SELECT headers FROM message",

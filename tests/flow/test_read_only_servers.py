@@ -2,15 +2,17 @@
 everybody's."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.core.rows import NewMessage
 from faststream_sqlbroker.database.store import Store
 from faststream_sqlbroker.exceptions import TransientStoreError
+from faststream_sqlbroker.flow.fleet import write_path
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import build_tables
 from tests.conftest import DRIVERS
@@ -49,6 +51,85 @@ def turn(admin: Engine, *, read_only: bool) -> None:
         )
     else:
         run(admin, f"SET GLOBAL read_only = {int(read_only)}")
+
+
+@pytest.fixture
+async def application(private: Engine) -> AsyncIterator[AsyncEngine]:
+    """An engine of a user who may only publish, and the tables."""
+    kind = private.dialect.name
+    run(private, "DROP DATABASE IF EXISTS app", "CREATE DATABASE app")
+    url = private.url.set(drivername=f"{kind}+{DRIVERS[kind]}", database="app")
+    owner = create_async_engine(url)
+    async with owner.begin() as connection:
+        await connection.run_sync(build_tables(SqlBrokerSchemaConfig()).metadata.create_all)
+        if kind == "postgresql":
+            who = "publisher"
+            await connection.execute(text("DROP ROLE IF EXISTS publisher"))
+            await connection.execute(text("CREATE ROLE publisher LOGIN"))
+        else:
+            who = "publisher@'127.0.0.1'"
+            await connection.execute(text(f"CREATE USER IF NOT EXISTS {who} IDENTIFIED BY ''"))
+        table = "message" if kind == "postgresql" else "app.message"
+        await connection.execute(text(f"GRANT INSERT, SELECT (id) ON {table} TO {who}"))
+    await owner.dispose()
+    engine = create_async_engine(url.set(username="publisher", password=None), pool_size=2)
+    yield engine
+    await engine.dispose()
+    run(private, "DROP DATABASE app")
+
+
+async def test_who_may_only_publish_knows_that_the_server_is_read_only(
+    private: Engine, application: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is published in the meantime."""
+    monkeypatch.setattr(write_path, "FRESH", 0.0)
+    broker = SqlBroker(application, logger=None)
+
+    async def refused() -> bool:
+        return not await broker.ping(60.0)
+
+    try:
+        assert await broker.ping(60.0)
+        assert await broker.publish("x", "q")
+        turn(private, read_only=True)
+        await eventually(refused)
+        said = (await broker.admin.health()).writes
+        assert said is not None
+        assert "readonly" in said.lower().replace("-", "")
+        turn(private, read_only=False)
+        await eventually(lambda: broker.ping(60.0))
+    finally:
+        turn(private, read_only=False)
+        await broker.stop()
+
+
+async def test_a_synchronous_standby_that_is_away(
+    private: Engine, application: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every COMMIT waits, and every look is answered."""
+    if private.dialect.name != "postgresql":
+        pytest.skip("only PostgreSQL waits for a standby without end")
+    monkeypatch.setattr(write_path, "FRESH", 0.0)
+    broker = SqlBroker(application, logger=None, statement_timeout=2.0)
+    setting = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
+
+    async def refused() -> bool:
+        return not await broker.ping(1.0)
+
+    async def said() -> bool:
+        known = (await broker.admin.health()).writes
+        return known is not None and "the answer to the COMMIT was lost" in known
+
+    try:
+        assert await broker.ping(60.0)
+        run(private, setting.format("missing"), "SELECT pg_reload_conf()")
+        await eventually(refused)
+        await eventually(said)
+        run(private, setting.format(""), "SELECT pg_reload_conf()")
+        await eventually(lambda: broker.ping(60.0))
+    finally:
+        run(private, setting.format(""), "SELECT pg_reload_conf()")
+        await broker.stop()
 
 
 async def test_the_broker_recovers_and_reconnects(private: Engine) -> None:

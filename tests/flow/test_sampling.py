@@ -42,6 +42,7 @@ class Process:
         self.kept = Kept()
         self.kept.sample_interval = LONG
         self.told: list[tuple[int, str]] = []
+        self.problem: str | None = None
         self.clock = Clock()
         self.looks = 0
         consumer: Any = SimpleNamespace(
@@ -54,11 +55,15 @@ class Process:
             self.clock,
             lambda: [(("a", "b"), consumer)] * subscribers,
             self._find,
+            self.write_problem,
         )
 
     async def _find(self) -> Mapping[tuple[str, ...], float]:
         self.looks += 1
         return {("late", "error", "a"): 1.0}
+
+    async def write_problem(self) -> str | None:
+        return self.problem
 
     @property
     def tells(self) -> bool:

@@ -51,6 +51,7 @@ REAL_TIME = {
     ("flow/fleet/heartbeat.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/tasks/requests.py", "asyncio.timeout"): "the limit of what a stop writes",
     ("flow/fleet/rights.py", "asyncio.timeout"): "the limit of a statement",
+    ("flow/fleet/write_path.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/loop.py", "asyncio.timeout"): "the limit of a statement",
     ("flow/shielded.py", "asyncio.wait"): "the limit of a statement whose caller was cancelled",
     ("flow/shielded.py", "loop.time"): "the same",

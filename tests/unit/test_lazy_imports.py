@@ -65,7 +65,7 @@ def test_the_package_alone_imports_nothing_else() -> None:
     assert ours_after("import faststream_sqlbroker") == {"faststream_sqlbroker"}
 
 
-MOST_OF_A_BROKER = 146
+MOST_OF_A_BROKER = 147
 """Modules that `SqlBroker` may import; before a subscriber is declared."""
 RARE = (
     "admin",

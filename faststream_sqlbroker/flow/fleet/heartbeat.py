@@ -238,6 +238,14 @@ class Heartbeat:
             self.destinations.compare(living)
 
     @property
+    def written_at(self) -> float:
+        """When the last sign of life was committed (monotonic seconds); -inf: the last one failed,
+        or there was none.
+        """
+        fine = self._loop is not None and self._loop.healthy
+        return self._alive_at if fine else float("-inf")
+
+    @property
     def _sleeps(self) -> bool:
         """Whether signs of life are rare: all subscribers look only when they are told, and so are
         told when a pause begins; the end of one is not told.

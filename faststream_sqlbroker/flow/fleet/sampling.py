@@ -30,6 +30,7 @@ from faststream_sqlbroker.core.metrics import (
     READY,
     STANDING,
     STANDING_OVERDUE,
+    WRITABLE,
     Labels,
     Metric,
     QueueState,
@@ -71,14 +72,18 @@ class Sampler(FleetLoop):
         clock: Clock,
         consumers: Callable[[], Iterable[Running]],
         look_for_findings: Callable[[], Awaitable[Mapping[Labels, float]]],
+        write_problem: Callable[[], Awaitable[str | None]],
     ) -> None:
-        """Nothing runs before `start`; `consumers` gives those that run then."""
+        """Nothing runs before `start`; `consumers` gives those that run then, `write_problem` says
+        why the database takes no writes.
+        """
         super().__init__(store, LOCK, "metrics", log, clock)
         self._recorder = recorder
         self._consumers = consumers
         self._look_for_findings = look_for_findings
         self._findings: Mapping[Labels, float] = {}
         self._findings_at = float("-inf")
+        self._write_problem = write_problem
         self._failures = 0
         self._warned = set[str]()
         """Queues of which the log says that nothing looks at what stands by."""
@@ -96,6 +101,8 @@ class Sampler(FleetLoop):
         """Look once; seconds until the next time."""
         running = list(self._consumers())
         self._look_here(running)
+        writable = float(await self._write_problem() is None)
+        self._recorder.gauge(WRITABLE, {(self._store.dialect_name,): writable})
         if not running:
             self._tell(())  # who only publishes has no right to read, and none to lock
         elif self._clock.monotonic() >= self._look_at:

@@ -1,0 +1,86 @@
+"""Whether the database takes writes: told by signs of life, else by a probe.
+
+A standby, a read-only server and one whose synchronous standby is away answer every SELECT. Only a
+COMMIT that was answered proves that the next one will be.
+"""
+
+import asyncio
+from math import inf
+from typing import TYPE_CHECKING
+
+from faststream_sqlbroker.core.clock import Clock
+from faststream_sqlbroker.database.errors import NotConnectedError
+from faststream_sqlbroker.exceptions import StoreError
+from faststream_sqlbroker.flow.fleet.heartbeat import Heartbeat
+from faststream_sqlbroker.flow.loop import Log, Loop, Outages
+
+if TYPE_CHECKING:
+    from faststream_sqlbroker.database.store import Store
+
+FRESH = 8.0
+"""Seconds for which a committed write counts: somewhat more than from one sign of life to the next,
+so that who gives them makes no probe."""
+PATIENCE = 3.0
+"""Seconds that a look waits for a probe, unless it says otherwise."""
+NO_WRITES = "the database takes no writes"
+
+
+class WritePath:
+    """That of one broker in this process; all who ask share one probe."""
+
+    def __init__(
+        self, store: "Store", heartbeat: Heartbeat, outages: Outages, log: Log, clock: Clock
+    ) -> None:
+        """Nothing runs before the first `look`; `outages` is told when a probe fails."""
+        self._store = store
+        self._heartbeat = heartbeat
+        self._outages = outages
+        self._clock = clock
+        self._loop = Loop("write probe", self._probe, log, clock)
+        self._answered = asyncio.Event()
+        self.problem: str | None = None
+        """Why the database takes no writes, as far as is known. Then it is probed until it does."""
+
+    async def look(self) -> str | None:
+        """As `look_within` 3 seconds."""
+        return await self.look_within(PATIENCE)
+
+    async def look_within(self, patience: float | None) -> str | None:
+        """Find out why the database takes no writes; None: it takes them.
+
+        A probe is waited for if nothing is known, for `patience` seconds at most; None: until it
+        has an outcome, which `statement_timeout` limits.
+        """
+        last = max(self._loop.worked_at or -inf, self._heartbeat.written_at)
+        if self._clock.monotonic() - last < FRESH:
+            return None
+        if not self._loop.running:
+            self._answered = asyncio.Event()  # the old one may belong to another event loop
+            self.problem = None
+            self._loop.start(self._outages)
+        elif self.problem is None and self._answered.is_set():
+            self._answered.clear()
+            self._loop.wake()
+        if self.problem is None:
+            try:
+                async with asyncio.timeout(patience):
+                    await self._answered.wait()
+            except TimeoutError:
+                self.problem = f"{NO_WRITES}: one has had no answer for {patience:.1f} s"
+        return self.problem
+
+    async def stop(self) -> None:
+        """Probe no more."""
+        await self._loop.stop(0.0)
+
+    async def _probe(self) -> None:
+        try:
+            await self._store.access.try_write()
+            self.problem = None
+        except StoreError as error:
+            # Anyone may read it, and the log has more: it tells no address.
+            away = isinstance(error, NotConnectedError)
+            self.problem = f"{NO_WRITES}: {'there is no connection to it' if away else error}"
+            raise
+        finally:
+            self._answered.set()
