@@ -5,7 +5,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 
 from faststream_sqlbroker.core.checks import checked_name
 from faststream_sqlbroker.core.settle import FINGERPRINT_LENGTH
@@ -96,7 +96,12 @@ def _aware(name: str, value: datetime) -> datetime:
             f"{name} needs a time zone, got the naive datetime {value!r}: "
             "use datetime.now(timezone.utc)"
         )
-    return value
+    try:
+        return value.astimezone(timezone.utc)
+    except OverflowError:
+        raise SetupError(
+            f"{name} must be in the years 1 to 9999, in UTC, too, got {short(value.isoformat())}"
+        ) from None
 
 
 def filter_text(name: str, value: str | None) -> str | None:

@@ -2,15 +2,12 @@
 Python.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import AccessError, SetupError, StoreError
+from pyspark_sqlbroker.errors import store_errors
 
 WORDS = (
     ("broker.admin.subscribers()", "`sqlbroker subscribers`"),
@@ -51,7 +48,8 @@ def database_errors() -> Iterator[None]:
             write files.
     """
     try:
-        yield
+        with store_errors():
+            yield
     except NotConnectedError as error:
         raise StoreError(
             f"the database cannot be reached: {error}: see whether its server runs, and whether "
@@ -63,28 +61,6 @@ def database_errors() -> Iterator[None]:
         if text == str(error) or type(error) not in {SetupError, AccessError}:
             raise
         raise type(error)(text) from None
-    except SQLAlchemyError as error:
-        raise StoreError(
-            f"the database answered: {_line(getattr(error, 'orig', None) or error)}"
-        ) from None
-    except _spark_errors() as error:
-        raise StoreError(f"Spark answered: {_line(error)}") from None
-
-
-def _spark_errors() -> tuple[type[Exception], ...]:
-    """None where pyspark is not installed."""
-    try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark is an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
-    except ModuleNotFoundError:
-        return ()
-    return Py4JError, PySparkException
-
-
-def _line(error: object) -> str:
-    """The first line, without Java's stack, and without a file system's user and password."""
-    said = re.sub(r"^An error occurred while calling .*\n: ", "", str(error)).strip().splitlines()
-    return visible(re.sub(r"://\S*@", "://", said[0])) if said else type(error).__name__
 
 
 def _in_shell(text: str) -> str:

@@ -28,18 +28,35 @@ def verify(
     how: LakeRun,
     since: Since = None,
     until: Ended = None,
+    database: Annotated[
+        bool,
+        typer.Option("--database", help="Ask the database for rows that the export lacks."),
+    ] = False,
+    url: UrlIfNeeded = None,
+    source: Source = None,
 ) -> None:
     """Read the files of an export again and compare them with what was recorded.
 
-    The exit code is 1 if something differs.
+    The exit code is 1 if something differs, or the export lacks rows of its windows.
     """
+    if database and url is None:
+        raise SetupError("--database asks the database: give --url or SQLBROKER_URL")
     with database_errors():
-        found = spark.verify_export(how.session(), path, since=since, until=until)
+        found = spark.verify_export(
+            how.session(),
+            path,
+            url=url if database else None,
+            source=source,
+            since=since,
+            until=until,
+        )
     counts = f"{found.files:,} files, {found.windows:,} windows and {found.rows:,} rows"
     tell(
         {**row_of(found), "intact": found.intact},
         *_problems("file", found.damaged),
         *_problems("window", found.differing),
+        *_problems("window", found.lacking),
+        *([f"{found.uncovered:,} older rows are in no window of it"] if found.uncovered else []),
         f"{counts} were compared: {_verdict(found)}",
         as_json=how.as_json,
     )
@@ -49,9 +66,13 @@ def verify(
 def _verdict(found: "spark.VerifyResult") -> str:
     if found.intact:
         return "all are as they were committed"
+    lacking = f"{len(found.lacking)} windows lack rows of the database"
+    if not (found.damaged or found.differing):
+        return lacking
     return (
         f"{len(found.damaged)} files are damaged, {len(found.differing)} windows differ: sqlbroker "
         "archive repair exports them again, if the database has their rows"
+        f"{f'; {lacking}' if found.lacking else ''}"
     )
 
 

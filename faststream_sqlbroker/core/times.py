@@ -167,6 +167,12 @@ def from_microseconds(microseconds: int) -> datetime:
     return EPOCH + timedelta(microseconds=microseconds)
 
 
+FIRST_MOMENT = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
+LAST_MOMENT = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
+"""The years 1 to 9999, which Python knows. In SQLite text and bytes, which any column takes, sort
+after all numbers."""
+
+
 # Time zones by their names.
 
 

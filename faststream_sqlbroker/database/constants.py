@@ -1,18 +1,12 @@
 """Numbers and expressions that both statements and Python know; `{name}` in a statement."""
 
-from datetime import datetime, timezone
-
 from faststream_sqlbroker.core.policies.flags import HEADER_KEY, HELD_BURST, JOINED, KEPT, LET_IN
 from faststream_sqlbroker.core.policies.standby import STANDBY, STANDBY_SECONDS
 from faststream_sqlbroker.core.suspects import SUSPECT_AFTER
-from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
+from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, from_microseconds
 
 SQLITE_NOW = "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000)"
 """The clock of SQLite has milliseconds; it stands still within one statement."""
-FIRST_MOMENT = to_microseconds(datetime.min.replace(tzinfo=timezone.utc))
-LAST_MOMENT = to_microseconds(datetime.max.replace(tzinfo=timezone.utc))
-"""The years 1 to 9999, which Python knows. In SQLite text and bytes, which any column takes, sort
-after all numbers."""
 TRANSACTION_MARK = 1936813154
 """First key of the advisory lock that marks a transaction of PostgreSQL as the broker's: "sqlb" in
 ASCII. The second key is the transaction's limit in milliseconds."""

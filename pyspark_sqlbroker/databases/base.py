@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import heappop, heappush
@@ -12,14 +13,18 @@ from typing import Any, ClassVar
 
 from sqlalchemy import Connection, Insert, Table, inspect
 
-from faststream_sqlbroker.core.times import from_microseconds
+from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import Address
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.load.columns import Field
 
 LONGEST_WAIT = 86_400
 """Seconds that a connection may be idle while Spark works."""
 
+
+MOMENT = "_archived_at"
+"""The hidden column of the bare time."""
 
 PARTITION_BYTES = 256 << 20
 """Bytes of the table for each partition, by the database's statistics."""
@@ -86,7 +91,7 @@ class ArchiveDatabase(ABC):
 
     kind: ClassVar[str]
     jdbc_driver: ClassVar[str]
-    native_timestamps: ClassVar[bool]
+    native_timestamps: bool
     """Whether JDBC reads timestamps as such; else they come as microseconds since 1970."""
 
     shares_snapshots: ClassVar[bool] = False
@@ -100,6 +105,12 @@ class ArchiveDatabase(ABC):
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
+        """As `open`; errors of the database and of Spark in the block become `StoreError`."""
+        with store_errors(), self.open() as connection:
+            yield connection
+
+    @contextmanager
+    def open(self) -> Iterator[Connection]:
         """A connection in autocommit, closed at the end."""
         engine = self.address.engine()
         with engine.connect() as connection:
@@ -107,6 +118,12 @@ class ArchiveDatabase(ABC):
             bare = connection.execution_options(no_parameters=True)
             self.set_up(bare)
             yield bare
+
+    def exact(self) -> "ArchiveDatabase":
+        """The same, whose timestamps all come as microseconds."""
+        other = copy(self)
+        other.native_timestamps = False
+        return other
 
     def set_up(self, connection: Connection) -> None:  # noqa: B027 - some need nothing
         """Set what readers rely on, whatever the server, the database or the role has for a
@@ -152,11 +169,18 @@ class ArchiveDatabase(ABC):
             return f"{self.microseconds(name)} AS {name}"
         return name
 
-    def hidden(self, column: str) -> dict[str, str]:  # noqa: ARG002 - some need it
+    def hidden(self, column: str) -> dict[str, str]:
         """What predicates on `column` ("id" or "archived_at") need besides the fields: name →
         expression.
         """
-        return {}
+        name = self.range_of(column)
+        return {name: self.quote(column)} if name != column else {}
+
+    def range_of(self, column: str) -> str:
+        """The name of `column` where it is cut into ranges: of times the bare one, which an index
+        serves.
+        """
+        return MOMENT if column == "archived_at" and not self.native_timestamps else column
 
     @abstractmethod
     def clock(self) -> str:
@@ -240,7 +264,10 @@ class ArchiveDatabase(ABC):
         """An id, or microseconds as a moment: JDBC's session need not read texts as this one
         writes them.
         """
-        return str(bound) if column == "id" else self.moment(from_microseconds(bound))
+        if column == "id":
+            return str(bound)
+        # PostgreSQL has moments that Python has not.
+        return self.moment(from_microseconds(min(max(bound, FIRST_MOMENT), LAST_MOMENT)))
 
 
 def ranges(column: str, cuts: Sequence[str]) -> list[str]:

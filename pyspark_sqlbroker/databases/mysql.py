@@ -1,7 +1,7 @@
 """MySQL and MariaDB for readers."""
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 
 from sqlalchemy import Connection, Insert, Table, text
 from sqlalchemy.dialects import mysql
@@ -16,12 +16,10 @@ from pyspark_sqlbroker.databases.base import (
     ranges,
 )
 from pyspark_sqlbroker.load.columns import Field
+from pyspark_sqlbroker.moments import utc_text
 
 SLICES = 8
 """How many slices are looked at for each partition that is wanted."""
-
-MOMENT = "_archived_at"
-"""The hidden column of the bare time, which an index serves."""
 
 
 class MySQL(ArchiveDatabase):
@@ -55,7 +53,7 @@ class MySQL(ArchiveDatabase):
 
     def moment(self, value: datetime) -> str:
         """In UTC, as the columns are."""
-        return f"'{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S.%f}'"
+        return f"'{utc_text(value)}'"
 
     def microseconds(self, expression: str) -> str:
         """No time zone takes part."""
@@ -67,10 +65,6 @@ class MySQL(ArchiveDatabase):
         return (
             f"CAST({name} AS CHAR) AS {name}" if field.name == "headers" else super().column(field)
         )
-
-    def hidden(self, column: str) -> dict[str, str]:
-        """The bare time for ranges of it."""
-        return {MOMENT: self.quote(column)} if column == "archived_at" else {}
 
     def clock(self) -> str:
         """In UTC."""
@@ -134,7 +128,7 @@ class MySQL(ArchiveDatabase):
 
         bounds, weights = halved(low, high + 1, number * SLICES, count)
         cuts = [self._literal(column, bound) for bound in deep_cuts(bounds, weights, number)]
-        return ranges(self.quote("id" if column == "id" else MOMENT), cuts)
+        return ranges(self.quote(self.range_of(column)), cuts)
 
     def _estimate(
         self, connection: Connection, table: str, column: str, start: str, end: str

@@ -1,7 +1,7 @@
 """PostgreSQL for readers."""
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 
 from sqlalchemy import Connection, Insert, Table, func, select
 from sqlalchemy.dialects import postgresql
@@ -15,6 +15,7 @@ from pyspark_sqlbroker.databases.base import (
     ranges,
 )
 from pyspark_sqlbroker.load.columns import Field
+from pyspark_sqlbroker.moments import utc_text
 
 BLOCK = "_block"
 """The hidden column of a row's place in the table."""
@@ -45,20 +46,22 @@ class PostgreSQL(ArchiveDatabase):
 
     def moment(self, value: datetime) -> str:
         """With its offset: the connection's time zone cannot move it."""
-        return f"timestamptz '{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S.%f}+00'"
+        return f"timestamptz '{utc_text(value)}+00'"
 
     def microseconds(self, expression: str) -> str:
-        """By numeric, which is exact."""
-        return f"(extract(epoch FROM {expression}) * 1000000)::bigint"
+        """By numeric, which is exact; infinity is what JDBC makes of it."""
+        ends = "WHEN 'infinity' THEN 253402300799999000 WHEN '-infinity' THEN -62135424000000000"
+        exact = f"(extract(epoch FROM {expression}) * 1000000)::bigint"
+        return f"CASE {expression} {ends} ELSE {exact} END"
 
     def column(self, field: Field) -> str:
         """JSON as text: LIKE and = on it could not be pushed down otherwise."""
         name = self.quote(field.name)
-        return f"{name}::text AS {name}" if field.name == "headers" else name
+        return f"{name}::text AS {name}" if field.name == "headers" else super().column(field)
 
     def hidden(self, column: str) -> dict[str, str]:
         """The row's place, for ranges of blocks."""
-        return {BLOCK: "ctid"} if column == "id" else {}
+        return {BLOCK: "ctid"} if column == "id" else super().hidden(column)
 
     def clock(self) -> str:
         """Not the transaction's start."""
@@ -112,7 +115,8 @@ class PostgreSQL(ArchiveDatabase):
                 places = [f"'({cut},0)'::tid" for cut in even_cuts(0, int(blocks), number)]
                 return ranges(self.quote(BLOCK), places)
         cuts = self._histogram(connection, rows, number) or self._even(connection, rows, number)
-        return ranges(self.quote(rows.column), [self._literal(rows.column, cut) for cut in cuts])
+        name = self.quote(self.range_of(rows.column))
+        return ranges(name, [self._literal(rows.column, cut) for cut in cuts])
 
     def _histogram(self, connection: Connection, rows: TableRange, number: int) -> list[int]:
         """Cuts of about equal depth from ANALYZE's histogram, those inside of `where` only; may be

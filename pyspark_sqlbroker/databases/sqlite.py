@@ -65,6 +65,10 @@ class SQLite(ArchiveDatabase):
             f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)
         )
 
+    def range_of(self, column: str) -> str:
+        """Times are bare already."""
+        return column
+
     def clock(self) -> str:
         """In milliseconds, as the broker's."""
         return SQLITE_CLOCK

@@ -12,7 +12,7 @@ import json
 import secrets
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from logging import getLogger
@@ -161,7 +161,12 @@ class DeltaWriter:
     def stage(self, frame: DataFrame) -> list[DataFile]:
         """Write rows to a folder of this attempt; the files are no part of the table yet."""
         folder = f"{DATA}/{uuid.uuid4().hex}"
-        written = self.folders.write(frame, folder)
+        try:
+            written = self.folders.write(frame, folder)
+        except BaseException:
+            with suppress(Exception):  # a full disk is not to stay full
+                self.folders.delete(folder)
+            raise
         files = list[DataFile]()
         for name, one in sorted(self.folders.files(folder).items()):
             if name in written:

@@ -22,6 +22,7 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.erased_rows import (
@@ -81,6 +82,7 @@ class ErasedFiles:
     moment: int
 
 
+@store_errors(OSError)
 def erase_messages(
     spark: SparkSession | None,
     url: str | URL,

@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
@@ -95,6 +96,7 @@ class ExportResult:
         return sum(one.rows for one in self.windows if one.action in ("exported", "again"))
 
 
+@store_errors(OSError)
 def export_archive(
     spark: SparkSession,
     url: str | URL,

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.drivers import java_of
+from pyspark_sqlbroker.errors import store_errors
 
 RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
 """Where a file replaces another by one rename; an object store shows what was written when it is
@@ -220,6 +221,7 @@ def refuse_path(root: str) -> None:
         )
 
 
+@store_errors()
 def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
     """The object in the file at `path`; None if there is no file.
 
@@ -257,6 +259,7 @@ def read_json(spark: SparkSession, path: str) -> dict[str, Any] | None:
     return content
 
 
+@store_errors()
 def write_json(spark: SparkSession, path: str, content: dict[str, Any]) -> None:
     """Put `content` in place of the file at `path`, whose folder is made: a reader finds the old or
     the new.

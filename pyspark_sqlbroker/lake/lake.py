@@ -5,7 +5,7 @@ What a process that dies has staged is no part of the table. `sweep` removes it 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from logging import getLogger
@@ -194,10 +194,13 @@ class Lake:
                 name for name in self.folders.files(LOG) if name.endswith((".json", ".parquet"))
             ]
             if strange:
+                self.load()  # another process may have made the table since it was looked for
+            if strange and not self.table.exists:
                 raise SetupError(
                     f"{self.folders.root} has {strange[0]} and is no Delta table: give an empty "
                     "path; an export never writes between files that it does not know"
                 )
+        if not self.table.exists:
             self.table.create(lake_schema(source["window"]), {**source, "id": lake_id})
             self._read()
         refuse_other_rows(
@@ -232,6 +235,14 @@ class Lake:
         files = [one for one in self.files if one.may_hold(start, end) and one not in without]
         frame = self.read_files(files)
         return frame.where((F.col("archived_at") >= low) & (F.col("archived_at") < high))
+
+    def identities(
+        self, window: ExportWindow, without: Collection[DataFile] = ()
+    ) -> Iterator[tuple[int, int]]:
+        """The id and the time, in microseconds since 1970, of each row of a window."""
+        rows = self.read(window.start, window.end, without)
+        for row in rows.select("id", F.unix_micros("archived_at")).toLocalIterator():
+            yield row[0], row[1]
 
     def read_files(self, files: Iterable[DataFile]) -> DataFrame:
         """The rows of files, without `date` and `hour`."""

@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 from sqlalchemy import URL, Connection
 
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import (
     CHUNK,
@@ -32,6 +32,7 @@ from pyspark_sqlbroker.lake.row_checksums import (
 from pyspark_sqlbroker.lake.verify import examine
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span, cut_spans, floor, without_spans
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
+from pyspark_sqlbroker.moments import FIRST
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class _Work:
         )
 
 
+@store_errors(OSError)
 def prune_archive(
     url: str | URL,
     *,
@@ -144,7 +146,10 @@ def prune_archive(
     with database.connect() as connection:
         cutoff = None if seconds is None else database.now(connection) - timedelta(seconds=seconds)
         if exported is None or spark is None:
-            selection = select_rows(ARCHIVE, table, schema, until=cutoff, queues=queues)
+            # Times before the year 1 have no counterpart in Python.
+            selection = select_rows(
+                ARCHIVE, table, schema, since=FIRST, until=cutoff, queues=queues
+            )
             rows = _expire(database, connection, selection, dry_run=dry_run)
             return PruneResult(rows, (), (), cutoff, dry_run)
         lake = Lake(spark, exported, storage_options)
@@ -280,13 +285,10 @@ def _check(work: _Work, window: ExportWindow) -> tuple[Rows, str | None]:
         return rows, None
     # After a prune that died, or a retried dead letter, the database has fewer: what it has must be
     # there.
-    pairs = work.lake.read(window.start, window.end).select("id", F.unix_micros("archived_at"))
-    lacking = rows.count_lacking((row[0], row[1]) for row in pairs.toLocalIterator())
+    lacking = rows.count_lacking(work.lake.identities(window))
     if not lacking:
         return rows, None
-    # Without it an export does not look at windows that are older than its recheck.
-    day = window.name[: len("2026-03-01")]
-    return rows, f"{lacking} of its rows are not in the export: export again with --since {day}"
+    return rows, f"{lacking} of its rows are not in the export: {window.advice}"
 
 
 def _damaged(lake: Lake, windows: Sequence[ExportWindow]) -> set[str]:

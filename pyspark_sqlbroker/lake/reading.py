@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.lake import Lake
 
 
+@store_errors(OSError)
 def read_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> DataFrame:

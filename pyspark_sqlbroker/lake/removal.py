@@ -6,11 +6,12 @@ compared, and dropped, in one transaction.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from logging import getLogger
+from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -18,7 +19,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from faststream_sqlbroker.core.times import from_microseconds, to_microseconds
 from faststream_sqlbroker.schema.partitions import LOCK_TIMEOUT, list_partitions
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.lake.row_checksums import RowChecksums, asked_figures
+from pyspark_sqlbroker.lake.row_checksums import RowChecksums, asked_figures, start_expression
+from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.load.selection import Selection
 
 CHUNK = 5_000
@@ -46,6 +48,12 @@ class Rows:
     def figures(self) -> RowChecksums:
         """Their number and sums."""
         return RowChecksums(len(self.ids), sum(self.ids), sum(self.times))
+
+    def extend(self, found: Iterable[Any]) -> None:
+        """Append pairs of id and time."""
+        for number, moment in found:
+            self.ids.append(number)
+            self.times.append(moment)
 
     def between(self, start: datetime, end: datetime) -> "Rows":
         """The rows archived in a span of time."""
@@ -98,13 +106,35 @@ def _add(
         conditions.append(f"{time} >= {last} AND ({time} > {last} OR {id_} > {rows.ids[-1]})")
     condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     before = len(rows.ids)
-    for row in connection.exec_driver_sql(
-        f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}{condition} "
-        f"ORDER BY {time}, {id_} LIMIT {number}"
-    ):
-        rows.ids.append(row[0])
-        rows.times.append(row[1])
+    rows.extend(
+        connection.exec_driver_sql(
+            f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}"
+            f"{condition} ORDER BY {time}, {id_} LIMIT {number}"
+        )
+    )
     return len(rows.ids) - before
+
+
+def list_windows(
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    windows: Sequence[ExportWindow],
+) -> Rows:
+    """The selected rows of windows of one size, chosen by their own times: no index serves it."""
+    id_ = database.quote("id")
+    time = database.quote("archived_at")
+    starts = ", ".join(str(to_microseconds(one.start)) for one in windows)
+    conditions = [f"{start_expression(database, windows[0].size)} IN ({starts})"]
+    conditions += [where] if (where := selection.where(database)) else []
+    rows = Rows()
+    rows.extend(
+        connection.exec_driver_sql(
+            f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)} "
+            f"WHERE {' AND '.join(conditions)} ORDER BY {time}, {id_}"
+        )
+    )
+    return rows
 
 
 def delete_rows(

@@ -9,6 +9,7 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.core.times import to_microseconds
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
@@ -44,6 +45,7 @@ class RepairResult:
     files: tuple[str, ...] = ()
 
 
+@store_errors(OSError)
 def repair_export(
     spark: SparkSession,
     url: str | URL,

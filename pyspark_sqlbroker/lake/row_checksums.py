@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from sqlalchemy import Connection
 
-from faststream_sqlbroker.core.times import TICK, from_microseconds
+from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, TICK, from_microseconds
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.windows import LENGTHS, ExportWindow, Span
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, Field
@@ -113,17 +113,46 @@ def ask_windows(
     checksums: bool,
 ) -> dict[ExportWindow, RowChecksums]:
     """The same for each window that has rows, by one statement for all of them."""
+    return _by_window(ask_starts(database, connection, selection, size, checksums=checksums), size)
+
+
+def ask_starts(
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    size: str,
+    *,
+    checksums: bool,
+) -> dict[int, RowChecksums]:
+    """The same by the starts of the windows in microseconds since 1970, also of years that Python
+    has not.
+    """
     database.prepare(connection)
-    length = LENGTHS[size] // TICK
-    moment = f"({database.microseconds(database.quote('archived_at'))})"
-    start = f"{moment} - (({moment}) % {length} + {length}) % {length}"
-    asked = ", ".join([start, *asked_figures(database, checksums=checksums)])
+    figures = asked_figures(database, checksums=checksums)
+    asked = ", ".join([start_expression(database, size), *figures])
     rows = connection.exec_driver_sql(
         f"SELECT {asked} {selection.from_clause(database)} GROUP BY 1"
     )
+    return _by_start(rows)
+
+
+def start_expression(database: ArchiveDatabase, size: str) -> str:
+    """SQL for the start of a row's window as microseconds since 1970."""
+    length = LENGTHS[size] // TICK
+    moment = f"({database.microseconds(database.quote('archived_at'))})"
+    return f"{moment} - ({moment} % {length} + {length}) % {length}"
+
+
+def _by_start(rows: Iterable[Any]) -> dict[int, RowChecksums]:
+    return {int(first): RowChecksums(*map(int, values)) for first, *values in rows}
+
+
+def _by_window(starts: Mapping[int, RowChecksums], size: str) -> dict[ExportWindow, RowChecksums]:
+    """Figures by window; of times outside of the years 1 to 9999 there is none."""
     return {
-        ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
-        for first, *values in rows
+        ExportWindow(from_microseconds(start), size): figures
+        for start, figures in starts.items()
+        if FIRST_MOMENT <= start <= LAST_MOMENT
     }
 
 
@@ -168,10 +197,7 @@ def compute_windows(
     timed = frame.where(F.col("archived_at").isNotNull())  # other programs may write others
     grouped = timed.groupBy(window_start(size).alias("w"))
     rows = grouped.agg(*figure_columns(checksums=checksums)).collect()
-    return {
-        ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
-        for first, *values in rows
-    }
+    return _by_window(_by_start(rows), size)
 
 
 def window_start(size: str) -> Column:

@@ -12,6 +12,7 @@ from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.times import Duration
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import Span, plan_spans
@@ -84,6 +85,7 @@ class Freshness:
     capped: bool
 
 
+@store_errors(OSError)
 def describe_export(
     spark: SparkSession, path: str, *, storage_options: Mapping[str, str] | None = None
 ) -> ExportStatus:
@@ -109,6 +111,7 @@ def describe_export(
     )
 
 
+@store_errors(OSError)
 def measure_freshness(
     spark: SparkSession,
     url: str | URL,

@@ -1,4 +1,4 @@
-"""Compare the files of a lake with its record: what differs, by file and by window.
+"""Compare a lake with its record, by file and by window, and with the database.
 
 `verify_export` and repairs read all rows, a prune those of the windows that it removes. An export
 looks for what others have done since, and reads rows only where the log shows a change.
@@ -7,16 +7,30 @@ Other programs may merge files and write them again. Their files count if the wi
 the figures that are recorded.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
+from sqlalchemy import URL
 
+from faststream_sqlbroker.core.times import FIRST_MOMENT, from_microseconds, to_microseconds
+from pyspark_sqlbroker.address import parse_address
+from pyspark_sqlbroker.databases import database_of
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, compute_windows
+from pyspark_sqlbroker.lake.removal import list_windows
+from pyspark_sqlbroker.lake.row_checksums import (
+    NOTHING,
+    RowChecksums,
+    ask_starts,
+    compute_windows,
+)
 from pyspark_sqlbroker.lake.windows import ExportWindow
-from pyspark_sqlbroker.moments import Moment, parse_moment
+from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
+
+LISTED_ROWS = 1_000_000
+"""Rows of the database that are held in memory together; drivers take up to 175 bytes of each."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,11 @@ class VerifyResult:
         differing: Windows whose rows in the files that are not altered are not those that were
             exported: how many are missing, the altered files that may have had them, and both
             figures.
+        lacking: Windows of the lake of which the database has rows that the lake has not, and how
+            many; empty if no database was asked.
+        uncovered: Rows of the database that lie before the end of the lake's last window and in
+            none of its windows: before the `since` of its first export, or in a gap. None if no
+            database was asked.
     """
 
     path: str
@@ -41,11 +60,13 @@ class VerifyResult:
     rows: int
     damaged: Mapping[str, str]
     differing: Mapping[str, str]
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    uncovered: int | None = None
 
     @property
     def intact(self) -> bool:
-        """Whether nothing differs."""
-        return not (self.damaged or self.differing)
+        """Whether nothing differs or lacks; `uncovered` does not count."""
+        return not (self.damaged or self.differing or self.lacking)
 
 
 @dataclass(frozen=True)
@@ -99,10 +120,13 @@ class Changes:
         )
 
 
+@store_errors(OSError)
 def verify_export(
     spark: SparkSession,
     path: str,
     *,
+    url: str | URL | None = None,
+    source: str | None = None,
     since: Moment | None = None,
     until: Moment | None = None,
     storage_options: Mapping[str, str] | None = None,
@@ -111,17 +135,24 @@ def verify_export(
 
     Every file is compared by size and SHA-256, and the figures of every window are computed anew
     from the files that are as they were committed, or that other programs have written in their
-    place (OPTIMIZE). No database is asked.
+    place (OPTIMIZE).
+
+    With `url` the database is asked, too, which rows it has in windows of the lake. It counts all
+    rows of its archive by their windows, without the conditions on times that exports read by, and
+    so reads an index on `archived_at` or the table from end to end.
 
     Args:
         spark: A session; not Spark Connect. No driver is needed.
         path: Of the lake.
+        url: SQLAlchemy URL of the database, with any driver; None asks none.
+        source: The name that the export was given for the database, see `export_archive`.
         since: Only windows that begin at or after this moment, and files that may have their rows.
         until: Only windows that have ended by this moment.
         storage_options: See `export_archive`.
 
     Raises:
-        SetupError: nothing was exported to this path.
+        SetupError: nothing was exported to this path, or that of another database.
+        StoreError: the database or the file system does not answer, or refuses.
         NotSupportedError: Spark Connect.
     """
     lake = Lake(spark, path, storage_options)
@@ -135,6 +166,7 @@ def verify_export(
     bounded = first is not None or end is not None
     findings = examine(lake, is_wanted if bounded else None)
     compared = {*filter(is_wanted, lake.windows()), *findings.found}
+    asked = () if url is None else _compare_source(lake, findings, url, source, is_wanted)
     return VerifyResult(
         lake.folders.root,
         len(findings.files),
@@ -142,7 +174,60 @@ def verify_export(
         sum(one.rows for one in findings.found.values()),
         {**findings.altered, **findings.nameless},
         {one.name: _describe(lake, findings, one) for one in findings.differing},
+        *asked,
     )
+
+
+def _compare_source(
+    lake: Lake,
+    findings: Findings,
+    url: str | URL,
+    name: str | None,
+    is_wanted: Callable[[ExportWindow], bool],
+) -> tuple[dict[str, str], int]:
+    """`VerifyResult.lacking` and `VerifyResult.uncovered`."""
+    database = database_of(parse_address(url))
+    selection = lake.select(database, name, advice="give the URL of its database")
+    end = max((end for _, end in lake.state.covered), default=FIRST)
+    doubtful = dict[ExportWindow, int]()
+    uncovered = 0
+    with database.connect() as connection:
+        database.need_table(connection, selection.table, selection.schema)
+        starts = ask_starts(database, connection, selection, lake.size, checksums=False)
+        for start, counts in sorted(starts.items()):
+            if start >= to_microseconds(end):
+                break  # not exported yet
+            window = ExportWindow(from_microseconds(max(start, FIRST_MOMENT)), lake.size)
+            entry = lake.entry(window)
+            if start < FIRST_MOMENT or not lake.covers(window):
+                uncovered += counts.rows
+            elif is_wanted(window) and (entry is None or counts != entry.source):
+                doubtful[window] = counts.rows
+        damaged = [one for one in findings.files if one.path in findings.altered]
+        lacking = dict[str, str]()
+        for windows in _groups(doubtful):
+            rows = list_windows(database, connection, selection, windows)
+            for window in windows:
+                known = lake.identities(window, damaged)
+                number = rows.between(window.start, window.end).count_lacking(known)
+                if number:
+                    there = f"{number} of the {doubtful[window]} rows that the database has"
+                    lacking[window.name] = f"{there} are not in the lake: {window.advice}"
+    return lacking, uncovered
+
+
+def _groups(windows: Mapping[ExportWindow, int]) -> Iterator[list[ExportWindow]]:
+    """Windows whose rows are held in memory together; each group is a pass over the table."""
+    group = list[ExportWindow]()
+    rows = 0
+    for window, number in windows.items():
+        if group and rows + number > LISTED_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(window)
+        rows += number
+    if group:
+        yield group
 
 
 def _describe(lake: Lake, findings: Findings, window: ExportWindow) -> str:

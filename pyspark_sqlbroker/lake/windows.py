@@ -9,6 +9,7 @@ from pyspark_sqlbroker.load.selection import Selection
 
 LENGTHS = {"day": timedelta(days=1), "hour": timedelta(hours=1)}
 _FORMATS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+_LETTERS = {"day": len("2026-03-01"), "hour": len("2026-03-01T05")}
 
 
 @dataclass(frozen=True, order=True)
@@ -31,7 +32,12 @@ class ExportWindow:
     @property
     def name(self) -> str:
         """Such as 2026-03-01 or 2026-03-01T05."""
-        return f"{self.start:{_FORMATS[self.size]}}"
+        return self.start.isoformat()[: _LETTERS[self.size]]
+
+    @property
+    def advice(self) -> str:
+        """How to export it again: without since= it may be older than what an export looks at."""
+        return f"export again with --since {self.name[: _LETTERS['day']]}"
 
 
 def parse_window(name: str, size: str) -> ExportWindow:

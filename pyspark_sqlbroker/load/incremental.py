@@ -32,9 +32,11 @@ from pyspark_sqlbroker.load.selection import (
     refuse_other_rows,
     select_rows,
 )
-from pyspark_sqlbroker.moments import Moment, parse_moment
+from pyspark_sqlbroker.moments import Moment, parse_moment, utc_text
 
 logger = logging.getLogger("faststream_sqlbroker.spark")
+
+_COMPACT = str.maketrans({"-": None, ":": None, " ": "T"})
 
 FORMAT = 1
 """Version of the file's layout; a file of another version is refused."""
@@ -63,7 +65,9 @@ class Load:
     @property
     def name(self) -> str:
         """`since=20260301T120000.000000Z`, or `since=start`."""
-        return f"since={'start' if self.since is None else f'{self.since:%Y%m%dT%H%M%S.%fZ}'}"
+        if self.since is None:
+            return "since=start"
+        return f"since={utc_text(self.since).translate(_COMPACT)}Z"
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """The tables as DataFrames by JDBC, and one moment for every connection that reads (PostgreSQL)."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import Any, Literal
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -22,8 +22,15 @@ from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.databases.base import Size
 from pyspark_sqlbroker.drivers import java_of
+from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.load.decode import decode_payload
-from pyspark_sqlbroker.load.selection import ARCHIVE, MESSAGES, Selection, select_rows
+from pyspark_sqlbroker.load.selection import (
+    ARCHIVE,
+    MESSAGES,
+    Selection,
+    find_oldest,
+    select_rows,
+)
 from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.session import need_driver
 
@@ -65,6 +72,11 @@ class Snapshot:
         self.connection.exec_driver_sql(f"SELECT 1 FROM {table} LIMIT 0")
 
 
+GREGORIAN = datetime(1582, 10, 15, tzinfo=timezone.utc)
+"""The day after 4 October in Java's calendar: PostgreSQL's driver takes what lies between for ten
+days later."""
+
+
 @contextmanager
 def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[Snapshot]:
     """Hold one snapshot of PostgreSQL for all the connections of all the readers it is given to.
@@ -85,7 +97,8 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             or as text such as "30m".
 
     Raises:
-        StoreError: reading failed, and the server had ended the snapshot.
+        StoreError: the database cannot be reached, or refuses; or reading failed, and the server
+            had ended the snapshot.
         NotSupportedError: MySQL, MariaDB and SQLite have no snapshot that connections can share;
             readers close their window by the database's clock there.
     """
@@ -96,14 +109,17 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             f"{database.kind} has no snapshot that connections share, PostgreSQL has: read closed "
             "windows (since=, until=) there"
         )
-    with database.connect() as connection:
-        connection.exec_driver_sql(
-            f"SET idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'"
-        )
-        connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        try:
+    with ExitStack() as stack:
+        with store_errors():  # those in the block are the caller's own
+            connection = stack.enter_context(database.open())
+            connection.exec_driver_sql(
+                f"SET idle_in_transaction_session_timeout = '{int(seconds * 1000)}ms'"
+            )
+            connection.exec_driver_sql("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             number = str(database.scalar(connection, "SELECT pg_export_snapshot()"))
-            yield Snapshot(number, database.now(connection), connection)
+            snapshot = Snapshot(number, database.now(connection), connection)
+        try:
+            yield snapshot
         except (SQLAlchemyError, PySparkException, Py4JError) as error:
             if _end(connection):
                 raise
@@ -273,6 +289,10 @@ def scan(
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
     column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"
+    if database.native_timestamps and selection.time_column == "archived_at":
+        oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
+        if oldest is not None and oldest < GREGORIAN:
+            database = database.exact()
     # Without a snapshot rows move from one block to another: those of the live table at each
     # update, those of the archive if the table is rewritten.
     moving = snapshot is None and (exact or selection.time_column != "archived_at")

@@ -18,7 +18,7 @@ from pyspark_sqlbroker.address import Address
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.databases.base import TableRange
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
-from pyspark_sqlbroker.moments import Moment, parse_moment
+from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,11 @@ def select_rows(
 def find_oldest(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> datetime | None:
-    """The time of the oldest selected row; None if there is none."""
+    """The time of the oldest selected row of a year from 1 on; None if there is none."""
+    known = selection.between(selection.since or FIRST, selection.until)
     # An index knows the least time; it would not know the least result of a function.
     oldest = database.microseconds(f"min({database.quote(selection.time_column)})")
-    found = database.scalar(connection, f"SELECT {oldest} {selection.from_clause(database)}")
+    found = database.scalar(connection, f"SELECT {oldest} {known.from_clause(database)}")
     return None if found is None else from_microseconds(int(found))
 
 

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, MapType, NullType, StringType, StructType, VariantType
 from sqlalchemy import URL, Connection, false, select
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
 from faststream_sqlbroker import exceptions
 from faststream_sqlbroker.core.checks import flag, name_problem, queue_problem, whole_number
@@ -215,12 +215,9 @@ def _started(writer: Writer, *, spread: bool) -> Writer:
         SetupError: a table is missing, or may not be read.
         StoreError: the database cannot be reached.
     """
-    try:
-        with writer.database.connect() as connection:
-            now = writer.database.now(connection)
-            _need_tables(writer, connection)
-    except OperationalError as error:
-        raise StoreError(refusal(error)) from None
+    with writer.database.connect() as connection:
+        now = writer.database.now(connection)
+        _need_tables(writer, connection)
     return replace(writer, start=now if spread else None)
 
 

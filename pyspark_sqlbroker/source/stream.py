@@ -29,6 +29,7 @@ from faststream_sqlbroker.exceptions import (
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.load.selection import Selection
+from pyspark_sqlbroker.moments import FIRST
 from pyspark_sqlbroker.source.options import Options
 from pyspark_sqlbroker.source.scan import make_cuts, read_cut, wanted_fields
 
@@ -36,7 +37,7 @@ BEFORE = "archivedBefore"
 """The one entry of an offset."""
 
 OLDEST = datetime(1000, 1, 1, tzinfo=timezone.utc)
-"""Before every row: the earliest moment that all databases have."""
+"""Where a stream begins that reads every row, older ones, too."""
 
 ROWS_A_PARTITION = 100_000
 """Rows of a micro-batch for each task."""
@@ -252,7 +253,7 @@ def window_end(
     """
     if since >= horizon:
         return None
-    window = selection.between(since, horizon)
+    window = selection.between(FIRST if since == OLDEST else since, horizon)
     first = _moment(database, connection, window, 0)
     if first is None:
         return None

@@ -1,7 +1,7 @@
 """Lists of messages: pages without a gap or a double, and no more rows read than are allowed."""
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from unittest.mock import patch
 
@@ -128,6 +128,10 @@ async def test_times_are_by_the_databases_clock(bench: Bench) -> None:
     moment = await bench.store.server.now() - timedelta(seconds=300)
     assert await ids(bench, archived=True, since=moment, queue="q") == new
     assert await ids(bench, archived=True, since=moment, until=moment) == []
+    first = datetime.min.replace(tzinfo=timezone.utc)  # not 2001
+    await bench.execute(f"UPDATE message_archive SET archived_at = {bench.past(86_400 * 365 * 30)}")
+    assert len(await ids(bench, archived=True, since=first)) == 3
+    assert await ids(bench, archived=True, until=first) == []
 
 
 async def test_errors_and_headers_are_searched(bench: Bench) -> None:

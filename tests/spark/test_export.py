@@ -23,7 +23,16 @@ from faststream_sqlbroker.exceptions import (
     SetupError,
     StoreError,
 )
-from pyspark_sqlbroker import describe_export, export_archive, read_export, verify_export
+from pyspark_sqlbroker import (
+    describe_export,
+    export_archive,
+    new_rows,
+    prune_archive,
+    read_archive,
+    read_export,
+    verify_export,
+)
+from pyspark_sqlbroker.databases.sqlite import SQLite
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake, lake_schema
@@ -146,6 +155,102 @@ def test_the_lake_has_the_rows_of_closed_windows_with_every_value(
     other = DeltaTable(str(path))
     assert other.to_pyarrow_table().num_rows == 7
     assert '"minValues": {"id": 1, "archived_at": "2026-03-07T' in log.replace("\\", "")
+
+
+YEARS = [
+    *(datetime(year, 1, 1, tzinfo=timezone.utc) for year in (1, 99, 999, 1500, 1969)),
+    datetime(1582, 10, 10, 12, tzinfo=timezone.utc),
+    datetime(1883, 11, 18, 17, 0, 5, tzinfo=timezone.utc),
+    datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=timezone.utc),
+]
+"""The first year, two- and three-digit years, days that the Julian calendar has not, local mean
+time, and the last moment before 1970."""
+
+
+def add_years(archive: Archive) -> None:
+    """A row of each, with other times at the limits."""
+    last = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=timezone.utc)
+    limits = {"created_at": YEARS[0], "next_attempt_at": YEARS[2], "acquired_at": YEARS[1]}
+    limits |= {"first_attempt_at": None, "last_attempt_at": None, "expires_at": last}
+    archive.add(*({"id": n, "archived_at": at, **limits} for n, at in enumerate(YEARS)))
+
+
+@pytest.mark.parametrize("window", ["day", "hour"])
+def test_the_years_from_1_on(
+    spark: SparkSession, archive: Archive, tmp_path: Path, window: Any
+) -> None:
+    """Every reader takes a moment of the year 1 for one: servers take `1-01-01` for 2001."""
+    add_years(archive)
+    if archive.kind == "postgresql":  # which no reader may take for a window
+        archive.add({"id": 100, "archived_at": MARCH})
+        archive.execute("UPDATE message_archive SET archived_at = 'infinity' WHERE id = 100")
+    path = str(tmp_path / "lake")
+    expected = of_years(archive)
+    first = {"since": "0001-01-01", "until": "2026-03-01"}
+    source = spark.read.format("sqlbroker").options(url=archive.url, numPartitions="3", **first)
+    for frame in (read_archive(spark, archive.url, num_partitions=3, **first), source.load()):
+        assert of_lake(frame) == expected
+    with new_rows(spark, archive.url, state=str(tmp_path / "s.json"), since="0001-01-01") as load:
+        assert load.name == "since=00010101T000000.000000Z"
+        assert of_lake(load.frame) == expected
+    result = export_archive(spark, archive.url, path, window=window, until="2026-03-01")
+    assert (result.rows, result.windows[0].name[:10]) == (len(YEARS), "0001-01-01")
+    assert of_lake(read_export(spark, path)) == expected
+    found = verify_export(spark, path, url=archive.url)
+    assert (found.intact, found.rows) == (True, len(YEARS))
+    assert found.uncovered == 0
+    pruned = prune_archive(archive.url, exported=path, spark=spark)
+    assert (pruned.rows, {one.refused for one in pruned.windows}) == (len(YEARS), {None})
+    assert prune_archive(archive.url, older_than="1d").rows == 0
+
+
+def of_years(archive: Archive) -> list[tuple[Any, ...]]:
+    """The rows of `YEARS`: Python's driver cannot read those of PostgreSQL's infinity."""
+    table = archive.archive
+    with archive.engine.connect() as connection:
+        rows = connection.execute(
+            select(*(table.c[name] for name in NAMES))
+            .where(table.c.id < len(YEARS))
+            .order_by(table.c.id)
+        )
+        return [tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("since", [None, "0001-01-01"])
+def test_rows_that_an_export_has_passed_over_are_found(
+    spark: SparkSession,
+    archive: Archive,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    since: str | None,
+) -> None:
+    """A fault in how moments are written, and a row that came too late to be seen."""
+    add_years(archive)
+    moment = SQLite.moment
+
+    def faulty(database: SQLite, value: datetime) -> str:
+        return moment(database, value.replace(year=2001) if value.year < 1000 else value)
+
+    path = str(tmp_path / "lake")
+    archive.add({"id": 50, "archived_at": MARCH})
+    with monkeypatch.context() as patched:
+        patched.setattr(SQLite, "moment", faulty)
+        export_archive(spark, archive.url, path, since=since, until=UNTIL)
+    assert verify_export(spark, path).intact
+    archive.add({"id": 51, "archived_at": MARCH + timedelta(hours=3)})
+    found = verify_export(spark, path, url=archive.url)
+    late = "1 of the 2 rows that the database has are not in the lake: export again with --since "
+    assert found.lacking["2026-03-07"] == f"{late}2026-03-07"
+    assert not found.intact
+    assert len(found.lacking) + (found.uncovered or 0) == len(YEARS) + 1
+    assert found.uncovered == (0 if since is None else len(YEARS))
+    with monkeypatch.context() as patched:  # the check takes no part in what the fault is in
+        patched.setattr(SQLite, "moment", faulty)
+        assert verify_export(spark, path, url=archive.url) == found
+    export_archive(spark, archive.url, path, since="0001-01-01", until=UNTIL)
+    done = verify_export(spark, path, url=archive.url)
+    assert (done.intact, done.uncovered, done.rows) == (True, 0, len(YEARS) + 2)
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"], indirect=True)

@@ -11,11 +11,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from faststream_sqlbroker.exceptions import ExportMismatchError
-from pyspark_sqlbroker import describe_export, export_archive, read_export
+from pyspark_sqlbroker import (
+    ExportResult,
+    describe_export,
+    export_archive,
+    read_export,
+    verify_export,
+)
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
 from pyspark_sqlbroker.lake import export, transfer
+from pyspark_sqlbroker.lake.delta import DeltaWriter
+from pyspark_sqlbroker.lake.lake import Lake
 from tests.helpers import eventually
 from tests.spark.conftest import Archive
 from tests.spark.horizons import archived_at, find, settle
@@ -60,6 +68,57 @@ def around(
 
     monkeypatch.setattr(transfer, name, changed)
     return calls
+
+
+def first_exports(
+    spark: SparkSession,
+    archive: Archive,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    step: tuple[Any, str],
+    **options: Any,
+) -> list[ExportResult]:
+    """Two exports to a new path; the second one runs from end to end before a step of the first."""
+    owner, name = step
+    original = getattr(owner, name)
+    results = list[ExportResult]()
+
+    def export() -> None:
+        results.append(export_archive(spark, archive.url, path, until="2026-03-09", **options))
+
+    def late(*given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        export()
+        return original(*given, **more)
+
+    monkeypatch.setattr(owner, name, late)
+    export()
+    return results
+
+
+FIRST_STEPS = pytest.mark.parametrize(
+    "step",
+    [(Lake, "begin"), (DeltaWriter, "create"), (DeltaWriter, "stage"), (DeltaWriter, "commit")],
+    ids=lambda step: step[1],
+)
+
+
+@FIRST_STEPS
+def test_of_two_first_exports_both_succeed(
+    spark: SparkSession,
+    new_database: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: tuple[Any, str],
+) -> None:
+    """Proves D5: also if the other makes the table after this one has looked for it."""
+    archive: Archive = new_database("sqlite")
+    archive.add(*({"id": n, "archived_at": MARCH + HOUR * 20 * n} for n in (1, 2)))
+    path = str(tmp_path / "lake")
+    other, this = first_exports(spark, archive, path, monkeypatch, step)
+    assert other.watermark == this.watermark == MARCH + timedelta(days=2)
+    assert ids(spark, path) == [1, 2]
+    assert verify_export(spark, path, url=archive.url).intact
 
 
 @WITHOUT_SNAPSHOTS

@@ -29,6 +29,7 @@ from pyspark_sqlbroker.lake.s3 import S3Folders, s3_settings
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
 from tests.spark.test_export import of_lake, of_table
+from tests.spark.test_export_races import first_exports
 from tests.spark.test_repair import run
 
 pytestmark = pytest.mark.capability("Spark: a lake in S3, of sessions without hadoop-aws")
@@ -145,6 +146,20 @@ def test_from_the_first_export_to_an_erasure(
     assert of_lake(read_export(spark, path, **options)) == left
     lake = Lake(spark, path, options_of(endpoint))
     assert set(lake.folders.files("data")) == {one.path for one in lake.files}
+
+
+@pytest.mark.usefixtures("by_environment")
+@pytest.mark.parametrize("name", ["begin", "create"])
+def test_of_two_first_exports_both_succeed(
+    spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Proves D5 in a store, too."""
+    archive.add_days(1)
+    path = f"s3://lakes/first-{name}"
+    step = {"begin": Lake, "create": DeltaWriter}[name], name
+    first_exports(spark, archive, path, monkeypatch, step)
+    rows = of_table(archive, START + timedelta(days=2))
+    assert of_lake(read_export(spark, path)) == rows
 
 
 @pytest.mark.usefixtures("by_environment")

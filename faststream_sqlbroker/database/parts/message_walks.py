@@ -36,7 +36,7 @@ from sqlalchemy.types import NullType
 
 from faststream_sqlbroker.core.states import ARCHIVED_STATES, CLAIMABLE_STATES, MessageState
 from faststream_sqlbroker.core.stored import Filters
-from faststream_sqlbroker.database.constants import FIRST_MOMENT, LAST_MOMENT
+from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT
 from faststream_sqlbroker.database.operations import Operations
 from faststream_sqlbroker.database.parts.claimed_rows import NEEDED_TIMES
 from faststream_sqlbroker.schema.types import MYSQL, UtcTimestamp, clock, later
