@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, func, make_url, select
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import ddl
 from pyspark_sqlbroker import build_session
+from pyspark_sqlbroker.moments import FIRST
 from tests.conftest import Servers
 from tests.quick_tables import built
 from tests.spark.java import DRIVERS, need_spark
@@ -130,7 +131,7 @@ class Archive:
 
 def archived(**given: Any) -> dict[str, Any]:
     """A row of the archive, completed a second after it was published."""
-    at = given.get("archived_at", START)
+    at = max(given.get("archived_at", START), FIRST + timedelta(seconds=1))
     row: dict[str, Any] = {
         "queue": "orders",
         "priority": 0,
