@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import heappop, heappush
@@ -118,12 +117,6 @@ class ArchiveDatabase(ABC):
             bare = connection.execution_options(no_parameters=True)
             self.set_up(bare)
             yield bare
-
-    def exact(self) -> "ArchiveDatabase":
-        """The same, whose timestamps all come as microseconds."""
-        other = copy(self)
-        other.native_timestamps = False
-        return other
 
     def set_up(self, connection: Connection) -> None:  # noqa: B027 - some need nothing
         """Set what readers rely on, whatever the server, the database or the role has for a

@@ -6,12 +6,11 @@ compared, and dropped, in one transaction.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from logging import getLogger
-from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -28,6 +27,9 @@ CHUNK = 5_000
 
 PAGE = 100_000
 """Rows in one listing: drivers hold the whole result in memory, up to 175 bytes a row."""
+
+ALL = 1 << 62
+"""Rows; more than there are."""
 
 logger = getLogger("faststream_sqlbroker.spark")
 
@@ -48,12 +50,6 @@ class Rows:
     def figures(self) -> RowChecksums:
         """Their number and sums."""
         return RowChecksums(len(self.ids), sum(self.ids), sum(self.times))
-
-    def extend(self, found: Iterable[Any]) -> None:
-        """Append pairs of id and time."""
-        for number, moment in found:
-            self.ids.append(number)
-            self.times.append(moment)
 
     def between(self, start: datetime, end: datetime) -> "Rows":
         """The rows archived in a span of time."""
@@ -85,6 +81,16 @@ def list_rows(database: ArchiveDatabase, connection: Connection, selection: Sele
     return rows
 
 
+def list_window(
+    database: ArchiveDatabase, connection: Connection, selection: Selection, window: ExportWindow
+) -> Rows:
+    """The selected rows of a window, found by their own times: no index serves it."""
+    rows = Rows()
+    chosen = f"{start_expression(database, window.size)} = {to_microseconds(window.start)}"
+    _add(database, connection, selection, rows, ALL, chosen)
+    return rows
+
+
 def list_oldest(
     database: ArchiveDatabase, connection: Connection, selection: Selection, number: int
 ) -> Rows:
@@ -95,46 +101,29 @@ def list_oldest(
 
 
 def _add(
-    database: ArchiveDatabase, connection: Connection, selection: Selection, rows: Rows, number: int
+    database: ArchiveDatabase,
+    connection: Connection,
+    selection: Selection,
+    rows: Rows,
+    number: int,
+    chosen: str = "",
 ) -> int:
     """Append the next rows after `rows`, `number` at most; returns how many there were."""
     id_ = database.quote("id")
     time = database.quote("archived_at")
-    conditions = [where] if (where := selection.where(database)) else []
+    conditions = [one for one in (selection.where(database), chosen) if one]
     if rows.ids:
         last = database.moment(from_microseconds(rows.times[-1]))
         conditions.append(f"{time} >= {last} AND ({time} > {last} OR {id_} > {rows.ids[-1]})")
     condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     before = len(rows.ids)
-    rows.extend(
-        connection.exec_driver_sql(
-            f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}"
-            f"{condition} ORDER BY {time}, {id_} LIMIT {number}"
-        )
-    )
+    for row in connection.exec_driver_sql(
+        f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}{condition} "
+        f"ORDER BY {time}, {id_} LIMIT {number}"
+    ):
+        rows.ids.append(row[0])
+        rows.times.append(row[1])
     return len(rows.ids) - before
-
-
-def list_windows(
-    database: ArchiveDatabase,
-    connection: Connection,
-    selection: Selection,
-    windows: Sequence[ExportWindow],
-) -> Rows:
-    """The selected rows of windows of one size, chosen by their own times: no index serves it."""
-    id_ = database.quote("id")
-    time = database.quote("archived_at")
-    starts = ", ".join(str(to_microseconds(one.start)) for one in windows)
-    conditions = [f"{start_expression(database, windows[0].size)} IN ({starts})"]
-    conditions += [where] if (where := selection.where(database)) else []
-    rows = Rows()
-    rows.extend(
-        connection.exec_driver_sql(
-            f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)} "
-            f"WHERE {' AND '.join(conditions)} ORDER BY {time}, {id_}"
-        )
-    )
-    return rows
 
 
 def delete_rows(

@@ -113,27 +113,13 @@ def ask_windows(
     checksums: bool,
 ) -> dict[ExportWindow, RowChecksums]:
     """The same for each window that has rows, by one statement for all of them."""
-    return _by_window(ask_starts(database, connection, selection, size, checksums=checksums), size)
-
-
-def ask_starts(
-    database: ArchiveDatabase,
-    connection: Connection,
-    selection: Selection,
-    size: str,
-    *,
-    checksums: bool,
-) -> dict[int, RowChecksums]:
-    """The same by the starts of the windows in microseconds since 1970, also of years that Python
-    has not.
-    """
     database.prepare(connection)
     figures = asked_figures(database, checksums=checksums)
     asked = ", ".join([start_expression(database, size), *figures])
     rows = connection.exec_driver_sql(
         f"SELECT {asked} {selection.from_clause(database)} GROUP BY 1"
     )
-    return _by_start(rows)
+    return _by_window(rows, size)
 
 
 def start_expression(database: ArchiveDatabase, size: str) -> str:
@@ -143,16 +129,12 @@ def start_expression(database: ArchiveDatabase, size: str) -> str:
     return f"{moment} - ({moment} % {length} + {length}) % {length}"
 
 
-def _by_start(rows: Iterable[Any]) -> dict[int, RowChecksums]:
-    return {int(first): RowChecksums(*map(int, values)) for first, *values in rows}
-
-
-def _by_window(starts: Mapping[int, RowChecksums], size: str) -> dict[ExportWindow, RowChecksums]:
+def _by_window(rows: Iterable[Any], size: str) -> dict[ExportWindow, RowChecksums]:
     """Figures by window; of times outside of the years 1 to 9999 there is none."""
     return {
-        ExportWindow(from_microseconds(start), size): figures
-        for start, figures in starts.items()
-        if FIRST_MOMENT <= start <= LAST_MOMENT
+        ExportWindow(from_microseconds(int(first)), size): RowChecksums(*map(int, values))
+        for first, *values in rows
+        if FIRST_MOMENT <= int(first) <= LAST_MOMENT
     }
 
 
@@ -196,8 +178,7 @@ def compute_windows(
     """
     timed = frame.where(F.col("archived_at").isNotNull())  # other programs may write others
     grouped = timed.groupBy(window_start(size).alias("w"))
-    rows = grouped.agg(*figure_columns(checksums=checksums)).collect()
-    return _by_window(_by_start(rows), size)
+    return _by_window(grouped.agg(*figure_columns(checksums=checksums)).collect(), size)
 
 
 def window_start(size: str) -> Column:

@@ -7,30 +7,26 @@ Other programs may merge files and write them again. Their files count if the wi
 the figures that are recorded.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 from sqlalchemy import URL
 
-from faststream_sqlbroker.core.times import FIRST_MOMENT, from_microseconds, to_microseconds
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
 from pyspark_sqlbroker.lake.lake import Lake
-from pyspark_sqlbroker.lake.removal import list_windows
+from pyspark_sqlbroker.lake.removal import list_rows, list_window
 from pyspark_sqlbroker.lake.row_checksums import (
     NOTHING,
     RowChecksums,
-    ask_starts,
+    ask_windows,
     compute_windows,
 )
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
-
-LISTED_ROWS = 1_000_000
-"""Rows of the database that are held in memory together; drivers take up to 175 bytes of each."""
 
 
 @dataclass(frozen=True)
@@ -189,45 +185,26 @@ def _compare_source(
     database = database_of(parse_address(url))
     selection = lake.select(database, name, advice="give the URL of its database")
     end = max((end for _, end in lake.state.covered), default=FIRST)
-    doubtful = dict[ExportWindow, int]()
+    damaged = [one for one in findings.files if one.path in findings.altered]
+    lacking = dict[str, str]()
     uncovered = 0
     with database.connect() as connection:
         database.need_table(connection, selection.table, selection.schema)
-        starts = ask_starts(database, connection, selection, lake.size, checksums=False)
-        for start, counts in sorted(starts.items()):
-            if start >= to_microseconds(end):
-                break  # not exported yet
-            window = ExportWindow(from_microseconds(max(start, FIRST_MOMENT)), lake.size)
+        counts = ask_windows(database, connection, selection, lake.size, checksums=False)
+        for window in sorted(one for one in counts if one.start < end):
             entry = lake.entry(window)
-            if start < FIRST_MOMENT or not lake.covers(window):
-                uncovered += counts.rows
-            elif is_wanted(window) and (entry is None or counts != entry.source):
-                doubtful[window] = counts.rows
-        damaged = [one for one in findings.files if one.path in findings.altered]
-        lacking = dict[str, str]()
-        for windows in _groups(doubtful):
-            rows = list_windows(database, connection, selection, windows)
-            for window in windows:
-                known = lake.identities(window, damaged)
-                number = rows.between(window.start, window.end).count_lacking(known)
-                if number:
-                    there = f"{number} of the {doubtful[window]} rows that the database has"
-                    lacking[window.name] = f"{there} are not in the lake: {window.advice}"
+            if not lake.covers(window):
+                uncovered += counts[window].rows
+                continue
+            if not is_wanted(window) or (entry is not None and counts[window] == entry.source):
+                continue
+            rows = list_rows(database, connection, selection.between(window.start, window.end))
+            if rows.figures != counts[window]:  # rows came or went, or the conditions are wrong
+                rows = list_window(database, connection, selection, window)
+            if number := rows.count_lacking(lake.identities(window, damaged)):
+                there = f"{number} of the {len(rows.ids)} rows that the database has"
+                lacking[window.name] = f"{there} are not in the lake: {window.advice}"
     return lacking, uncovered
-
-
-def _groups(windows: Mapping[ExportWindow, int]) -> Iterator[list[ExportWindow]]:
-    """Windows whose rows are held in memory together; each group is a pass over the table."""
-    group = list[ExportWindow]()
-    rows = 0
-    for window, number in windows.items():
-        if group and rows + number > LISTED_ROWS:
-            yield group
-            group, rows = [], 0
-        group.append(window)
-        rows += number
-    if group:
-        yield group
 
 
 def _describe(lake: Lake, findings: Findings, window: ExportWindow) -> str:

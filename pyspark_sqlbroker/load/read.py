@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -120,7 +121,7 @@ def open_snapshot(url: str | URL, *, max_duration: Duration = "1h") -> Iterator[
             snapshot = Snapshot(number, database.now(connection), connection)
         try:
             yield snapshot
-        except (SQLAlchemyError, PySparkException, Py4JError) as error:
+        except (SQLAlchemyError, PySparkException, Py4JError, StoreError) as error:
             if _end(connection):
                 raise
             msg = (
@@ -292,7 +293,8 @@ def scan(
     if database.native_timestamps and selection.time_column == "archived_at":
         oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
         if oldest is not None and oldest < GREGORIAN:
-            database = database.exact()
+            database = copy(database)
+            database.native_timestamps = False
     # Without a snapshot rows move from one block to another: those of the live table at each
     # update, those of the archive if the table is rewritten.
     moving = snapshot is None and (exact or selection.time_column != "archived_at")
