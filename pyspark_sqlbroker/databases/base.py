@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -33,6 +32,16 @@ SMALL = 50_000
 
 MOST_PARTITIONS = 64
 """Partitions that are chosen by size; each is a connection to the database."""
+
+BLOCKS = "_block"
+"""In place of a column: the table's blocks. Rows move between them, but not in a snapshot."""
+
+SLICES = 4
+"""How many slices of a column are looked at for each partition that is wanted."""
+
+PROBE = 1000
+"""Rows of an index by whose distance the rows of a slice are estimated. So many may be archived by
+one transaction, at one moment."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +75,15 @@ class TableRange:
     Attributes:
         name: The table.
         schema: Its schema.
-        column: "id" or "archived_at": what ranges are taken of; PostgreSQL takes blocks of the
-            table in place of ids.
+        column: What ranges are taken of: "id" or "archived_at"; `BLOCKS` where a snapshot is held
+            (PostgreSQL).
         where: A condition on `column` that all rows fulfil, "" for none.
-        moving: Whether rows may move from one block to another: an update makes a new version of
-            the row elsewhere, which stays in its range of ids.
     """
 
     name: str
     schema: str | None
     column: str
     where: str = ""
-    moving: bool = False
-
-    @property
-    def condition(self) -> str:
-        """`where` as a clause."""
-        return f" WHERE {self.where}" if self.where else ""
 
 
 class ArchiveDatabase(ABC):
@@ -163,9 +164,7 @@ class ArchiveDatabase(ABC):
         return name
 
     def hidden(self, column: str) -> dict[str, str]:
-        """What predicates on `column` ("id" or "archived_at") need besides the fields: name →
-        expression.
-        """
+        """What predicates on a `TableRange.column` need besides the fields: name → expression."""
         name = self.range_of(column)
         return {name: self.quote(column)} if name != column else {}
 
@@ -239,25 +238,49 @@ class ArchiveDatabase(ABC):
         """At most `number` conditions that together take every row once."""
         return self._cut(connection, rows, number) if number > 1 else ["1=1"]
 
-    @abstractmethod
     def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """As `predicates`, of two or more."""
+        """As `predicates`, of two or more: of about the same number of rows, whatever gaps there
+        are between the values. Few rows are read, of an index.
+        """
 
-    def _ends(self, connection: Connection, rows: TableRange) -> tuple[int, int] | None:
-        """The least and the greatest value, times as microseconds; None if there are no rows."""
-        # min and max of the bare column are read from an index; those of a function are not.
-        ends = [f"{name}({self.quote(rows.column)})" for name in ("min", "max")]
-        values = ends if rows.column == "id" else [self.microseconds(end) for end in ends]
-        table = self.table(rows.name, rows.schema)
-        statement = f"SELECT {', '.join(values)} FROM {table}{rows.condition}"
-        low, high = connection.exec_driver_sql(statement).one()
-        return None if low is None else (int(low), int(high))
+        def look(low: int, high: int) -> Slice | None:
+            ends = f">= {self._literal(rows, low)}", f"<= {self._literal(rows, high)}"
+            return self._probe(connection, rows, " AND ".join(f"{column} {end}" for end in ends))
 
-    def _literal(self, column: str, bound: int) -> str:
+        column = self.quote(rows.column)
+        full = self._probe(connection, rows, rows.where)
+        slices = [] if full is None else halved(full, number * SLICES, look)
+        return self._between(rows, deep_cuts(slices, number))
+
+    def _probe(self, connection: Connection, rows: TableRange, where: str) -> "Slice | None":
+        """The ends of the rows of a condition, and an estimate of their number; None of no row."""
+        column = self.quote(rows.column)
+        value = column if rows.column == "id" else self.microseconds(column)
+        source = f"FROM {self.table(rows.name, rows.schema)}{f' WHERE {where}' if where else ''}"
+        first, last, middle = (
+            f"(SELECT {value} {source} ORDER BY {column} {end})"
+            for end in ("LIMIT 1", "DESC LIMIT 1", f"LIMIT 1 OFFSET {PROBE}")
+        )
+        statement = f"SELECT {first}, {last}, {middle}"
+        low, high, later = connection.exec_driver_sql(statement).one()
+        if low is None or high is None:
+            return None
+        if later is None:  # then they are few
+            number = int(self.scalar(connection, f"SELECT count(*) {source}"))
+            return Slice(int(low), int(high), number)
+        part = (int(later) - int(low)) / (int(high) - int(low) + 1)
+        return Slice(int(low), int(high), PROBE / part if part else PROBE)
+
+    def _between(self, rows: TableRange, cuts: Sequence[int]) -> list[str]:
+        """The ranges between values."""
+        name = self.quote(self.range_of(rows.column))
+        return ranges(name, [self._literal(rows, cut) for cut in cuts])
+
+    def _literal(self, rows: TableRange, bound: int) -> str:
         """An id, or microseconds as a moment: JDBC's session need not read texts as this one
         writes them.
         """
-        if column == "id":
+        if rows.column == "id":
             return str(bound)
         # PostgreSQL has moments that Python has not.
         return self.moment(from_microseconds(min(max(bound, FIRST_MOMENT), LAST_MOMENT)))
@@ -281,42 +304,52 @@ def even_cuts(low: int, high: int, number: int) -> list[int]:
     return sorted({low + span * part // number for part in range(1, number)} - {low})
 
 
-def deep_cuts(bounds: Sequence[int], weights: Sequence[float], number: int) -> list[int]:
-    """Which of `bounds` cut into `number` ranges of about the same weight.
+@dataclass(frozen=True)
+class Slice:
+    """A part of a column's values.
+
+    Attributes:
+        low: The least that a row has.
+        high: The greatest that a row has.
+        rows: How many rows there are, estimated.
+    """
+
+    low: int
+    high: int
+    rows: float
+
+
+def halved(full: Slice, number: int, look: Callable[[int, int], Slice | None]) -> list[Slice]:
+    """Cut by halving the slice with most rows, again and again, into about `number` slices.
 
     Args:
-        bounds: Rising; range i begins at bounds[i].
-        weights: Of the ranges between; one each.
-        number: How many ranges are wanted.
-    """
-    total = sum(weights)
-    reached = 0.0
-    cuts: list[int] = []
-    for bound, weight in zip(bounds[1:], weights, strict=False):
-        reached += weight
-        if reached >= total * (len(cuts) + 1) / number and len(cuts) < number - 1:
-            cuts.append(bound)
-    return cuts
-
-
-def halved(
-    low: int, high: int, number: int, rows: Callable[[int, int], float]
-) -> tuple[list[int], list[float]]:
-    """Cut [low, high) by halving the slice with most rows, again and again, into at most `number`
-    slices.
+        full: All rows.
+        number: How many slices are wanted.
+        look: The slice of the rows from one value to another, which it may have.
 
     Returns:
-        Where each slice begins, and the end; how many rows each has.
+        The slices in order; what lies between two of them has no rows.
     """
-    slices = [(-rows(low, high), low, high)]
-    done: list[tuple[float, int, int]] = []
-    while slices and len(slices) + len(done) < number:
-        weight, start, end = heappop(slices)
-        middle = (start + end) // 2
-        if middle == start:
-            done.append((weight, start, end))
-            continue
-        for part in ((start, middle), (middle, end)):
-            heappush(slices, (-rows(*part), *part))
-    found = sorted((start, -weight) for weight, start, _ in slices + done)
-    return [*(start for start, _ in found), high], [weight for _, weight in found]
+    slices = [full]
+    while slices and len(slices) < number:
+        deepest = max(slices, key=lambda part: part.rows if part.low < part.high else 0.0)
+        if deepest.low == deepest.high:
+            break
+        middle = (deepest.low + deepest.high) // 2
+        slices.remove(deepest)
+        halves = look(deepest.low, middle), look(middle + 1, deepest.high)
+        slices += [half for half in halves if half is not None]
+    return sorted(slices, key=lambda part: part.low)
+
+
+def deep_cuts(slices: Sequence[Slice], number: int) -> list[int]:
+    """Where to cut slices in order into `number` ranges of about the same number of rows."""
+    depth = sum(part.rows for part in slices) / number
+    reached = 0.0
+    cuts: list[int] = []
+    for part in slices:
+        while len(cuts) < number - 1 and reached + part.rows >= depth * (len(cuts) + 1):
+            share = (depth * (len(cuts) + 1) - reached) / part.rows
+            cuts.append(part.low + math.ceil((part.high - part.low + 1) * share))
+        reached += part.rows
+    return list(dict.fromkeys(cuts))

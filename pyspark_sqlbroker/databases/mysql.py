@@ -6,20 +6,9 @@ from datetime import datetime
 from sqlalchemy import Connection, Insert, Table, text
 from sqlalchemy.dialects import mysql
 
-from pyspark_sqlbroker.databases.base import (
-    LONGEST_WAIT,
-    ArchiveDatabase,
-    Size,
-    TableRange,
-    deep_cuts,
-    halved,
-    ranges,
-)
+from pyspark_sqlbroker.databases.base import LONGEST_WAIT, ArchiveDatabase, Size
 from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.moments import utc_text
-
-SLICES = 8
-"""How many slices are looked at for each partition that is wanted."""
 
 
 class MySQL(ArchiveDatabase):
@@ -112,28 +101,3 @@ class MySQL(ArchiveDatabase):
             {"name": name, "schema": schema},
         ).first()
         return None if found is None else Size(int(found[0] or 0), int(found[1] or 0))
-
-    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """Ranges of about equal depth, by the optimizer's estimates."""
-        ends = self._ends(connection, rows)
-        if ends is None:
-            return ["1=1"]
-        low, high = ends
-        table = self.table(rows.name, rows.schema)
-        column = rows.column
-
-        def count(start: int, end: int) -> float:
-            limits = self._literal(column, start), self._literal(column, end)
-            return self._estimate(connection, table, self.quote(column), *limits)
-
-        bounds, weights = halved(low, high + 1, number * SLICES, count)
-        cuts = [self._literal(column, bound) for bound in deep_cuts(bounds, weights, number)]
-        return ranges(self.quote(self.range_of(column)), cuts)
-
-    def _estimate(
-        self, connection: Connection, table: str, column: str, start: str, end: str
-    ) -> float:
-        """How many rows the optimizer takes the slice to have."""
-        statement = f"EXPLAIN SELECT id FROM {table} WHERE {column} >= {start} AND {column} < {end}"
-        row = connection.exec_driver_sql(statement).mappings().first()
-        return float(row["rows"] or 0) if row else 0.0

@@ -1,12 +1,14 @@
 """PostgreSQL for readers."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from sqlalchemy import Connection, Insert, Table, func, select
 from sqlalchemy.dialects import postgresql
 
 from pyspark_sqlbroker.databases.base import (
+    BLOCKS,
     LONGEST_WAIT,
     ArchiveDatabase,
     Size,
@@ -17,12 +19,9 @@ from pyspark_sqlbroker.databases.base import (
 from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.moments import utc_text
 
-BLOCK = "_block"
-"""The hidden column of a row's place in the table."""
-
 
 class PostgreSQL(ArchiveDatabase):
-    """PostgreSQL 14 and newer: ranges of blocks are read in order, without an index."""
+    """PostgreSQL 14 and newer."""
 
     kind = "postgresql"
     jdbc_driver = "org.postgresql.Driver"
@@ -61,7 +60,7 @@ class PostgreSQL(ArchiveDatabase):
 
     def hidden(self, column: str) -> dict[str, str]:
         """The row's place, for ranges of blocks."""
-        return {BLOCK: "ctid"} if column == "id" else super().hidden(column)
+        return {BLOCKS: "ctid"} if column == BLOCKS else super().hidden(column)
 
     def clock(self) -> str:
         """Not the transaction's start."""
@@ -104,8 +103,10 @@ class PostgreSQL(ArchiveDatabase):
         return Size(rows, bytes_)
 
     def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """Ranges of blocks for "id"; of values, by the histogram, if partitioned or for a time."""
-        if rows.column == "id" and not rows.moving:
+        """Ranges of blocks, or of ids if the table is partitioned; of values by the histogram, if
+        there is one.
+        """
+        if rows.column == BLOCKS:
             kind, blocks = connection.exec_driver_sql(
                 "SELECT relkind::text, "
                 "pg_relation_size(oid) / current_setting('block_size')::bigint "
@@ -113,14 +114,14 @@ class PostgreSQL(ArchiveDatabase):
             ).one()
             if kind == "r":
                 places = [f"'({cut},0)'::tid" for cut in even_cuts(0, int(blocks), number)]
-                return ranges(self.quote(BLOCK), places)
-        cuts = self._histogram(connection, rows, number) or self._even(connection, rows, number)
-        name = self.quote(self.range_of(rows.column))
-        return ranges(name, [self._literal(rows.column, cut) for cut in cuts])
+                return ranges(self.quote(BLOCKS), places)
+            rows = replace(rows, column="id")
+        cuts = self._histogram(connection, rows, number)
+        return self._between(rows, cuts) if cuts else super()._cut(connection, rows, number)
 
     def _histogram(self, connection: Connection, rows: TableRange, number: int) -> list[int]:
-        """Cuts of about equal depth from ANALYZE's histogram, those inside of `where` only; may be
-        none.
+        """Cuts of about equal depth from ANALYZE's histogram; none if it has too little inside of
+        `where`.
         """
         cast = "bigint" if rows.column == "id" else "timestamptz"
         name = self.quote(rows.column)
@@ -131,17 +132,12 @@ class PostgreSQL(ArchiveDatabase):
             f"JOIN pg_class c ON c.oid = {self._regclass(rows.name, rows.schema)} "
             "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = s.schemaname "
             f"WHERE s.tablename = c.relname AND s.attname = {self.text(rows.column)} "
-            f"AND s.inherited = (c.relkind = 'p')) b{rows.condition} ORDER BY b.{name}"
+            f"AND s.inherited = (c.relkind = 'p')) b WHERE {rows.where or 'true'} ORDER BY b.{name}"
         ).scalars()
         bounds = [int(bound) for bound in found]
-        if not bounds:
+        if len(bounds) <= number:
             return []
         return list(dict.fromkeys(bounds[cut] for cut in even_cuts(0, len(bounds) - 1, number)))
-
-    def _even(self, connection: Connection, rows: TableRange, number: int) -> list[int]:
-        """Cuts of the same length, for a table without statistics (ANALYZE)."""
-        ends = self._ends(connection, rows)
-        return [] if ends is None else even_cuts(*ends, number)
 
     def _regclass(self, name: str, schema: str | None) -> str:
         return f"to_regclass({self.text(self.table(name, schema))})"

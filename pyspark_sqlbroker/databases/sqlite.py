@@ -10,7 +10,7 @@ from sqlalchemy.dialects import sqlite
 
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.schema.types import SQLITE_CLOCK
-from pyspark_sqlbroker.databases.base import ArchiveDatabase, Size, TableRange, even_cuts, ranges
+from pyspark_sqlbroker.databases.base import ArchiveDatabase, Size
 from pyspark_sqlbroker.load.columns import Field
 
 
@@ -105,9 +105,3 @@ class SQLite(ArchiveDatabase):
         bytes_ = int(self.scalar(connection, "PRAGMA page_size") or 0) * pages
         statement = f"SELECT coalesce(max(id) - min(id) + 1, 0) FROM {self.table(name, schema)}"
         return Size(int(self.scalar(connection, statement)), bytes_)
-
-    def _cut(self, connection: Connection, rows: TableRange, number: int) -> list[str]:
-        """Ranges of the same length: SQLite keeps no statistics of values."""
-        ends = self._ends(connection, rows)
-        cuts = [] if ends is None else even_cuts(*ends, number)
-        return ranges(self.quote(rows.column), [str(cut) for cut in cuts])

@@ -176,9 +176,7 @@ def new_rows(
             # The snapshot comes after the horizon: an older one could lack rows before the horizon,
             # which no later load would read.
             held = stack.enter_context(open_snapshot(url)) if snapshot else None
-            frame = scan(
-                spark, database, connection, window, num_partitions, held, options, exact=True
-            )
+            frame = scan(spark, database, connection, window, num_partitions, held, options)
         if mark != found:
             file.write(found, mark)  # before any row is read
         _log(window, found, end)

@@ -173,9 +173,10 @@ def read_archive(
     PostgreSQL by a Java in UTC, as the databases would not always agree with it. All times are
     moments, right in every time zone of Java and of the session.
 
-    PostgreSQL's archive is read by blocks if there is no `since`. If VACUUM FULL, CLUSTER or
-    pg_repack ends during the read, rows may be lost or doubled. To avoid this, give `since`, one
-    partition, or a `Snapshot`, which makes those commands wait.
+    Each partition reads a range of ids, or of times if there is `since`: no message comes twice,
+    whatever moves its row while Spark reads. One that is redriven at that time may be missing; its
+    next row is archived after the end of the window. PostgreSQL under a `Snapshot`, in which
+    nothing moves, is read by blocks of the table.
 
     Args:
         spark: A session with the JDBC driver (`build_session`).
@@ -270,14 +271,8 @@ def scan(
     num_partitions: int | Literal["auto"] = "auto",
     snapshot: Snapshot | None = None,
     options: Mapping[str, str] | None = None,
-    *,
-    exact: bool = False,
 ) -> DataFrame:
     """A DataFrame of the selected rows; `connection` is asked for statistics only, now.
-
-    Each row of the archive comes once, also if the table is rewritten (VACUUM FULL) between two
-    partitions, if there is a snapshot, or `exact`, or a begin of the window. Else PostgreSQL reads
-    the archive by blocks.
 
     Raises:
         SetupError: the database has no such table, or the session not the driver.
@@ -289,16 +284,13 @@ def scan(
         connection = snapshot.connection  # a new one could deadlock: see LOCK_PATIENCE
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
-    column = "archived_at" if selection.since and selection.time_column == "archived_at" else "id"
     if database.native_timestamps and selection.time_column == "archived_at":
         oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
         if oldest is not None and oldest < GREGORIAN:
             database = copy(database)
             database.native_timestamps = False
-    # Without a snapshot rows move from one block to another: those of the live table at each
-    # update, those of the archive if the table is rewritten.
-    moving = snapshot is None and (exact or selection.time_column != "archived_at")
-    rows = selection.cut_by(database, column, moving=moving)
+    column = selection.range_column(in_snapshot=snapshot is not None)
+    rows = selection.cut_by(database, column)
     properties = dict(database.address.properties) | {
         "driver": database.jdbc_driver,
         "fetchsize": str(_fetch_rows(size)),

@@ -16,7 +16,7 @@ from faststream_sqlbroker.exceptions import SetupError
 from faststream_sqlbroker.schema.config import check_name
 from pyspark_sqlbroker.address import Address
 from pyspark_sqlbroker.databases import ArchiveDatabase
-from pyspark_sqlbroker.databases.base import TableRange
+from pyspark_sqlbroker.databases.base import BLOCKS, TableRange
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS, MESSAGE_FIELDS, Field
 from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
 
@@ -77,17 +77,33 @@ class Selection:
         return f"FROM {self.name(database)}{f' WHERE {condition}' if condition else ''}"
 
     def subquery(self, database: ArchiveDatabase, names: Collection[str], column: str) -> str:
-        """The rows with the columns of these names, and with what conditions on `column` need."""
+        """The rows with the columns of these names, and with what conditions on `column` need, as
+        `cut_by` takes it.
+        """
         listed = [database.column(field) for field in self.fields if field.name in names]
         listed += [
             f"{value} AS {database.quote(name)}" for name, value in database.hidden(column).items()
         ]
         return f"(SELECT {', '.join(listed)} {self.from_clause(database)}) q"
 
-    def cut_by(self, database: ArchiveDatabase, column: str, *, moving: bool = False) -> TableRange:
-        """The rows, to be cut into ranges of "id" or "archived_at"."""
+    def range_column(self, *, in_snapshot: bool = False) -> str:
+        """Choose what to cut the rows by, so that each message is in one range only.
+
+        Its id stays while others move it (by an update, or a redrive and its undo); its place in
+        the table does not, and its time may become one of a later range while the window is open.
+
+        Args:
+            in_snapshot: Whether all ranges are read from one snapshot, in which nothing moves.
+        """
+        is_closed = in_snapshot or self.until is not None
+        if is_closed and self.since is not None and self.time_column == "archived_at":
+            return "archived_at"
+        return BLOCKS if in_snapshot else "id"
+
+    def cut_by(self, database: ArchiveDatabase, column: str) -> TableRange:
+        """The rows, to be cut into ranges of "id" or "archived_at", or of `BLOCKS`."""
         where = self.times(database) if column == "archived_at" else ""
-        return TableRange(self.table, self.schema, column, where, moving)
+        return TableRange(self.table, self.schema, column, where)
 
     def closed(self, database: ArchiveDatabase, connection: Connection) -> "Selection":
         """The rows that are older than now, by the database's clock."""

@@ -104,12 +104,8 @@ def whole_table(
     number = options.num_partitions or database.size(
         connection, selection.table, selection.schema
     ).partitions(MIN_PARTITIONS)
-    archived = options.kind == "archive"
-    column = "archived_at" if archived and selection.since is not None else "id"
-    # Ranges of blocks are faster than ranges of ids, but an update moves a row of the live table to
-    # another block: it could be read twice, or not at all.
-    rows = selection.cut_by(database, column, moving=not archived)
-    cuts = database.predicates(connection, rows, number)
+    column = selection.range_column()
+    cuts = database.predicates(connection, selection.cut_by(database, column), number)
     return make_cuts(database, selection, fields, column, cuts)
 
 

@@ -1,6 +1,7 @@
 """Spark reads what the table holds: types, values and counts, on every database and in every time
 zone."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -10,10 +11,11 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import event, select, text
+from pyspark.sql.types import StructType
+from sqlalchemy import event, make_url, select, text
 from sqlalchemy.exc import ProgrammingError
 
-from faststream_sqlbroker import NotSupportedError, SetupError
+from faststream_sqlbroker import NotSupportedError, Retention, SetupError, SqlBroker
 from faststream_sqlbroker.exceptions import StoreError
 from pyspark_sqlbroker import (
     ARCHIVE_SCHEMA,
@@ -27,6 +29,8 @@ from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.databases.base import TableRange
 from pyspark_sqlbroker.load.read import Snapshot
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
+from pyspark_sqlbroker.source.options import parse_options
+from pyspark_sqlbroker.source.scan import BatchReader
 from tests.conftest import Servers
 from tests.helpers import eventually
 from tests.spark.conftest import START, Archive
@@ -296,8 +300,8 @@ def test_partitions_hold_every_row_once(
 
 
 def test_partitions_are_of_about_the_same_size(spark: SparkSession, new_database: Any) -> None:
-    """By statistics: nine tenths of the rows lie in a hundredth of the range of ids and times."""
-    for kind in ("postgresql", "mariadb"):
+    """Nine tenths of the rows lie in a hundredth of the range of ids and times."""
+    for kind in ("postgresql", "mariadb", "sqlite"):
         archive = new_database(kind)
         archive.add_many(1800, step=timedelta(seconds=1))
         archive.add_many(200, first=10**6, step=timedelta(hours=1))
@@ -314,10 +318,10 @@ def test_partitions_are_of_about_the_same_size(spark: SparkSession, new_database
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("minutes", [None, 5])
-def test_the_ends_of_the_times_come_from_the_index(
+def test_few_rows_are_read_to_cut_the_times(
     new_database: Any, kind: str, minutes: int | None
 ) -> None:
-    """Not from all its rows, which each reader would wait for."""
+    """Those of an index, not of the table, which each reader would wait for."""
     archive = new_database(kind)
     if kind == "postgresql":
         # Autovacuum would analyze the table, which then has a histogram.
@@ -333,9 +337,13 @@ def test_the_ends_of_the_times_come_from_the_index(
         )
         rows = TableRange("message_archive", None, "archived_at", times)
         database.predicates(connection, rows, 2)
-        [statement] = [one for one in asked if "max(" in one.lower()]
-        plan = str(connection.exec_driver_sql(f"EXPLAIN {statement}").all())
-    assert ("Index Only Scan" if kind == "postgresql" else "Select tables optimized away") in plan
+        looks = [one for one in asked if "OFFSET" in one][:3]
+        plans = [str(connection.exec_driver_sql(f"EXPLAIN {one}").all()) for one in looks]
+    assert len(plans) == 3
+    for plan in plans:  # PostgreSQL may rather sort a part of so few rows than skip a thousand
+        uses = plan.count("Index Only Scan") if kind == "postgresql" else plan.count("Using index")
+        assert uses >= (2 if kind == "postgresql" else 3), plan
+        assert "filesort" not in plan
 
 
 def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
@@ -376,6 +384,73 @@ def test_the_live_table(spark: SparkSession, archive: Archive) -> None:
     assert read_messages(spark, archive.url, states=["processing"], queues=["00123"]).count() == 1
     with pytest.raises(SetupError, match="PENDING, PROCESSING, RETRYABLE"):
         read_messages(spark, archive.url, states=["completed"])
+
+
+ASYNC = {"postgresql": "asyncpg", "sqlite": "aiosqlite"}
+
+
+def disturb(archive: Archive, *, undone: str, redriven: str) -> None:
+    """Redrive two keys, put one of them back, prune what is old, and rewrite the table."""
+    url = make_url(archive.url)
+    driver = f"{url.get_backend_name()}+{ASYNC.get(url.get_backend_name(), 'aiomysql')}"
+
+    async def operate() -> None:
+        async with SqlBroker(url.set(drivername=driver), logger=None) as broker:
+            job = await broker.admin.redrive(queue="orders", key=undone, dry_run=False)
+            assert (await broker.admin.undo(job.id)).done == job.done > 0
+            assert (await broker.admin.redrive(queue="orders", key=redriven, dry_run=False)).done
+            await broker.admin.prune(Retention(failed="3650d"))
+
+    asyncio.run(operate())
+    if archive.kind == "postgresql":
+        with archive.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as own:
+            own.exec_driver_sql("VACUUM FULL message_archive")
+
+
+def test_no_message_comes_twice_and_none_is_lost_while_rows_move(
+    spark: SparkSession, archive: Archive
+) -> None:
+    """D4: with more partitions than cores Spark reads one after another. In between, rows are
+    redriven, put back, pruned and rewritten; by every reader those that nothing touches come once.
+    """
+    archive.add(
+        *(
+            {
+                "id": n,
+                "key": f"k{n % 9}",
+                "payload": b"x" * 500,
+                "state": "FAILED",
+                "archived_at": START + timedelta(minutes=n) - timedelta(days=4000 * (n % 9 == 8)),
+            }
+            for n in range(1, 361)
+        )
+    )
+    archive.analyze()
+    closed = read_archive(spark, archive.url, num_partitions=3)
+    open_end = read_archive(spark, archive.url, num_partitions=3, snapshot=False, since=START)
+    options = parse_options({"url": archive.url, "numPartitions": "3"})
+    source = BatchReader(options, StructType([ARCHIVE_SCHEMA["id"]]))
+    cuts = source.partitions()
+    assert (closed.rdd.getNumPartitions(), open_end.rdd.getNumPartitions(), len(cuts)) == (3, 3, 3)
+    read: dict[str, list[int]] = {"closed": [], "open": [], "format": []}
+    for part in range(3):
+        for name, frame in (("closed", closed), ("open", open_end)):
+            rows = frame.where(F.spark_partition_id() == part).select("id").collect()
+            read[name] += [row.id for row in rows]
+        for batch in source.read(cuts[part]):
+            read["format"] += batch["id"].to_pylist()
+        if part < 2:
+            disturb(archive, undone=f"k{part}", redriven=f"k{part + 3}")
+    with archive.engine.connect() as connection:
+        late = select(archive.archive.c.id).where(
+            archive.archive.c.archived_at > START + timedelta(days=1)
+        )
+        anew = set(connection.execute(late).scalars())
+    for name, ids in read.items():
+        assert len(ids) == len(set(ids)), name
+        assert {n for n in range(1, 361) if n % 9 in (2, 5, 6, 7)} <= set(ids), name
+        lacking = set(archive.ids()) - set(ids)
+        assert lacking <= (set() if name == "open" else anew), name
 
 
 def test_the_live_table_is_not_cut_by_blocks_that_rows_leave(
