@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         LoggerProto,
     )
     from faststream_sqlbroker.admin import Admin
+    from faststream_sqlbroker.archive_reader import Archive
     from faststream_sqlbroker.core.health import ProcessHealth, Surroundings
     from faststream_sqlbroker.core.retention import Retention
     from faststream_sqlbroker.flow.consumer import Consumer
@@ -392,6 +393,13 @@ class SqlBroker(
             surroundings=self._surroundings,
             write_problem=self._write_path.look,
         )
+
+    @property
+    def archive(self) -> "Archive":
+        """Reads what was archived, as Arrow's record batches; it works before `start`, too."""
+        from faststream_sqlbroker.archive_reader import Archive  # noqa: PLC0415 - knows the readers
+
+        return Archive(self._store)
 
     def _surroundings(self) -> "Surroundings":
         from faststream_sqlbroker.core.health import Surroundings  # noqa: PLC0415

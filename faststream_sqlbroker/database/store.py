@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.stored_messages import StoredMessages
     from faststream_sqlbroker.database.tokens import TokenStore
     from faststream_sqlbroker.database.verification import Verifier
+
+T = TypeVar("T")
 
 
 class _Subject:
@@ -223,6 +225,10 @@ class Store:
     def handler_shortage(self, handlers: int) -> str | None:
         """The warning if the pool has too few connections for `handlers` with a transaction."""
         return pool.handler_shortage(self.engine, self.handler_places, handlers)
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """What `work` reads, in a transaction of its own; it may run several times."""
+        return await self._database.run(work, write=False)
 
     # -- publishing ----------------------------------------------------------------------------
 

@@ -163,6 +163,11 @@ class ArchiveDatabase(ABC):
             return f"{self.microseconds(name)} AS {name}"
         return name
 
+    def value(self, field: Field) -> str:
+        """How any of Python's drivers reads `field`: timestamps as microseconds."""
+        name = self.quote(field.name)
+        return self.microseconds(name) if field.type == "timestamp" else name
+
     def hidden(self, column: str) -> dict[str, str]:
         """What predicates on a `TableRange.column` need besides the fields: name → expression."""
         name = self.range_of(column)

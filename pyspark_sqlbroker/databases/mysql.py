@@ -55,6 +55,11 @@ class MySQL(ArchiveDatabase):
             f"CAST({name} AS CHAR) AS {name}" if field.name == "headers" else super().column(field)
         )
 
+    def value(self, field: Field) -> str:
+        """MySQL's JSON as text."""
+        value = super().value(field)
+        return f"CAST({value} AS CHAR)" if field.name == "headers" else value
+
     def clock(self) -> str:
         """In UTC."""
         return self.microseconds("UTC_TIMESTAMP(6)")

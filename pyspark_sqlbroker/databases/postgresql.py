@@ -58,6 +58,11 @@ class PostgreSQL(ArchiveDatabase):
         name = self.quote(field.name)
         return f"{name}::text AS {name}" if field.name == "headers" else super().column(field)
 
+    def value(self, field: Field) -> str:
+        """JSON as text."""
+        value = super().value(field)
+        return f"{value}::text" if field.name == "headers" else value
+
     def hidden(self, column: str) -> dict[str, str]:
         """The row's place, for ranges of blocks."""
         return {BLOCKS: "ctid"} if column == BLOCKS else super().hidden(column)

@@ -65,6 +65,11 @@ class SQLite(ArchiveDatabase):
             f"CAST({name} AS TEXT) AS {name}" if field.name == "headers" else super().column(field)
         )
 
+    def value(self, field: Field) -> str:
+        """Texts by their bytes: SQLite does not check that they are UTF-8."""
+        value = super().value(field)
+        return f"CAST({value} AS BLOB)" if field.type == "string" else value
+
     def range_of(self, column: str) -> str:
         """Times are bare already."""
         return column

@@ -3,7 +3,8 @@
 PostgreSQL and MySQL are asked for what may still write; SQLite has one writer at a time.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -30,6 +31,7 @@ def find_horizon(
     primary: str | URL | None = None,
     margin: Duration = "2s",
     patience: Duration = "1m",
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Horizon:
     """Find the moment before which every archived row is committed, for ever.
 
@@ -56,6 +58,7 @@ def find_horizon(
         margin: How long a server takes at most from a statement's start until the statement can be
             seen.
         patience: How long to wait for the standby; for SQLite's writer 5 s at most.
+        sleep: Waits so many seconds; an event loop's own, where `connection` is one of asyncio.
 
     Raises:
         SetupError: A length of time is invalid, or `primary` is not the standby's primary.
@@ -68,6 +71,7 @@ def find_horizon(
         connection,
         timedelta(seconds=seconds_or_zero("safety_lag", safety_lag)),
         timedelta(seconds=seconds_or_zero("margin", margin)),
+        sleep,
     )
     waiting = positive_seconds("patience", patience)
     if database.kind == "postgresql":
@@ -88,6 +92,9 @@ def _take_lock(question: Question, patience: float) -> Horizon:
     """
     connection = question.connection
     database = question.database
+    if getattr(connection.connection.driver_connection, "in_transaction", False):
+        # A listener of the application has begun one, which holds nothing yet.
+        connection.exec_driver_sql("ROLLBACK")
     with _waiting(connection, min(patience, LONGEST_WAIT)):
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")

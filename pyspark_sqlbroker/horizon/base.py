@@ -1,5 +1,7 @@
 """The horizon, and the question that each database's module answers with one."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -38,12 +40,14 @@ class Question:
         lag: How long a transaction may last that cannot be seen.
         margin: How long a server may take from the start of a statement until the statement can be
             seen.
+        sleep: Waits so many seconds.
     """
 
     database: ArchiveDatabase
     connection: Connection
     lag: timedelta
     margin: timedelta
+    sleep: Callable[[float], object] = time.sleep
 
     def lagging(self, clock: datetime, why: str) -> Horizon:
         """The horizon where transactions cannot be seen."""

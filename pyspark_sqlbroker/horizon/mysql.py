@@ -1,6 +1,7 @@
 """The horizon of MySQL and MariaDB."""
 
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -48,7 +49,8 @@ STATEMENTS = (
 # and so with a later time: it does not count. Thread 0 is an XA transaction whose client has gone,
 # or one of InnoDB's own.
 TRANSACTIONS = (
-    "SELECT COALESCE(SUM(trx_mysql_thread_id = CONNECTION_ID()), 0), "
+    "SELECT COALESCE(SUM(trx_mysql_thread_id = CONNECTION_ID() "
+    "AND INSTR(trx_query, '{{look}}') > 0), 0), "
     "MIN(IF({others} AND trx_mysql_thread_id <> 0, {start}, NULL)), "
     "MIN(IF(trx_mysql_thread_id = 0, {start}, NULL)), COALESCE(SUM({others}), 0) "
     "FROM information_schema.innodb_trx"
@@ -84,11 +86,11 @@ def find(question: Question) -> Horizon:
 def _seen(question: Question, clock: datetime) -> Horizon:
     connection = question.connection
     statements, began, replicating = _statements(question, clock)
-    # InnoDB shows a cached list. Our own transaction begins here: a list that contains it was made
-    # later, and so has every transaction that was open at `clock`.
+    # InnoDB shows a cached list. Our own transaction begins here: a list that contains it with the
+    # statement that looks was made later, and so has every transaction that was open at `clock`.
     connection.exec_driver_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     try:
-        found = _transactions(connection)
+        found = _transactions(question)
     finally:
         connection.exec_driver_sql("ROLLBACK")
     if found is None:
@@ -138,18 +140,21 @@ def _statements(question: Question, clock: datetime) -> tuple[int, datetime, boo
     return int(count), began, bool(applying)
 
 
-def _transactions(connection: Connection) -> tuple[datetime | None, datetime | None, int] | None:
+def _transactions(question: Question) -> tuple[datetime | None, datetime | None, int] | None:
     """The oldest start, the oldest of detached ones, and how many; None if the list stayed old."""
+    # By the connection alone it could be an older list, in which its transaction before is open.
+    statement = TRANSACTIONS.format(look=uuid.uuid4().hex)
     deadline = time.monotonic() + FRESH_WITHIN
     while True:
         # One look comes after the time is over, however long this process stood still.
         is_last = time.monotonic() > deadline
-        ours, oldest, detached, count = connection.exec_driver_sql(TRANSACTIONS).one()
+        look = question.connection.exec_driver_sql(statement)
+        ours, oldest, detached, count = look.one()
         if int(ours):
             return _moment(oldest), _moment(detached), int(count)
         if is_last:
             return None
-        time.sleep(STEP)
+        question.sleep(STEP)
 
 
 def _moment(value: float | None) -> datetime | None:
@@ -164,4 +169,6 @@ def _in_system_zone(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.exec_driver_sql(f"SET time_zone = '{zone}'")
+        # A cancelled statement has ended the session.
+        if not connection.invalidated:
+            connection.exec_driver_sql(f"SET time_zone = '{zone}'")

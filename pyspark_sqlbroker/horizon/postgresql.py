@@ -145,7 +145,7 @@ def _wait(connection: Connection, question: Question, position: str, patience: f
                 f"{patience:g} s: see whether its replay is paused or behind, or leave primary= "
                 "out to go by the safety lag"
             )
-        time.sleep(STEP)
+        question.sleep(STEP)
 
 
 def _replayed(question: Question) -> Horizon:

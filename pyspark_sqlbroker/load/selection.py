@@ -34,6 +34,7 @@ class Selection:
         until: First moment that does not belong; None has no end.
         queues: Only these; None is all.
         states: Only these; None is all.
+        conditions: SQL that holds for all of them, too.
     """
 
     table: str
@@ -44,6 +45,7 @@ class Selection:
     until: datetime | None = None
     queues: tuple[str, ...] | None = None
     states: tuple[str, ...] | None = None
+    conditions: tuple[str, ...] = ()
 
     def between(self, since: datetime | None, until: datetime | None) -> "Selection":
         """The same rows of other times."""
@@ -69,6 +71,7 @@ class Selection:
         for name, values in (("queue", self.queues), ("state", self.states)):
             if values is not None:
                 conditions.append(database.among(name, values) if values else "1=0")
+        conditions += [f"({condition})" for condition in self.conditions]
         return " AND ".join(conditions)
 
     def from_clause(self, database: ArchiveDatabase) -> str:

@@ -7,6 +7,7 @@ the environment of PYSPARK_PYTHON; or ship it with `--archives` (venv-pack, cond
 options.
 """
 
+import sys
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 
 __all__ = ("DefaultSource",)
+
+FILTERING = "pyspark.sql.worker.data_source_pushdown_filters"
+"""Spark's program that pushes filters. Elsewhere a reader that takes some is an error, unless
+spark.sql.python.filterPushdown.enabled is true."""
 
 
 class DefaultSource(DataSource):
@@ -51,7 +56,12 @@ class DefaultSource(DataSource):
         from pyspark_sqlbroker.source.options import parse_options  # noqa: PLC0415
         from pyspark_sqlbroker.source.scan import BatchReader  # noqa: PLC0415
 
-        return BatchReader(parse_options(self.options, streaming=False), schema)
+        options = parse_options(self.options, streaming=False)
+        if FILTERING in sys.modules:
+            from pyspark_sqlbroker.source.filters import FilteringReader  # noqa: PLC0415
+
+            return FilteringReader(options, schema)
+        return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
         """A reader of the columns in `schema`, window by window.

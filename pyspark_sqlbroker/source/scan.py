@@ -14,9 +14,9 @@ from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.load.columns import Field
 from pyspark_sqlbroker.load.frames import to_struct
+from pyspark_sqlbroker.load.rows import read_batches
 from pyspark_sqlbroker.load.selection import Selection
 from pyspark_sqlbroker.source.options import Options
-from pyspark_sqlbroker.source.rows import read_batches
 
 MIN_PARTITIONS = 2
 """Of a table that is not small. As by JDBC each task starts a connection, and a Python worker too:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, datasource
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 from sqlalchemy import make_url, select
@@ -16,7 +16,7 @@ from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 from pyspark_sqlbroker import ARCHIVE_SCHEMA, MESSAGE_SCHEMA, read_archive
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.source import rows as source_rows
+from pyspark_sqlbroker.load import rows as source_rows
 from pyspark_sqlbroker.source.options import parse_options
 from pyspark_sqlbroker.source.scan import BatchReader, wanted_fields
 from tests.spark.conftest import START, Archive
@@ -125,6 +125,129 @@ def read(archive: Archive, schema: StructType, **options: str) -> list[list[dict
     return rows_of(
         BatchReader(parse_options({"url": archive.url, **options}, streaming=False), schema)
     )
+
+
+needs_filters = pytest.mark.skipif(
+    not hasattr(datasource, "Filter"), reason="Spark before 4.1 pushes no filters to Python"
+)
+
+
+def decide(given: Any, row: dict[str, Any]) -> bool | None:
+    """The filter of a row, as Spark defines it; None is NULL."""
+    kind = type(given).__name__
+    if kind == "Not":
+        inner = decide(given.child, row)
+        return None if inner is None else not inner
+    value = row[given.attribute[0]]
+    if kind in ("IsNull", "IsNotNull"):
+        return (value is None) == (kind == "IsNull")
+    if kind == "EqualNullSafe":
+        return value is not None and value == given.value
+    if value is None:
+        return None
+    if kind == "In":
+        return True if value in given.value else (None if None in given.value else False)
+    answers = {"EqualTo": value == given.value, "GreaterThan": value > given.value}
+    answers |= {"GreaterThanOrEqual": value >= given.value, "LessThan": value < given.value}
+    return (answers | {"LessThanOrEqual": value <= given.value})[kind]
+
+
+@needs_filters
+def test_pushed_filters_decide_as_sparks(archive: Archive) -> None:
+    """Each by itself and negated; what is not the database's stays Spark's."""
+    from pyspark_sqlbroker.source.filters import FilteringReader
+
+    instants = [START + timedelta(microseconds=n) for n in range(3)]
+    odd = ["a", "A", "a ", "ä", "a'b\\\\%s", ""]
+    archive.add(
+        *({"id": n, "archived_at": at, "reason": None} for n, at in enumerate(instants, 1)),
+        *({"id": n, "queue": text, "key": text} for n, text in enumerate(odd, 10)),
+        {"id": 20, "key": None, "state": "FAILED", "expires_at": instants[1], "headers": None},
+        {"id": 21, "key": "b", "state": "DISCARDED", "priority": -1, "origin_id": 2**62},
+    )
+    zone = timezone(timedelta(hours=-5))
+    spark = datasource
+    taken = [
+        *(spark.EqualTo((name,), text) for name in ("queue", "key") for text in odd),
+        *(spark.EqualNullSafe(("key",), text) for text in odd),
+        spark.In(("key",), tuple(odd[:3])),
+        spark.In(("state",), ("FAILED", "failed", "DISCARDED")),
+        spark.In(("id",), (1, 20, 2**62)),
+        spark.EqualNullSafe(("origin_id",), 2**62),
+        spark.EqualTo(("priority",), -1),
+        *(
+            kind((name,), instants[1].astimezone(zone))
+            for name in ("archived_at", "expires_at")
+            for kind in (
+                spark.EqualTo,
+                spark.EqualNullSafe,
+                spark.GreaterThan,
+                spark.GreaterThanOrEqual,
+                spark.LessThan,
+                spark.LessThanOrEqual,
+            )
+        ),
+        spark.In(("archived_at",), tuple(instants[:2])),
+        spark.GreaterThan(("id",), 11),
+        spark.LessThanOrEqual(("id",), 11),
+        spark.IsNull(("headers",)),
+        spark.IsNotNull(("key",)),
+    ]
+    left = [
+        spark.In(("key",), ("a", None)),
+        spark.In(("key",), ()),
+        spark.EqualTo(("key",), None),
+        spark.EqualTo(("key",), "nul \0"),
+        spark.EqualTo(("key",), "\N{REPLACEMENT CHARACTER}"),
+        spark.EqualTo(("headers",), "{}"),
+        spark.EqualTo(("payload",), b"x"),
+        spark.EqualTo(("id",), True),
+        spark.EqualTo(("id",), 1.5),
+        spark.EqualTo(("id", "part"), 1),
+        spark.GreaterThan(("key",), "a"),
+        spark.GreaterThan(("archived_at",), datetime(2026, 3, 1)),
+        spark.GreaterThan(("archived_at",), datetime(800, 1, 1, tzinfo=timezone.utc)),
+        spark.StringStartsWith(("key",), "a"),
+        spark.StringContains(("queue",), "%"),
+    ]
+    with archive.engine.connect() as connection:
+        rows = [dict(row) for row in connection.execute(select(archive.archive)).mappings()]
+    options = parse_options({"url": archive.url}, streaming=False)
+    database = database_of(options.address)
+    with database.connect() as connection:
+        for given in [*taken, *map(spark.Not, taken)]:
+            reader = FilteringReader(options, ID)
+            assert list(reader.pushFilters([given, *left])) == left
+            source = reader._options.selection.from_clause(database)
+            found = connection.exec_driver_sql(f"SELECT id {source} ORDER BY id").scalars().all()
+            assert found == [row["id"] for row in rows if decide(given, row)], given
+    assert list(FilteringReader(options, ID).pushFilters([spark.Not(each) for each in left])) == [
+        spark.Not(each) for each in left
+    ]
+
+
+@needs_filters
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_spark_pushes_filters_where_it_is_told_to(spark: SparkSession, archive: Archive) -> None:
+    """And without the setting all is as before; the same rows either way."""
+    archive.add_many(30)
+    late = START + timedelta(hours=1)
+    archive.add({"id": 100, "queue": "queue 1", "key": "k", "archived_at": late})
+    wanted = "queue = 'queue 1' AND NOT (key <=> 'k') AND id % 2 = 0 AND state <> 'FAILED' "
+    wanted += "AND archived_at >= TIMESTAMP '2026-02-28 19:00:05-05:00' AND id NOT IN (5, 8)"
+    found = []
+    for setting in ("false", "true"):
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", setting)
+        try:
+            frame = load(spark, archive).where(wanted).select("id")
+            found.append(sorted(row.id for row in frame.collect()))
+            plan = frame._jdf.queryExecution().toString()
+        finally:
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+        _, physical = plan.split("== Physical Plan ==")
+        assert ("queue 1" in physical) == (setting == "false"), plan
+    expected = [n for n in range(1, 31) if n % 3 == 2 and n % 2 == 0 and n >= 6 and n != 8]
+    assert found == [expected, expected]
 
 
 ID = StructType([StructField("id", LongType())])

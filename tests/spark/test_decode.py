@@ -26,6 +26,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker import decode_payload, read_archive, struct_of
+from pyspark_sqlbroker.load.body_texts import to_json_text
 from tests.spark.conftest import Archive
 from tests.spark.frames import plain_frame
 
@@ -67,10 +68,14 @@ def decoded(
 ) -> list[Any]:
     """(body as a Python value, error) of each row."""
     frame = decode_payload(plain_frame(spark, rows, ROWS), schema, error="error")
-    return [
+    found = [
         (row.body.toPython() if hasattr(row.body, "toPython") else row.body, row.error)
         for row in frame.collect()
     ]
+    if schema == "variant":
+        texts = [to_json_text(payload, headers) for headers, payload in rows]
+        assert [text is None for text in texts] == [error is not None for _, error in found]
+    return found
 
 
 def one(spark: SparkSession, text: str, schema: Any) -> Any:

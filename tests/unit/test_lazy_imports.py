@@ -69,6 +69,7 @@ MOST_OF_A_BROKER = 147
 """Modules that `SqlBroker` may import; before a subscriber is declared."""
 RARE = (
     "admin",
+    "archive_reader",
     "cli",
     "client",
     "config",

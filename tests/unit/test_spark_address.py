@@ -9,8 +9,8 @@ from faststream_sqlbroker import NotSupportedError, SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.load.columns import Field
+from pyspark_sqlbroker.load.rows import read_batches
 from pyspark_sqlbroker.load.selection import ARCHIVE, MESSAGES, select_rows
-from pyspark_sqlbroker.source.rows import read_batches
 
 SECRET = "p@ss:w/rd?&=%ö"
 

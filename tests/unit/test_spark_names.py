@@ -42,6 +42,23 @@ def test_spark_is_imported_only_where_it_is_used(name: str) -> None:
     assert "pip install 'sqlbroker[spark]'" in told
 
 
+def test_reading_the_archive_without_spark_imports_none(tmp_path: Path) -> None:
+    told = printed(
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from faststream_sqlbroker import SqlBroker\n"
+        f"broker = SqlBroker('sqlite+aiosqlite:///{tmp_path / 'a.db'}', logger=None)\n"
+        "assert not any(name.startswith('pyspark_') for name in sys.modules)\n"
+        "import asyncio\n"
+        "async def main():\n"
+        "    await broker.create_tables()\n"
+        "    reader = broker.archive.read()\n"
+        "    print([batch async for batch in reader], reader.horizon.source)\n"
+        "    await broker.stop()\n"
+        "asyncio.run(main())\n"
+    )
+    assert told == "[] transactions\n"
+
+
 def test_the_module_that_spark_finds_imports_nothing() -> None:
     """Sessions that name any format written in Python pay for it."""
     loaded = printed("import sys, pyspark_sqlbroker; print(*sys.modules)").split()

@@ -10,10 +10,12 @@ import pyarrow as pa
 
 from faststream_sqlbroker.exceptions import MissingExtraError
 from pyspark_sqlbroker.address import CONNECT_TIMEOUT, Address
+from pyspark_sqlbroker.load.archive_pages import BATCH_BYTES
+from pyspark_sqlbroker.load.body_texts import to_json_text
 from pyspark_sqlbroker.load.columns import Field
 
-BATCH_BYTES = 8 << 20
-"""A batch ends with the row that reaches this."""
+BODY = "body"
+"""The column that is made of payload and headers."""
 
 NAME = "faststream_sqlbroker.spark"
 WRITE_TIMEOUT = 3600
@@ -27,6 +29,12 @@ TYPES = {
     "binary": pa.binary(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
+
+
+def to_schema(fields: Sequence[Field], *, decoded: bool = False) -> pa.Schema:
+    """The fields as Arrow has them, and the body's text if it is `decoded`; all are nullable."""
+    columns = {field.name: TYPES[field.type] for field in fields}
+    return pa.schema(columns | ({BODY: pa.string()} if decoded else {}))
 
 
 def read_batches(
@@ -44,7 +52,7 @@ def read_batches(
     Returns:
         Batches of at most `fetch_rows` rows, and of few bytes more than `BATCH_BYTES` and one row.
     """
-    schema = pa.schema([pa.field(field.name, TYPES[field.type]) for field in fields])
+    schema = to_schema(fields)
     if address.kind == "postgresql":
         yield from _by_adbc(address, statement, schema, fetch_rows)
         return
@@ -147,18 +155,24 @@ def _batches(
             if row[n] is not None:
                 size += len(row[n])
         if len(kept) >= fetch_rows or size >= BATCH_BYTES:
-            yield _to_batch(kept, schema)
+            yield to_batch(kept, schema)
             kept = []
             size = 0
     if kept:
-        yield _to_batch(kept, schema)
+        yield to_batch(kept, schema)
 
 
-def _to_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows as a batch, with their decoded bodies if the schema has `BODY`.
+
+    Times are microseconds since 1970, and texts may be bytes of UTF-8.
+    """
     columns = zip(*rows, strict=True)
-    arrays = [
-        _to_array(list(column), type_) for column, type_ in zip(columns, schema.types, strict=True)
-    ]
+    arrays = [_to_array(list(column), type_) for column, type_ in zip(columns, schema.types)]  # noqa: B905 - without the body
+    if len(arrays) < len(schema):
+        payloads, headers = (arrays[schema.get_field_index(n)] for n in ("payload", "headers"))
+        bodies = map(to_json_text, payloads.to_pylist(), headers.to_pylist())
+        arrays.append(pa.array(bodies, pa.string()))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -168,4 +182,6 @@ def _to_array(values: list[Any], type_: pa.DataType) -> pa.Array:
     if pa.types.is_binary(type_):
         # Other programs may have put text into SQLite's column.
         values = [value.encode() if isinstance(value, str) else value for value in values]
+    elif pa.types.is_string(type_):
+        values = [_decode(value) if isinstance(value, bytes) else value for value in values]
     return pa.array(values, type_)
