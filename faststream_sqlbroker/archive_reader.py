@@ -1,7 +1,8 @@
 """`broker.archive`: what was archived as Arrow's record batches, each row once. Extra `arrow`."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from sqlalchemy.util import await_only
@@ -97,10 +98,12 @@ class Archive:
             selection,
             parse_position("after", after),
             whole_number("batch_rows", batch_rows),
-            {
-                "safety_lag": seconds_or_zero("safety_lag", safety_lag),
-                "margin": seconds_or_zero("margin", margin),
-            },
+            partial(
+                find_horizon,
+                safety_lag=seconds_or_zero("safety_lag", safety_lag),
+                margin=seconds_or_zero("margin", margin),
+                sleep=lambda seconds: await_only(asyncio.sleep(seconds)),
+            ),
             to_schema(selection.fields, decoded=decode),
         )
 
@@ -128,7 +131,7 @@ class ArchiveReader:
         selection: Selection,
         start: Position | None,
         batch_rows: int,
-        limits: dict[str, float],
+        find: Callable[..., Horizon],
         schema: "pa.Schema",
     ) -> None:
         self._store = store
@@ -136,7 +139,7 @@ class ArchiveReader:
         self._selection = selection
         self._position = start
         self._batch_rows = batch_rows
-        self._limits = limits
+        self._find = find
         self._is_last = False
         self.schema = schema
         self.horizon: Horizon | None = None
@@ -158,22 +161,16 @@ class ArchiveReader:
         """The next batch; it holds one row at least."""
         from pyspark_sqlbroker.load.rows import to_batch  # noqa: PLC0415 - an extra
 
-        if self.horizon is None:
-            self.horizon = await self._store.read(
-                lambda connection: find_horizon(
-                    self._database,
-                    connection.execution_options(no_parameters=True),
-                    sleep=lambda seconds: await_only(asyncio.sleep(seconds)),
-                    **self._limits,
-                )
+        horizon = self.horizon
+        if horizon is None:
+            horizon = self.horizon = await self._store.read(
+                lambda c: self._find(self._database, c.execution_options(no_parameters=True))
             )
-        end = Position(self.horizon.moment)
+        end = Position(horizon.moment)
         window = self._selection.between(None, end.moment)
         while not self._is_last:
             page = await self._store.read(
-                lambda connection: read_page(
-                    self._database, connection, window, self._position, self._batch_rows
-                )
+                lambda c: read_page(self._database, c, window, self._position, self._batch_rows)
             )
             if page is None:
                 break

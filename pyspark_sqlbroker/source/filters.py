@@ -61,7 +61,7 @@ def to_condition(database: ArchiveDatabase, fields: dict[str, Field], given: Fil
     if isinstance(given, Not):
         inner = to_condition(database, fields, given.child)
         return None if inner is None else f"NOT ({inner})"
-    path = getattr(given, "attribute", ())
+    path: tuple[str, ...] = getattr(given, "attribute", ())
     field = fields.get(path[0]) if len(path) == 1 else None
     if field is None:
         return None
