@@ -182,6 +182,20 @@ def test_sessions_that_do_not_tell_what_they_do(archive: Archive) -> None:
 
 
 @mariadb_only
+def test_a_session_that_looks_again_sees_what_began_in_between(archive: Archive) -> None:
+    """InnoDB's list of transactions stays for a tenth of a second, with the session's own look."""
+    database = database_of(parse_address(archive.url))
+    with database.connect() as reader, archive.engine.connect() as writer:
+        writer.exec_driver_sql("SELECT 1")
+        writer.rollback()
+        find_horizon(database, reader, margin=0)
+        settle(archive, writer, 1)
+        again = find_horizon(database, reader, margin=0)
+        assert again.moment <= archived_at(archive, writer, 1)
+        writer.rollback()
+
+
+@mariadb_only
 def test_mariadb_hides_transactions_without_the_privilege(archive: Archive) -> None:
     """D4: as on PostgreSQL."""
     user = f"sqlbroker_{os.getpid()}"
