@@ -39,10 +39,10 @@ def _media_type(headers: str | None) -> str:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a field is named twice")
-    return found
+    return fields
 
 
 def _refuse(name: str) -> None:
