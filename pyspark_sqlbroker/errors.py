@@ -1,6 +1,7 @@
 """Errors of databases, of Spark and of file systems as `StoreError`."""
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,12 +33,12 @@ def store_errors(*others: type[Exception]) -> Iterator[None]:
 
 
 def _spark_errors() -> tuple[type[Exception], ...]:
-    """None where pyspark is not installed."""
-    try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - pyspark is an extra
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
-    except ModuleNotFoundError:
+    """None where pyspark was not imported: it is an extra, and readers work without it."""
+    if "pyspark.sql" not in sys.modules:
         return ()
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
+
     return Py4JError, PySparkException
 
 
