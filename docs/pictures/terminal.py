@@ -19,49 +19,49 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from docs.pictures import shop
-from faststream_sqlbroker.cli.app import AppGroup, app, help_of
+from faststream_sqlbroker.cli.app import COMMANDS, SHORT, Place, app, help_of
 
 WIDTH = 110
 """Characters of a line."""
 VIEWS: dict[str, Sequence[str]] = {
     "queues": ("queues",),
     "check": ("check", "--max-age", "10m"),
-    "top": ("top", "--count", "1"),
+    "top": ("queues", "top", "--count", "1"),
     "messages": ("messages", "--queue", "orders", "--limit", "6"),
-    "show": ("show", "4701"),
-    "explain": ("explain", "4740"),
-    "tail": ("tail", "--since", "20m", "--count", "1"),
-    "dead": ("dead", "--since", "3h"),
-    "redrive": ("redrive", "--fingerprint", "9f86d081884c7d65", "--dry-run"),
-    "replay": ("replay", "bug 7", "--queue", "email", "--dry-run"),
+    "show": ("messages", "show", "4701"),
+    "explain": ("messages", "explain", "4740"),
+    "tail": ("messages", "tail", "--since", "20m", "--count", "1"),
+    "dead": ("dead-letters", "--since", "3h"),
+    "redrive": ("dead-letters", "redrive", "--fingerprint", "9f86d081884c7d65", "--dry-run"),
+    "replay": ("messages", "replay", "bug 7", "--queue", "email", "--dry-run"),
     "jobs": ("jobs",),
     "audit": ("audit",),
     "subscribers": ("subscribers",),
-    "policies": ("policies",),
-    "unknown": ("unknown",),
+    "policies": ("queues", "policies"),
+    "unknown": ("messages", "unknown"),
     "schedules": ("schedules",),
     "locks": ("locks",),
-    "prune": ("prune", "--failed", "1h", "--dry-run"),
-    "move": ("move", "4741", "4742", "--to", "orders"),
-    "cancel": ("cancel", "--queue", "ordres", "--dry-run"),
-    "retry": ("retry", "4741"),
-    "postpone": ("postpone", "4741", "1h"),
-    "edit": ("edit", "4741", "--priority", "5"),
-    "pause": ("pause", "orders"),
-    "resume": ("resume", "orders"),
-    "drain": ("drain", "shop-7d9f:17:5f1c90ab77d2e403"),
-    "undrain": ("undrain", "shop-7d9f:17:5f1c90ab77d2e403"),
-    "release": ("release", "shop-7d9f:17:5f1c90ab77d2e403"),
-    "release-lock": ("release-lock", "stock-count"),
-    "run-schedule": ("run-schedule", "nightly report"),
-    "pause-schedule": ("pause-schedule", "nightly report"),
-    "resume-schedule": ("resume-schedule", "nightly report"),
-    "forget-schedule": ("forget-schedule", "nightly report"),
-    "forget-unknown": ("forget-unknown", "4411"),
-    "verify": ("verify",),
-    "migrate": ("migrate",),
-    "sql": ("sql",),
-    "publish": ("publish", "orders", '{"order": 17}'),
+    "prune": ("tables", "prune", "--failed", "1h", "--dry-run"),
+    "move": ("messages", "move", "4741", "4742", "--to", "orders"),
+    "cancel": ("messages", "cancel", "--queue", "ordres", "--dry-run"),
+    "retry": ("messages", "retry", "4741"),
+    "postpone": ("messages", "postpone", "4741", "1h"),
+    "edit": ("messages", "edit", "4741", "--priority", "5"),
+    "pause": ("queues", "pause", "orders"),
+    "resume": ("queues", "resume", "orders"),
+    "drain": ("subscribers", "drain", "shop-7d9f:17:5f1c90ab77d2e403"),
+    "undrain": ("subscribers", "undrain", "shop-7d9f:17:5f1c90ab77d2e403"),
+    "release": ("subscribers", "release", "shop-7d9f:17:5f1c90ab77d2e403", "--force"),
+    "release-lock": ("locks", "release", "stock-count"),
+    "run-schedule": ("schedules", "run", "nightly report"),
+    "pause-schedule": ("schedules", "pause", "nightly report"),
+    "resume-schedule": ("schedules", "resume", "nightly report"),
+    "forget-schedule": ("schedules", "forget", "nightly report"),
+    "forget-unknown": ("messages", "forget-unknown", "4411"),
+    "verify": ("tables", "verify"),
+    "migrate": ("tables", "migrate"),
+    "sql": ("tables", "sql"),
+    "publish": ("messages", "publish", "orders", '{"order": 17}'),
 }
 """The command of each picture, without the program's name."""
 BROKER: Any = None
@@ -78,14 +78,38 @@ def svgs() -> dict[str, str]:
 
 
 def page() -> str:
-    """The pictures, each below the command and what the command says of itself."""
-    helps = {name: help_of(name, module) for name, module in AppGroup.table.items()}
-    helps["jobs"] = "List the newest bulk actions."
+    """Every command with what it says of itself, and its picture, if it has one."""
     parts = []
-    for name, words in VIEWS.items():
-        picture = f"![What sqlbroker {' '.join(words)} prints.](commands/{name}.svg)"
-        parts.append(f"### {words[0]}\n\n{helps[words[0]]}\n\n{picture}\n")
+    for name, place in COMMANDS.items():
+        parts.append(f"## {name}\n\n{help_of(place)}\n")
+        if isinstance(place, Place):
+            parts += _pictures(place)
+            continue
+        for word, command in place.commands.items():
+            parts += [f"### {name} {word}\n\n{help_of(command)}{_short(command)}\n"]
+            parts += _pictures(command)
     return "\n".join(parts)
+
+
+def place_of(words: Sequence[str]) -> Place:
+    """The command that these words run."""
+    place = COMMANDS[words[0]]
+    if isinstance(place, Place):
+        return place
+    return place.commands[words[1] if words[1:] and words[1] in place.commands else "list"]
+
+
+def _short(place: Place) -> str:
+    names = [name for name, short in SHORT.items() if short == place]
+    return "".join(f" Also: `sqlbroker {name}`." for name in names)
+
+
+def _pictures(place: Place) -> list[str]:
+    return [
+        f"![What sqlbroker {' '.join(words)} prints.](commands/{name}.svg)\n"
+        for name, words in VIEWS.items()
+        if place_of(words) == place
+    ]
 
 
 @contextmanager

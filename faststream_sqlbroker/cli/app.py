@@ -4,64 +4,126 @@ import ast
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import cleandoc
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, NamedTuple
 
 import rich  # noqa: F401 - commands print with it: main() says so if it is not installed
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-Table = dict[str, str]
-"""Names of commands, each with its module in this folder, which has a function or a group of the
-command's name."""
+
+class Place(NamedTuple):
+    """Where a command is."""
+
+    module: str
+    """In this folder."""
+    function: str
 
 
-def _table(**modules: str) -> Table:
-    """The names of the commands of each module."""
-    return {name: module for module, names in modules.items() for name in names.split()}
+class Group(NamedTuple):
+    """Commands that share a first word. The one named `list` runs if no other one is named."""
+
+    help: str
+    commands: dict[str, Place]
 
 
-LOOK = _table(
-    look="queues messages show explain subscribers policies unknown schedules locks",
-    bulk="dead audit",
-    check="check verify",
-    follow="top tail",
-)
-MEND = _table(
-    mend="pause resume drain undrain cancel retry postpone edit move release publish",
-    prune="prune",
-)
-SCHEDULES = _table(forget="run-schedule pause-schedule resume-schedule")
-FORGET = _table(forget="release-lock forget-schedule forget-unknown")
-BULK = _table(bulk="redrive replay")
-TABLES = _table(schema="sql migrate partitions")
-HTTP = _table(serve="serve hash-password")
-ARCHIVE = _table(
-    archive="export prune erase",
-    lake="status verify repair",
-    replay="replay",
-    report="report",
-)
-GROUPS = {
-    "archive": (
-        "Export the archive to a Delta table, keep that, prune the archive, replay and report."
+Table = dict[str, Place | Group]
+
+
+def _table(**modules: str) -> dict[str, Place]:
+    """The commands of each module: "name", or "name=function" where the two differ."""
+    words = [
+        (module, each.partition("=")) for module in modules for each in modules[module].split()
+    ]
+    return {
+        name: Place(module, (function or name).replace("-", "_"))
+        for module, (name, _, function) in words
+    }
+
+
+OPERATIONS = {
+    "queues": Group(
+        "Show queues and what waits for policies; pause and resume queues.",
+        _table(look="list=queues policies", follow="top", mend="pause resume"),
     ),
-    "spark": "Check Java, Spark and the JDBC drivers.",
-    "jobs": "Show bulk actions; stop, resume and undo them.",
-    "config": "Check files that describe a service.",
+    "messages": Group(
+        "Find messages; publish, change and end them.",
+        _table(
+            look="list=messages show explain unknown",
+            follow="tail",
+            mend="publish retry postpone edit move cancel",
+            bulk="replay",
+            forget="forget-unknown",
+        ),
+    ),
+    "dead-letters": Group(
+        "Group failed messages by their errors, and bring them back.",
+        _table(bulk="list=dead redrive"),
+    ),
+    "subscribers": Group(
+        "List live subscribers; drain them, and release what dead ones hold.",
+        _table(look="list=subscribers", mend="drain undrain release"),
+    ),
+    "schedules": Group(
+        "List schedules; run, pause, resume and forget them.",
+        _table(
+            look="list=schedules",
+            forget=(
+                "run=run-schedule pause=pause-schedule resume=resume-schedule "
+                "forget=forget-schedule"
+            ),
+        ),
+    ),
+    "locks": Group(
+        "List locks, and take them from their holders.",
+        _table(look="list=locks", forget="release=release-lock"),
+    ),
+    "tables": Group(
+        "Make and migrate the tables, look through them, prune the archive.",
+        _table(schema="migrate sql partitions", check="verify", prune="prune"),
+    ),
 }
-"""Names of groups, each with its help; a group has a module of its name."""
+"""Groups whose commands have their function's name, too, without the group."""
+COMMANDS: Table = {
+    **_table(check="check"),
+    **OPERATIONS,
+    "jobs": Group(
+        "Show bulk actions; stop, resume and undo them.",
+        _table(jobs="list=newest show stop resume undo"),
+    ),
+    **_table(bulk="audit"),
+    "archive": Group(
+        "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
+        _table(
+            archive="export prune erase",
+            lake="status verify repair",
+            replay="replay",
+            report="report",
+        ),
+    ),
+    **_table(serve="serve hash-password"),
+    "config": Group("Check files that describe a service.", _table(config="check schema")),
+    "spark": Group("Check Java, Spark and the JDBC drivers.", _table(spark="check")),
+}
+"""What `--help` lists, in this order."""
+SHORT: Table = {
+    place.function.replace("_", "-"): place
+    for group in OPERATIONS.values()
+    for place in group.commands.values()
+    if place.function not in COMMANDS
+}
+"""Names that work and are not listed, as a group has each of these commands."""
 
 
-def help_of(name: str, module: str) -> str:
+def help_of(place: Place | Group) -> str:
     """Return the help of a group or a command: the first paragraph of its docstring, read from the
     source, as importing all modules takes long.
     """
-    if name in GROUPS:
-        return GROUPS[name]
-    loader: Any = getattr(find_spec(f"faststream_sqlbroker.cli.{module}"), "loader", None)
+    if isinstance(place, Group):
+        return place.help
+    loader: Any = getattr(find_spec(f"faststream_sqlbroker.cli.{place.module}"), "loader", None)
     for node in ast.parse(loader.get_source(loader.name) or "").body:
-        if isinstance(node, ast.FunctionDef) and node.name == name.replace("-", "_"):
+        if isinstance(node, ast.FunctionDef) and node.name == place.function:
             text = cleandoc(ast.get_docstring(node) or "").partition("\n\n")[0]
             return " ".join(text.split())
     return ""
@@ -70,83 +132,110 @@ def help_of(name: str, module: str) -> str:
 class ListedCommand(TyperCommand):
     """A command by its name, and a line of help where commands are listed."""
 
-    def __init__(self, name: str, module: str) -> None:
-        super().__init__(name)
-        self.module = module
+    def __init__(self, name: str, place: Place, *, hidden: bool = False) -> None:
+        super().__init__(name, hidden=hidden)
+        self.place = place
 
     def load(self) -> Any:
         """Import the module, and return the command with its options."""
-        name = str(self.name)
-        module = import_module(f"faststream_sqlbroker.cli.{self.module}")
-        command = getattr(module, name.replace("-", "_"))
-        holder = typer.Typer()
-        if isinstance(command, typer.Typer):
-            holder.add_typer(command, name=name, help=GROUPS[name])
-        else:
-            # Not before: it imports FastStream's errors, which `--help` does without.
-            from faststream_sqlbroker.cli.options import grouped  # noqa: PLC0415
+        # Not before: it imports FastStream's errors, which `--help` does without.
+        from faststream_sqlbroker.cli.options import grouped  # noqa: PLC0415
 
-            holder.command(name)(grouped(command))
+        name = str(self.name)
+        module = import_module(f"faststream_sqlbroker.cli.{self.place.module}")
+        holder = typer.Typer(rich_markup_mode=None)
+        holder.command(name)(grouped(getattr(module, self.place.function)))
         return get_group(holder).commands[name]
 
 
 class ListedGroup(TyperGroup):
     """Commands of a table: help and completion read the table, and a command is loaded to run."""
 
-    table: ClassVar[Table]
-
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, table: Table, **options: Any) -> None:
         super().__init__(**options)
-        for name, module in self.table.items():
-            self.add_command(ListedCommand(name, module))
+        for name, place in table.items():
+            self.add_command(_listed(name, place))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Name the commands, each with its help from now on."""
         for command in self.commands.values():
             if isinstance(command, ListedCommand):
-                command.help = help_of(str(command.name), command.module)
+                # The short one is not cut where it is listed.
+                command.help = command.short_help = help_of(command.place)
         return super().list_commands(ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `list` before the arguments if they are for that."""
+        return super().parse_args(ctx, ["list", *args] if self._is_for_list(ctx, args) else args)
+
+    def _is_for_list(self, ctx: Any, args: list[str]) -> bool:
+        if "list" not in self.commands or args[:1] == ["--help"]:
+            return False
+        if not args:
+            # The shell may be about to complete the name of a command.
+            return not ctx.resilient_parsing
+        is_option = args[0].startswith("-")
+        return is_option or (args[0] not in self.commands and bool(self._arguments_of_list()))
+
+    def _list(self) -> Any:
+        command: Any = self.commands["list"]
+        return command.load()
+
+    def _arguments_of_list(self) -> list[Any]:
+        return [each for each in self._list().params if each.param_type_name == "argument"]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command of the arguments, and load it."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.load() if isinstance(command, ListedCommand) else command, rest
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the options of `list`, too."""
+        if "list" in self.commands:
+            self.params = self._list().params
+            self.subcommand_metavar = "| COMMAND [ARGS]..."
+        super().format_help(ctx, formatter)
 
-class ArchiveGroup(ListedGroup):
-    """The commands behind `archive`."""
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete the names of commands, and what `list` takes in their place."""
+        items = super().shell_complete(ctx, incomplete)
+        if "list" in self.commands:
+            command = self._list()
+            with command.make_context("list", [], parent=ctx, resilient_parsing=True) as inner:
+                takers = [command] if incomplete.startswith("-") else self._arguments_of_list()
+                items += [
+                    item for each in takers for item in each.shell_complete(inner, incomplete)
+                ]
+        return list({item.value: item for item in items}.values())
 
-    table = ARCHIVE
+
+def _listed(name: str, place: Place | Group, *, hidden: bool = False) -> Any:
+    if isinstance(place, Place):
+        return ListedCommand(name, place, hidden=hidden)
+    return ListedGroup(
+        dict(place.commands),
+        name=name,
+        help=place.help,
+        short_help=place.help,
+        no_args_is_help="list" not in place.commands,
+        rich_markup_mode=None,
+    )
 
 
 class AppGroup(ListedGroup):
     """All commands."""
 
-    table = (
-        LOOK
-        | MEND
-        | SCHEDULES
-        | FORGET
-        | BULK
-        | TABLES
-        | HTTP
-        | {n: n for n in GROUPS}
-        | {"archive": "app"}
-    )
-
-
-archive = typer.Typer(cls=ArchiveGroup, no_args_is_help=True)
-
-
-@archive.callback(help=GROUPS["archive"])
-def archive_options() -> None:
-    """Make the commands a group without options."""
+    def __init__(self, **options: Any) -> None:
+        super().__init__(COMMANDS, **options)
+        for name, place in SHORT.items():
+            self.add_command(_listed(name, place, hidden=True))
 
 
 app = typer.Typer(
     cls=AppGroup,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # a local may be the database's URL, with its password
+    rich_markup_mode=None,  # its panels cut words in a narrow terminal
     help="See, mend and check what is in the tables of faststream_sqlbroker.",
 )
 

@@ -4,10 +4,9 @@ messages of a person out of the tables and a lake.
 
 from datetime import datetime
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.errors import database_errors
@@ -23,15 +22,17 @@ from faststream_sqlbroker.cli.options import (
     Url,
 )
 from faststream_sqlbroker.cli.output import (
-    PlainConsole,
     Yes,
     ask,
     print_json,
+    print_line,
+    print_table,
     progress,
+    refuse_json,
     row_of,
     tell,
 )
-from faststream_sqlbroker.cli.session import LakeRun, SparkRun
+from faststream_sqlbroker.cli.session import LakeRun, SparkRun, need_folder
 from faststream_sqlbroker.core.times import parse_duration
 
 
@@ -122,16 +123,12 @@ def export(
 
 
 def _print_exported(result: "spark.ExportResult") -> None:
-    table_ = Table("window", "action", "rows", title=result.path)
-    for one in result.windows:
-        table_.add_row(one.name, one.action, f"{one.rows:,}")
-    print_parts(
-        table_,
-        f"{result.rows:,} rows in the windows that were written",
-        f"closed up to {result.horizon}; in the export {reach(result.watermark)}",
-    )
+    rows = [(one.name, one.action, f"{one.rows:,}") for one in result.windows]
+    print_table(result.path, ["window", "action", "rows"], rows)
+    print_line(f"{result.rows:,} rows in the windows that were written")
+    print_line(f"closed up to {result.horizon}; in the export {reach(result.watermark)}")
     for name, problem in result.damaged.items():
-        print_parts(f"{name}: {problem}: sqlbroker archive repair exports its windows again")
+        print_line(f"{name}: {problem}: sqlbroker archive repair exports its windows again")
 
 
 def prune(
@@ -157,6 +154,8 @@ def prune(
 
     The exit code is 1 if the rows of a window were refused, as the export does not hold them all.
     """
+    if exported is not None:
+        need_folder(exported)
     with database_errors(), progress("prune") as move:
         result = spark.prune_archive(
             url,
@@ -183,30 +182,19 @@ def prune(
 def _print_pruned(result: "spark.PruneResult", exported: str | None, refused: int) -> None:
     removed = "would be removed" if result.dry_run else "removed"
     if result.windows:
-        table = Table("window", "rows", "", title=exported)
-        for one in result.windows:
-            what = f"refused: {one.refused}" if one.refused else removed
-            table.add_row(one.name, f"{one.rows:,}", what)
-        print_parts(table)
+        rows = [
+            (one.name, f"{one.rows:,}", f"refused: {one.refused}" if one.refused else removed)
+            for one in result.windows
+        ]
+        print_table(exported or "", ["window", "rows", ""], rows, whole=True)
     for name in result.partitions:
-        print_parts(f"partition {name} {removed}")
-    print_parts(f"{result.rows:,} rows {removed}; {refused} windows were refused")
+        print_line(f"partition {name} {removed}")
+    print_line(f"{result.rows:,} rows {removed}; {refused} windows were refused")
 
 
 def reach(watermark: datetime | None) -> str:
     """Up to when an export has every window, for people."""
     return "there is no window yet" if watermark is None else f"without a gap up to {watermark}"
-
-
-def print_parts(*parts: Any) -> None:
-    """Lines and tables, one below the other."""
-    console = PlainConsole()
-    for part in parts:
-        if isinstance(part, Table) and part.title:
-            # Its path would be folded to the width of the columns.
-            console.print(str(part.title), soft_wrap=True)
-            part.title = None
-        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def erase(
@@ -242,6 +230,10 @@ def erase(
     message that a subscriber has leased stays: the exit code is 1, and the command is to be run
     again with its id. Earlier versions of the export go, too.
     """
+    if not (yes or dry_run):
+        refuse_json(how.as_json)
+    if path is not None:
+        need_folder(path)
     with database_errors():
         session = None if path is None else how.session()
 
@@ -263,8 +255,7 @@ def erase(
 
         found = None if yes and not dry_run else run(dry_run=True)
     if found is not None:
-        if not how.as_json or dry_run:
-            _tell_erased(found, how)
+        _tell_erased(found, how)
         if dry_run:
             raise typer.Exit(1 if found.leased else 0)
         ask("", as_json=how.as_json)

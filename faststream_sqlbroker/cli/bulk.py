@@ -16,10 +16,10 @@ from faststream_sqlbroker.cli.output import (
     print_line,
     print_table,
     progress,
+    refuse_json,
     row_of,
 )
 from faststream_sqlbroker.cli.target import run
-from faststream_sqlbroker.exceptions import SetupError
 
 
 def dead(
@@ -94,8 +94,8 @@ def do_bulk(context: typer.Context, how: BulkRun, plan: Callable[[Admin], Awaita
     """Show the dry run, ask unless `--yes`, and run the job; exit code 1 if it was stopped, has
     failed, if the database refused messages, or if it does not take one whose id was given.
     """
-    if not how.yes and not how.dry_run and how.as_json:
-        raise SetupError("--json does not ask: give --yes, too, or --dry-run")
+    if not (how.yes or how.dry_run):
+        refuse_json(how.as_json)
     planned = run(context, lambda broker: plan(broker.admin))
     is_all = how.dry_run or not planned.expected
     if is_all or not how.as_json:

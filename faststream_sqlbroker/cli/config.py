@@ -9,10 +9,7 @@ import typer
 from faststream_sqlbroker.cli.output import AsJson, print_json, tell
 from faststream_sqlbroker.exceptions import ConfigError
 
-config = typer.Typer(no_args_is_help=True)
 
-
-@config.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The file of YAML.")], as_json: AsJson = False
 ) -> None:
@@ -38,7 +35,6 @@ def check(
         raise typer.Exit(1)
 
 
-@config.command()
 def schema() -> None:
     """Print the JSON Schema of such a file, for editors."""
     from faststream_sqlbroker.config import json_schema  # noqa: PLC0415 - an extra

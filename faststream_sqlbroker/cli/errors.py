@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from faststream_sqlbroker.database.errors import NotConnectedError
-from faststream_sqlbroker.exceptions import AccessError, SetupError, StoreError
+from faststream_sqlbroker.exceptions import AccessError, SchemaError, SetupError, StoreError
 from pyspark_sqlbroker.errors import store_errors
 
 WORDS = (
@@ -58,7 +58,7 @@ def database_errors() -> Iterator[None]:
     except (SetupError, AccessError) as error:
         text = _in_shell(str(error))
         # Other subclasses have more than a text, and name nothing of Python.
-        if text == str(error) or type(error) not in {SetupError, AccessError}:
+        if text == str(error) or type(error) not in {SetupError, SchemaError, AccessError}:
             raise
         raise type(error)(text) from None
 

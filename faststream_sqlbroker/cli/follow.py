@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.live import Live
 
 from faststream_sqlbroker import SqlBroker
@@ -16,6 +17,7 @@ from faststream_sqlbroker.cli.output import (
     PlainConsole,
     print_json_line,
     print_line,
+    print_table,
     row_of,
     table_of,
 )
@@ -52,11 +54,12 @@ def top(
         with Live(console=console, auto_refresh=False, transient=False) as live:
             async for now in _turns(broker, pause, count):
                 rows = [queue_row(each) for each in await broker.admin.queues(queue)]
-                table = table_of(f"Queues at {now:%H:%M:%S} UTC", QUEUE_COLUMNS, rows)
+                title = f"Queues at {now:%H:%M:%S} UTC"
                 if console.is_terminal:
-                    live.update(table, refresh=True)
+                    table = table_of(QUEUE_COLUMNS, rows, width=console.width)
+                    live.update(Group(title, table), refresh=True)
                 else:
-                    console.print(table)
+                    print_table(title, QUEUE_COLUMNS, rows)
 
     _until_interrupted(context, work)
 

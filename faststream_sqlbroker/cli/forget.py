@@ -4,26 +4,35 @@ from typing import Annotated
 
 import typer
 
+from faststream_sqlbroker.cli.complete import complete_lock, complete_schedule
 from faststream_sqlbroker.cli.options import Act, Change
-from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.cli.target import run, run_confirmed
 from faststream_sqlbroker.core.overview import nearest_name
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_LOOKED_AT = 100_000
 """Schedules among which a name is looked for."""
-ScheduleName = Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")]
+ScheduleName = Annotated[
+    str,
+    typer.Argument(
+        help="The schedule's name, as schedules lists it.", autocompletion=complete_schedule
+    ),
+]
 
 
 def release_lock(
     context: typer.Context,
-    key: Annotated[str, typer.Argument(help="The lock's key, as locks lists it.")],
+    key: Annotated[
+        str,
+        typer.Argument(help="The lock's key, as locks lists it.", autocompletion=complete_lock),
+    ],
     how: Change,
 ) -> None:
     """Take a lock from its holder, which learns of it at its next renewal and is not stopped."""
     # It cannot be taken back: the holder works on for up to a third of its lease, next to another.
-    how.confirm(f"take the lock {key} from its holder")
-    had = run(context, lambda broker: broker.admin.release_lock(key, by=how.by))
+    question = f"take the lock {key} from its holder"
+    had = run_confirmed(context, how, question, lambda a: a.release_lock(key, by=how.by))
     text = f"{key} is released" if had else f"{key} had no holder"
     how.tell({"key": key, "had_holder": had}, text)
 
@@ -31,8 +40,10 @@ def release_lock(
 def forget_schedule(context: typer.Context, name: ScheduleName, how: Change) -> None:
     """Remove a schedule that no process declares any more, with the fire times that are due."""
     # Fire times that are due go with it, and no later command brings them back.
-    how.confirm(f"forget the schedule {name}")
-    was = run(context, lambda broker: broker.admin.forget_schedule(name, by=how.by))
+    if not how.yes:
+        _refuse_unknown(context, name)
+    question = f"forget the schedule {name}"
+    was = run_confirmed(context, how, question, lambda a: a.forget_schedule(name, by=how.by))
     text = f"{name} is forgotten" if was else f"there is no schedule {name}"
     how.tell({"name": name, "was_known": was}, text)
 
@@ -49,10 +60,9 @@ def run_schedule(context: typer.Context, name: ScheduleName, how: Act) -> None:
 def pause_schedule(context: typer.Context, name: ScheduleName, how: Change) -> None:
     """Publish nothing of a schedule, in all processes, until it is resumed."""
     # Fire times during the pause are left out, and no later command brings them back.
-    how.confirm(f"pause the schedule {name}")
-    paused = run(context, lambda broker: broker.admin.pause_schedule(name, by=how.by))
-    if not paused:
-        _refuse_unknown(context, name)
+    _refuse_unknown(context, name)
+    question = f"pause the schedule {name}"
+    paused = run_confirmed(context, how, question, lambda a: a.pause_schedule(name, by=how.by))
     text = f"{name} {'is' if paused else 'was'} paused until it is resumed"
     how.tell({"name": name, "paused": paused}, text)
 
@@ -86,7 +96,9 @@ def forget_unknown(
     how: Change,
 ) -> None:
     """Take messages off the list of unknown outcomes, once their outcome was found out."""
-    how.confirm(f"take {len(message_ids)} messages off the list")
-    count = run(context, lambda broker: broker.admin.forget_unknown(*message_ids, by=how.by))
+    question = f"take {len(message_ids)} messages off the list"
+    count = run_confirmed(
+        context, how, question, lambda a: a.forget_unknown(*message_ids, by=how.by)
+    )
     rest = "" if count == len(message_ids) else "; `sqlbroker unknown` shows what is on it"
     how.tell({"forgotten": count}, f"{count} messages are off the list{rest}")

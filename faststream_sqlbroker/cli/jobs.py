@@ -7,29 +7,24 @@ import typer
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.admin import Job
 from faststream_sqlbroker.cli.bulk import job_row, show_jobs, watched
-from faststream_sqlbroker.cli.options import Act, Change, NoWait, grouped
-from faststream_sqlbroker.cli.output import AsJson, print_json, print_table
+from faststream_sqlbroker.cli.options import Act, Change, NoWait
+from faststream_sqlbroker.cli.output import AsJson, print_json, print_table, refuse_json
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
 JobId = Annotated[str, typer.Argument(help="The job's id.")]
 
-jobs = typer.Typer(invoke_without_command=True)
 
-
-@jobs.callback()
 def newest(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, help="Most jobs to show.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List the newest bulk actions."""
-    if context.invoked_subcommand is None:
-        found = run(context, lambda broker: broker.admin.audit(bulk=True, limit=limit))
-        show_jobs("Jobs", found, as_json=as_json)
+    found = run(context, lambda broker: broker.admin.audit(bulk=True, limit=limit))
+    show_jobs("Jobs", found, as_json=as_json)
 
 
-@jobs.command()
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:
     """Show how far a job has come."""
     job = _job(context, job_id)
@@ -40,16 +35,12 @@ def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None
     print_table(f"Job {job.id}", ["field", "value"], rows)
 
 
-@jobs.command()
-@grouped
 def stop(context: typer.Context, job_id: JobId, how: Act) -> None:
     """Let a job rest; what is done stays done."""
     job = run(context, lambda broker: broker.admin.stop_job(job_id, by=how.by))
     how.tell(job_row(job), str(job))
 
 
-@jobs.command()
-@grouped
 def resume(context: typer.Context, job_id: JobId, how: Act, no_wait: NoWait = False) -> None:
     """Let a job go on that was stopped or has failed."""
 
@@ -60,12 +51,17 @@ def resume(context: typer.Context, job_id: JobId, how: Act, no_wait: NoWait = Fa
     _tell_end(run(context, work), how)
 
 
-@jobs.command()
-@grouped
 def undo(context: typer.Context, job_id: JobId, how: Change, no_wait: NoWait = False) -> None:
     """Take back what a job has done to messages that nothing has touched since."""
     if not how.yes:
-        how.confirm(f"undo {_job(context, job_id)}")
+        refuse_json(how.as_json)
+        job = _job(context, job_id)
+        if not job.can_be_undone:
+            raise SetupError(
+                f"the job cannot be undone, got {job}: it must be a bulk action that has ended or "
+                "is stopped, and neither an undo nor undone"
+            )
+        how.confirm(f"undo {job}")
 
     async def work(broker: SqlBroker) -> Job:
         undone = await broker.admin.undo(job_id, wait=False, by=how.by)

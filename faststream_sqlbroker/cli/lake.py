@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 import pyspark_sqlbroker as spark
-from faststream_sqlbroker.cli.archive import print_parts, reach
+from faststream_sqlbroker.cli.archive import reach
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.options import Primary, SafetyLag, Since, Source, Url, UrlIfNeeded
-from faststream_sqlbroker.cli.output import print_json, row_of, tell
-from faststream_sqlbroker.cli.session import LakeRun, SparkRun
+from faststream_sqlbroker.cli.output import print_json, print_line, print_table, row_of, tell
+from faststream_sqlbroker.cli.session import LakeRun, SparkRun, need_folder
 from faststream_sqlbroker.core.times import length_text, parse_duration
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -41,6 +40,7 @@ def verify(
     """
     if database and url is None:
         raise SetupError("--database asks the database: give --url or SQLBROKER_URL")
+    need_folder(path)
     with database_errors():
         found = spark.verify_export(
             how.session(),
@@ -86,6 +86,7 @@ def repair(
 
     The exit code is 1 if a window stays damaged.
     """
+    need_folder(path)
     with database_errors():
         done = spark.repair_export(how.session_of(url), url, path, source=source)
     counts = f"{len(done.windows)} windows were repaired, {len(done.left)} stay damaged"
@@ -121,6 +122,7 @@ def status(
     """Show what an export holds, and up to when; with --freshness how far it is behind."""
     if freshness and url is None:
         raise SetupError("--freshness asks the database: give --url or SQLBROKER_URL")
+    need_folder(path)
     behind = None
     with database_errors():
         session = how.session()
@@ -145,17 +147,15 @@ def status(
 
 
 def _print_status(found: "spark.ExportStatus") -> None:
-    table = Table("window", "rows", title=found.path)
-    for one in found.windows:
-        table.add_row(one.name, f"{one.rows:,}")
+    rows = [(one.name, f"{one.rows:,}") for one in found.windows]
+    print_table(found.path, ["window", "rows"], rows)
     source = ", ".join(
         f"{name} {value}" for name, value in found.source.items() if value is not None
     )
-    print_parts(
-        table,
-        f"of {source}",
-        f"{reach(found.watermark)}; {found.rows:,} rows",
-        f"{found.files} files of {found.bytes:,} bytes; version {found.version} of the table",
+    print_line(f"of {source}")
+    print_line(f"{reach(found.watermark)}; {found.rows:,} rows")
+    print_line(
+        f"{found.files} files of {found.bytes:,} bytes; version {found.version} of the table"
     )
 
 
@@ -166,7 +166,5 @@ def _print_freshness(behind: "spark.Freshness") -> None:
         else f"; the watermark is {length_text(behind.watermark_age)} old"
     )
     rows = f"{'more than ' if behind.capped else ''}{behind.rows_behind:,}"
-    print_parts(
-        f"closed up to {behind.horizon}{old}",
-        f"{rows} rows of closed windows are not in the export",
-    )
+    print_line(f"closed up to {behind.horizon}{old}")
+    print_line(f"{rows} rows of closed windows are not in the export")

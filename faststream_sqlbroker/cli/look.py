@@ -20,6 +20,7 @@ from faststream_sqlbroker.admin.findings import MAX_AGE
 from faststream_sqlbroker.cli.options import WhichEnded
 from faststream_sqlbroker.cli.output import (
     AsJson,
+    print_error,
     print_json,
     print_line,
     print_table,
@@ -202,7 +203,11 @@ def show(
     hook = _hook(redact)
     detail = run(context, lambda broker: broker.admin.message(message_id, body=body, redact=hook))
     if detail is None:
-        print_line(f"there is no message {message_id}, live or archived")
+        text = f"there is no message {message_id}, live or archived"
+        if as_json:
+            print_error(text, "NotFound", 1)
+        else:
+            print_line(text)
         raise typer.Exit(1)
     if as_json:
         print_json(

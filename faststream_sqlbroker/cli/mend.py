@@ -19,7 +19,7 @@ from faststream_sqlbroker.cli.output import (
     row_of,
     warn,
 )
-from faststream_sqlbroker.cli.target import run
+from faststream_sqlbroker.cli.target import check, run, run_confirmed
 from faststream_sqlbroker.core.overview import meant_text, nearest_names
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -41,6 +41,8 @@ def pause(
 
     warn_of_queue(context, queue, as_json=how.as_json)
     if not how.yes:
+        refuse_json(how.as_json)
+        check(context, [lambda a: a.pause(queue, reason=reason, until=until, by=how.by)])
         how.confirm(run(context, look))
 
     async def work(broker: SqlBroker) -> Any:
@@ -146,8 +148,12 @@ def release(
     ] = False,
 ) -> None:
     """Release what a worker has leased that ended without a stop."""
-    how.confirm(f"release all messages that {worker} has leased")
-    count = run(context, lambda broker: broker.admin.release(worker, force=force, by=how.by))
+    count = run_confirmed(
+        context,
+        how,
+        f"release all messages that {worker} has leased",
+        lambda a: a.release(worker, force=force, by=how.by),
+    )
     how.tell({"worker": worker, "released": count}, f"released {count} messages of {worker}")
 
 
@@ -161,8 +167,8 @@ WorkerName = Annotated[
 
 def drain(context: typer.Context, worker: WorkerName, how: Change) -> None:
     """Let a worker claim nothing more: it ends what it runs, and stays alive."""
-    how.confirm(f"{worker} claims nothing more until it is undrained")
-    names = run(context, lambda broker: broker.admin.drain(worker, by=how.by))
+    text = f"{worker} claims nothing more until it is undrained"
+    names = run_confirmed(context, how, text, lambda a: a.drain(worker, by=how.by))
     lines = [f"{name} is drained" for name in names] or [f"{worker} was drained already"]
     how.tell({"worker": worker, "drained": names}, *lines)
 
@@ -233,6 +239,7 @@ def _change(
     # Rows may change between the look and the action; what was not changed is reported then.
     if not how.yes:
         refuse_json(how.as_json)
+        check(context, [lambda a, n=each: action(a, n) for each in ids])
         _show_first(context, ids, as_json=False)
         how.confirm(f"{what}: {len(ids)} messages")
 

@@ -11,12 +11,13 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from enum import Enum
 from functools import partial
+from textwrap import wrap
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from faststream_sqlbroker.core.overview import Count
@@ -53,6 +54,10 @@ IDS = frozenset({"id", "fingerprint", "worker"})
 """Columns that are given to other commands."""
 LEAST_WIDTH = 16
 """Characters of a column that is still read with ease; a shorter one is never folded."""
+LONGEST_WORD = 30
+"""Characters of a word that is never folded in a column; a longer one may be."""
+UNLIMITED = 10_000
+"""Characters of a line for a program."""
 GAP = 2
 """Spaces between columns."""
 
@@ -66,6 +71,12 @@ def print_json(value: Any) -> None:
 def print_json_line(value: Any) -> None:
     """One JSON document in one line, written at once."""
     typer.echo(json.dumps(_safe(value), default=_plain))
+
+
+def print_error(text: str, kind: str, exit_code: int) -> None:
+    """One JSON document in one line on stderr; stdout has results only."""
+    document = {"error": text, "type": kind, "exit_code": exit_code}
+    typer.echo(json.dumps(document), err=True)
 
 
 def _safe(value: Any, levels: int = DEEPEST) -> Any:
@@ -116,55 +127,87 @@ def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole: bool = False
 ) -> None:
     """Print a table, with numbers to the right. Texts are cut, unless they are `whole`."""
-    table = table_of(title, columns, rows, whole=whole)
-    PlainConsole(width=_width(table)).print(table)
+    width = _width()
+    table = table_of(columns, rows, whole=whole, width=width)
+    if title:
+        print_line(title)
+    PlainConsole(width=UNLIMITED if width is None else width).print(table)
 
 
-def _width(table: Table) -> int | None:
-    """Characters of a line; None: the terminal's, as the columns can be folded to fit it.
-
-    A program gets whole lines, and so does a terminal that is too narrow for the columns: it breaks
-    lines by itself, and words stay whole.
-    """
+def _width() -> int | None:
+    """Characters of a line for people; None: a program reads it, which gets whole lines."""
     console = PlainConsole()
-    widest = [max(map(cell_len, _texts(column))) for column in table.columns]
-    folded = zip(table.columns, widest, strict=True)
-    least = [wide if column.no_wrap else min(wide, LEAST_WIDTH) for column, wide in folded]
-    gaps = GAP * len(widest)
-    is_for_people = console.is_terminal or "COLUMNS" in os.environ
-    if is_for_people and sum(least) + gaps <= console.width:
-        return None
-    return max(sum(widest) + gaps, cell_len(str(table.title)))
-
-
-def _texts(column: Column) -> list[str]:
-    return [str(text) for text in (column.header, *column.cells)]
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else None
 
 
 def table_of(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, whole: bool = False
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    whole: bool = False,
+    width: int | None = None,
 ) -> Table:
-    """Make a table for a console, as `print_table` prints it."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, GAP, 0, 0))
+    """Make a table whose words are whole in a line of `width` characters.
+
+    Columns are folded between words. Where even that is too wide, each row is shown as lines of
+    its own: a column and its value in each.
+    """
     listed = [list(row) for row in rows]
+    cells = [[_cell(value, whole=whole) for value in row] for row in listed]
+    texts = [[name, *(row[at] for row in cells)] for at, name in enumerate(columns)]
+    widths = [max(map(cell_len, column)) for column in texts]
+    if width is not None:
+        least = [_least_width(column, most) for column, most in zip(texts, widths, strict=True)]
+        spare = width - sum(least) - GAP * len(least)
+        if spare < 0:
+            return _records(columns, cells, width)
+        for at, most in enumerate(widths):
+            widths[at] = min(most, least[at] + spare)
+            spare -= widths[at] - least[at]
+    table = Table(box=None, padding=(0, GAP, 0, 0))
     for at, name in enumerate(columns):
         number = all(isinstance(row[at], int | float | Count) for row in listed)
-        # Words are not cut: names of queues are copied from here.
         justify: Literal["left", "right"] = "right" if listed and number else "left"
-        short = all(len(_cell(row[at])) <= LEAST_WIDTH for row in listed)
-        # An id in two lines could not be copied.
-        is_whole = name in IDS or (short and len(name) <= LEAST_WIDTH)
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=is_whole)
-    for row in listed:
-        table.add_row(*(_cell(value, whole=whole) for value in row))
+        table.add_column(name, justify=justify, overflow="fold", width=widths[at])
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def _least_width(texts: Sequence[str], most: int) -> int:
+    # An id in two lines could not be copied.
+    if texts[0] in IDS:
+        return most
+    words = (cell_len(word) for text in texts for word in text.split())
+    return max(min(most, LEAST_WIDTH), min(max(words, default=0), LONGEST_WORD))
+
+
+def _records(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Table:
+    """Each row below the other, without what is empty."""
+    table = Table(box=None, padding=(0, GAP, 0, 0), show_header=False)
+    names = max(map(cell_len, columns))
+    table.add_column(width=names)
+    table.add_column(overflow="fold", width=max(width - names - 2 * GAP, LEAST_WIDTH))
+    for at, row in enumerate(cells):
+        if at:
+            table.add_row()
+        for name, text in zip(columns, row, strict=True):
+            if text:
+                table.add_row(name, text)
     return table
 
 
 def print_line(text: str) -> None:
-    """Lines as they are, however long."""
+    """Lines as they are for a program; for people they are folded between words."""
     console = PlainConsole()
+    width = _width()
     for line in text.splitlines():
-        console.print(line, soft_wrap=True)
+        parts = [line]
+        if width is not None:
+            # A longer word, such as a path, stays whole: it is copied.
+            parts = wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""]
+        for part in parts:
+            console.print(part, soft_wrap=True)
 
 
 def warn(text: str) -> None:
@@ -188,8 +231,11 @@ def _cell(value: Any, *, whole: bool = False) -> str:
     if isinstance(value, Enum):
         return value.name
     # The first line of an error has its type and its message.
-    text = str(value).partition("\n")[0]
-    return text if whole or len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 3] + "..."
+    text = visible(str(value).partition("\n")[0])
+    if whole or len(text) <= SHOWN_TEXT:
+        return text
+    start = text[: SHOWN_TEXT - 3]
+    return (start.rpartition(" ")[0] or start) + "..."
 
 
 @contextmanager
@@ -232,4 +278,4 @@ def refuse_json(as_json: bool) -> None:
         SetupError: it is.
     """
     if as_json:
-        raise SetupError("--json does not ask: give --yes, too")
+        raise SetupError("--json does not ask: give --yes, too, or --dry-run if there is one")

@@ -7,6 +7,7 @@ import typer
 from faststream_sqlbroker import Retention
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.options import Change
+from faststream_sqlbroker.cli.output import refuse_json
 from faststream_sqlbroker.cli.target import run
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -51,6 +52,8 @@ def prune(
             unless_loaded_by=unless_loaded_by,
         )
 
+    if not (dry_run or how.yes):
+        refuse_json(how.as_json)
     if dry_run or not how.yes:
         found = run(context, lambda broker: broker.admin.prune(retention, dry_run=True))
         if dry_run:

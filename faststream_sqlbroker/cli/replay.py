@@ -3,14 +3,13 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 import pyspark_sqlbroker as our
 from faststream_sqlbroker.cli.errors import database_errors
 from faststream_sqlbroker.cli.look import headers_of
 from faststream_sqlbroker.cli.options import ArchiveTable, Queues, Since, Until, Url
-from faststream_sqlbroker.cli.output import PlainConsole, print_json, refuse_json, row_of
-from faststream_sqlbroker.cli.session import SparkRun, read_rows
+from faststream_sqlbroker.cli.output import print_json, print_line, print_table, refuse_json, row_of
+from faststream_sqlbroker.cli.session import SparkRun, need_folder, read_rows
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
@@ -108,6 +107,8 @@ def replay(
     _check_error(failed_in, reason, error_type)
     if not yes:
         refuse_json(how.as_json)
+    if path is not None:
+        need_folder(path)
     with database_errors():
         session = how.session_of(None if path else url)
         frame = read_rows(session, url, path, chosen, id_ or [], last_only=not redriven)
@@ -121,15 +122,14 @@ def replay(
 
 def _shown_first(frame: "DataFrame", url: str, options: dict[str, Any], *, yes: bool) -> None:
     """Show what would be published, ask, and publish."""
-    console = PlainConsole()
     found = our.replay(frame, url, **options)
-    show(console, found)
+    _show(found)
     if not found.messages:
-        console.print("There is nothing to publish.")
+        print_line("There is nothing to publish.")
         return
     if not yes and not typer.confirm(f"Publish {found.messages} messages?"):
         raise typer.Exit(1)
-    show(console, our.replay(frame, url, dry_run=False, **options))
+    _show(our.replay(frame, url, dry_run=False, **options))
 
 
 def _check_error(failed_in: str | None, reason: str | None, error_type: str | None) -> None:
@@ -147,21 +147,19 @@ def _of_error(
     return frame.where(failed_with(failed_in, reason, error_type))
 
 
-def show(console: PlainConsole, result: "ReplayResult") -> None:
+def _show(result: "ReplayResult") -> None:
     """Print what a replay did or would do."""
     done = "would be published" if result.dry_run else "published"
-    table = Table("queue", done, title=f"replay {result.job}: {result.rows} rows")
-    for name, count in result.queues.items():
-        table.add_row(name, str(count))
-    table.add_section()
-    table.add_row("published before", str(result.already))
-    if result.redriven:
-        table.add_row("went on since, left out", str(result.redriven))
-    table.add_row("bytes of payloads", str(result.bytes))
-    console.print(table)
+    rows = [
+        *result.queues.items(),
+        ("published before", result.already),
+        *([("went on since, left out", result.redriven)] if result.redriven else []),
+        ("bytes of payloads", result.bytes),
+    ]
+    print_table(f"replay {result.job}: {result.rows} rows", ["queue", done], rows)
     if result.dry_run and result.sample:
-        sample = Table("id", "queue", "key", "bytes", "headers", title="the first of them")
-        for one in result.sample:
-            shown = (one["id"], one["queue"], one["key"] or "", one["bytes"], short(one["headers"]))
-            sample.add_row(*(str(value) for value in shown))
-        console.print(sample)
+        sample = [
+            (one["id"], one["queue"], one["key"], one["bytes"], short(one["headers"]))
+            for one in result.sample
+        ]
+        print_table("the first of them", ["id", "queue", "key", "bytes", "headers"], sample)

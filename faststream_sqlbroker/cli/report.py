@@ -17,7 +17,7 @@ from faststream_sqlbroker.cli.options import (
     UrlIfNeeded,
 )
 from faststream_sqlbroker.cli.output import tell
-from faststream_sqlbroker.cli.session import SparkRun, read_rows
+from faststream_sqlbroker.cli.session import SparkRun, need_folder, read_rows
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.load.selection import ARCHIVE, select_rows
 from pyspark_sqlbroker.moments import Moment, parse_moment
@@ -52,8 +52,8 @@ def report(
     message_url: Annotated[
         str | None,
         typer.Option(
-            help='Address of a message\'s page, like "https://ops.example/ui/messages/{id}": ids '
-            "become links to it."
+            help='Address of a message\'s page, like "https://ops.example/{id}": ids become links '
+            "to it."
         ),
     ] = None,
 ) -> None:
@@ -65,6 +65,8 @@ def report(
         raise SetupError(
             "give --url (or SQLBROKER_URL) for the database, or --path for an export of it"
         )
+    if path is not None:
+        need_folder(path)
     with database_errors():
         spark = how.session_of(url if path is None else None)
         where = _table_options(table, schema) if path is None else ["--path", path]

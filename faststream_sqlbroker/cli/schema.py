@@ -9,17 +9,17 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection, inspect, select
 
-from faststream_sqlbroker import SqlBroker
+from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
 from faststream_sqlbroker.admin.arguments import operator_name
 from faststream_sqlbroker.cli.options import Change
-from faststream_sqlbroker.cli.output import AsJson, print_json, print_line
+from faststream_sqlbroker.cli.output import AsJson, print_json, print_line, refuse_json
 from faststream_sqlbroker.cli.target import run, target_of
 from faststream_sqlbroker.database.parts.audit import note_action
 from faststream_sqlbroker.database.retention import add_noted
 from faststream_sqlbroker.exceptions import SchemaError, SetupError
 from faststream_sqlbroker.schema.functions import render_functions
 from faststream_sqlbroker.schema.migrate import HEAD, MIGRATED, render, upgrade, versions
-from faststream_sqlbroker.schema.partitions import convert_archive, need_postgresql
+from faststream_sqlbroker.schema.partitions import archive_of, convert_archive, need_postgresql
 
 Since = Annotated[str | None, typer.Option(help="Only what comes after this version; default all.")]
 
@@ -79,8 +79,8 @@ def migrate(
 
     What was done is in the audit.
     """
-    if how.as_json and not (how.yes or dry_run):
-        raise SetupError("--json does not ask: give --yes, or --dry-run")
+    if not (how.yes or dry_run):
+        refuse_json(how.as_json)
     who = operator_name(how.by)
     version, pending = run(context, _pending)
     done = bool(pending) and not dry_run
@@ -167,7 +167,8 @@ def partitions(
     --convert builds a unique index first, which takes as long as reading the archive; messages are
     archived during it.
     """
-    if convert:
+    if convert and not how.yes:
+        run(context, lambda broker: _partitioned(broker, every))
         how.confirm("partitions: the archive will be converted")
     converted, added = run(
         context, lambda broker: _add_partitions(broker, every, how.by, convert=convert)
@@ -177,15 +178,26 @@ def partitions(
     how.tell(told, *first, f"{len(added)} partitions added", *added)
 
 
+async def _partitioned(broker: SqlBroker, every: str | None) -> SqlBrokerSchemaConfig:
+    """The tables with the partitions that are asked for.
+
+    Raises:
+        SetupError: `every` is not valid, or the database has no partitions.
+    """
+    config = broker._store.tables.config  # noqa: SLF001 - the same package
+    if every is not None:
+        config = replace(config, archive_partitions=every)
+    need_postgresql(broker.engine.dialect.name, config)
+    archive_of(config)
+    return config
+
+
 async def _add_partitions(
     broker: SqlBroker, every: str | None, by: str | None, *, convert: bool
 ) -> tuple[bool, list[str]]:
     who = operator_name(by)
     store = broker._store  # noqa: SLF001 - the same package
-    config = store.tables.config
-    if every is not None:
-        config = replace(config, archive_partitions=every)
-    need_postgresql(broker.engine.dialect.name, config)
+    config = await _partitioned(broker, every)
     converted = False
     if convert:
         # An index can only be built concurrently outside of a transaction.

@@ -1,5 +1,7 @@
 """What commands read by Spark: a quiet session, and the rows of an export."""
 
+import os
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +10,22 @@ from typing import TYPE_CHECKING
 import pyspark_sqlbroker as spark
 from faststream_sqlbroker.cli.options import Jars, Master
 from faststream_sqlbroker.cli.output import AsJson
+from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.load.selection import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+SPARK_SETTINGS = (
+    "HADOOP_CONF_DIR",
+    "PYSPARK_GATEWAY_PORT",
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_CONF_DIR",
+    "SPARK_HOME",
+    "SPARK_REMOTE",
+)
+"""Variables that bring a configuration, by which a path without a scheme may be elsewhere."""
 QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -47,6 +59,24 @@ class SparkRun(LakeRun):
     def session_of(self, url: str | None) -> "SparkSession":
         """Start a session with the JDBC driver of the URL's database."""
         return self.session(self.jar, url)
+
+
+def need_folder(path: str) -> None:
+    """Refuse a missing folder of this machine, without the seconds in which Java starts.
+
+    What is elsewhere, or may be by Spark's configuration, is for Spark to find.
+
+    Raises:
+        SetupError: there is no such folder.
+    """
+    scheme, colon, place = path.partition(":")
+    if colon and scheme != "file":
+        return
+    is_local = bool(colon) or not any(name in os.environ for name in SPARK_SETTINGS)
+    local = Path(re.sub("^//+", "/", place) if colon else path)
+    # Spark reads all that match a pattern.
+    if is_local and not local.exists() and not set("*?[{") & set(path):
+        raise SetupError(f"there is no folder {path}: give the path of an export")
 
 
 def read_rows(

@@ -7,26 +7,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from faststream_sqlbroker.cli.options import Jars
-from faststream_sqlbroker.cli.output import PlainConsole
+from faststream_sqlbroker.cli.output import print_table
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.drivers import DRIVERS, need_jar, need_java, wanted_kinds
 
 OLDEST_SPARK = (4, 0)
 PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "pymysql", "adbc-driver-postgresql")
 
-spark = typer.Typer(no_args_is_help=True)
 
-
-@spark.callback()
-def commands() -> None:
-    """Make the commands a group, even if there is only one."""
-
-
-@spark.command()
 def check(
     database: Annotated[
         list[str] | None,
@@ -38,18 +28,15 @@ def check(
 
     The exit code is 1 if anything is missing.
     """
-    table = Table("", "found", "where, or what to do", title="Spark")
+    rows: list[tuple[str, str, str]] = []
     missing = False
-    found: str | Text
     for name, look in _checks(wanted_kinds(database or None), jar or []):
         try:
-            found, where = look()
+            rows.append((name, *look()))
         except SetupError as error:
-            found = Text("no", style="red")
-            where = str(error)
+            rows.append((name, "no", str(error)))
             missing = True
-        table.add_row(name, found, where)
-    PlainConsole().print(table)
+    print_table("Spark", ["", "found", "where, or what to do"], rows, whole=True)
     raise typer.Exit(1 if missing else 0)
 
 

@@ -2,14 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import typer
 
 from faststream_sqlbroker import SqlBroker, SqlBrokerSchemaConfig
+from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.cli.errors import database_errors
+from faststream_sqlbroker.cli.options import Change
+from faststream_sqlbroker.cli.output import refuse_json
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -72,7 +77,66 @@ def run(
 
     Errors of the database are errors of this package, without the URL.
     """
-    target = target_of(context)
+    return run_on(target_of(context), work, logger=logger)
+
+
+def run_confirmed(
+    context: typer.Context, how: Change, text: str, change: Callable[[Admin], Awaitable[T]]
+) -> T:
+    """Check what was given, show the text, ask, and make the change; with `--yes` only make it.
+
+    Raises:
+        SetupError: what was given is not valid, or the output is for a program.
+    """
+    if not how.yes:
+        refuse_json(how.as_json)
+        check(context, [change])
+        how.confirm(text)
+    return run(context, lambda broker: change(broker.admin))
+
+
+def check(context: typer.Context, changes: Iterable[Callable[[Admin], Awaitable[object]]]) -> None:
+    """Check what was given for each change, which ends before it writes anything.
+
+    Raises:
+        SetupError: what was given is not valid.
+    """
+
+    async def work(broker: SqlBroker) -> None:
+        admin = copy(broker.admin)
+        admin.__class__ = _Checks
+        for change in changes:
+            with suppress(_ReachedWriteError):
+                await change(admin)
+
+    run(context, work)
+
+
+class _ReachedWriteError(Exception):
+    """A change has checked what it was given, and would write now."""
+
+
+class _NoStore:
+    """Stands for the store of a change that is only checked."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *_args: Any, **_options: Any) -> Any:
+        raise _ReachedWriteError
+
+
+class _Checks(Admin):
+    _changing: Any = _NoStore()
+
+
+def run_on(
+    target: Target,
+    work: Callable[[SqlBroker], Awaitable[T]],
+    *,
+    logger: logging.Logger | None = None,
+) -> T:
+    """Do `work` with the broker of `target`, as `run`."""
 
     async def working() -> T:
         broker = target.broker(logger)

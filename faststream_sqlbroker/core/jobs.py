@@ -122,6 +122,12 @@ class Job:
             texts.append(f"and {len(missing) - MAX_NOTED} more")
         return "; ".join(texts)
 
+    @property
+    def can_be_undone(self) -> bool:
+        """Tell a bulk action that has ended or is stopped, and is neither an undo nor undone."""
+        is_change = self.filters is not None and self.action in BULK
+        return is_change and self.undone_by is None and self.state != "running"
+
     def moved(self, cursor: Position | None, *, done: int, skipped: int) -> "Job":
         """Count one more batch; after the last one, with `cursor` None, the job has ended."""
         moved = replace(self, cursor=cursor, done=self.done + done, skipped=self.skipped + skipped)

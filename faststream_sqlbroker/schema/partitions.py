@@ -105,7 +105,7 @@ def add_partition(connection: Connection, config: SqlBrokerSchemaConfig) -> str 
     Raises:
         SchemaError: the archive has no partitions.
     """
-    archive = _archive_of(config)
+    archive = archive_of(config)
     if not is_partitioned(connection, archive):
         raise SchemaError(not_partitioned(archive))
     _wait_little(connection)
@@ -145,7 +145,7 @@ def drop_partition(
         before: Every row of the partition is older.
         empty: Only one without rows.
     """
-    archive = _archive_of(config)
+    archive = archive_of(config)
     _wait_little(connection)
     for each in list_partitions(connection, archive):
         if each.end > before:
@@ -193,7 +193,7 @@ def convert_archive(connection: Connection, config: SqlBrokerSchemaConfig) -> bo
         sqlalchemy.exc.DBAPIError: a lock was not free in time, or the user is not the owner.
     """
     need_postgresql(connection.dialect.name, config)
-    archive = _archive_of(config)
+    archive = archive_of(config)
     name = _named(archive)
     kind = connection.execute(text(_IS_PARTITIONED), {"archive": name}).scalar()
     if kind is None:
@@ -320,7 +320,12 @@ def _default_has(connection: Connection, archive: Table, start: datetime, end: d
     return connection.execute(found, {"start": start, "end": end}).first() is not None
 
 
-def _archive_of(config: SqlBrokerSchemaConfig) -> Table:
+def archive_of(config: SqlBrokerSchemaConfig) -> Table:
+    """Return the archive that has partitions.
+
+    Raises:
+        SchemaError: there is none.
+    """
     archive = build_tables(config, dialect_name="postgresql").archive
     if archive is None or config.archive_partitions is None:
         raise SchemaError(

@@ -4,11 +4,10 @@ import re
 from xml.etree import ElementTree as ET
 
 import pytest
-from typer.main import get_command
 
 from docs.pictures import __main__ as pictures
 from docs.pictures import terminal
-from faststream_sqlbroker.cli.app import BULK, FORGET, LOOK, MEND, TABLES, app
+from faststream_sqlbroker.cli.app import COMMANDS, OPERATIONS, Group, ListedCommand, Place
 from tools.files import with_block, write_or_compare
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,17 +30,30 @@ def test_the_pictures_and_the_page_are_what_the_commands_print(drawn: dict[str, 
     assert with_block(page, "views", terminal.page()) == page
 
 
+def _operations() -> set[Place]:
+    return {place for group in OPERATIONS.values() for place in group.commands.values()}
+
+
 def test_every_command_for_messages_and_tables_has_a_picture() -> None:
-    shown = {words[0] for words in terminal.VIEWS.values()}
+    shown = {terminal.place_of(words) for words in terminal.VIEWS.values()}
+    names = _operations() | {terminal.place_of(words) for words in (["check"], ["audit"], ["jobs"])}
     # The partitions are PostgreSQL's, and the shop is in SQLite.
-    names = {*LOOK, *MEND, *FORGET, *BULK, *TABLES} - {"partitions"}
-    assert names | {"jobs"} <= shown
+    assert [place.function for place in names - shown] == ["partitions"]
+
+
+def test_every_command_is_on_the_page() -> None:
+    """Also those that print no picture."""
+    lines = pictures.COMMANDS_PAGE.read_text().splitlines()
+    for name, place in COMMANDS.items():
+        assert f"## {name}" in lines
+        for word in place.commands if isinstance(place, Group) else ():
+            assert f"### {name} {word}" in lines
 
 
 def test_every_command_for_messages_and_tables_prints_json() -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
-    for name in (*LOOK, *MEND, *FORGET, *BULK, *TABLES):
-        assert "as_json" in {parameter.name for parameter in commands[name].load().params}, name
+    for place in _operations():
+        params = ListedCommand(place.function, place).load().params
+        assert "as_json" in {parameter.name for parameter in params}, place
 
 
 def test_a_picture_is_well_formed_and_asks_no_other_host(drawn: dict[str, str]) -> None:

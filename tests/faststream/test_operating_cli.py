@@ -4,11 +4,14 @@ import asyncio
 import getpass
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import threading
 from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
 
 from faststream_sqlbroker import Debounce, Delay, SqlBroker, Throttle
-from faststream_sqlbroker.cli.app import app
+from faststream_sqlbroker.cli import complete
+from faststream_sqlbroker.cli.app import OPERATIONS, app
 from faststream_sqlbroker.core.overview import Count
 from faststream_sqlbroker.core.text import load_headers
 from faststream_sqlbroker.exceptions import AccessError, LockLostError, SetupError
@@ -26,6 +30,7 @@ from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
 
+GROUPED_QUEUES = list(OPERATIONS["queues"].commands)
 pytestmark = pytest.mark.capability("the command `sqlbroker`: look, mend, check")
 
 
@@ -85,6 +90,9 @@ async def test_what_there_is_is_shown(shell: Shell, broker: SqlBroker) -> None:
     assert (await shell.json("explain", str(message_id)))["state"] == "PENDING"
     await shell.run("explain", "999999", code=1)
     await shell.run("show", "999999", code=1)
+    missing = await shell.result("show", "999999", "--json")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert json.loads(missing.stderr)["error"].startswith("there is no message 999999")
 
 
 async def test_a_failed_message_shows_its_reason_and_its_error(
@@ -155,16 +163,122 @@ async def test_text_that_is_nearly_json_is_published_with_a_warning(shell: Shell
 async def test_a_table_for_a_program_has_whole_lines(
     shell: Shell, broker: SqlBroker, database_url: str
 ) -> None:
-    """So it does on a terminal that is too narrow; else columns are folded to fit it."""
+    """On a terminal no word is cut: columns are folded, or rows are shown one below the other."""
     name = "a queue with a name of many words, which a narrow terminal folds"
     await broker.admin.pause(name, by="ola", reason="they are many")
-    for columns, is_folded in ((None, False), ("200", False), ("110", True), ("40", False)):
+    for columns, is_folded in ((None, False), ("200", False), ("110", True), ("60", True)):
         env = {"SQLBROKER_URL": database_url, "COLUMNS": columns, "TERM": "dumb"}
         found = await asyncio.to_thread(CliRunner(env=env).invoke, app, ["audit"])
         assert (f"queue={name}"[:50] in found.output) is not is_folded
+        assert max(map(len, found.output.splitlines())) <= int(columns or 999)
+        assert {"ola", "ended", "queue=a", "name"} <= set(found.output.split())
         [line] = [each for each in found.output.splitlines() if "ola" in each]
-        assert "ended" in line
-        assert max(map(len, found.output.splitlines())) <= int(columns or 999) or columns == "40"
+        assert ("ended" in line) is (columns != "60")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_no_command_cuts_a_word_in_sixty_columns(
+    shell: Shell, broker: SqlBroker, database_url: str
+) -> None:
+    queue = "customer-notifications.high"
+    message_id = await broker.publish({"n": 1}, queue, key="customer-4711", delay=600)
+    env = {"SQLBROKER_URL": database_url, "TERM": "dumb", "NO_COLOR": "1"}
+    for words in (["queues"], ["messages"], ["show", str(message_id)], ["check"], ["top"]):
+        command = [*words, "--count", "1"] if words == ["top"] else words
+        wide, narrow = [
+            await asyncio.to_thread(CliRunner(env=env | {"COLUMNS": columns}).invoke, app, command)
+            for columns in ("300", "60")
+        ]
+        assert max(map(len, narrow.output.splitlines())) <= 60, narrow.output
+        assert queue in narrow.output.split() or words == ["check"], narrow.output
+        volatile = re.compile(r"[\d:.-]+|s,?|min|h")
+        words_of = [
+            {word for word in done.output.split() if not volatile.fullmatch(word)}
+            for done in (wide, narrow)
+        ]
+        assert words_of[1] <= words_of[0], narrow.output
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_what_is_given_is_checked_before_the_question(
+    shell: Shell, broker: SqlBroker
+) -> None:
+    message_id = str(await broker.publish("x", "q", delay=600))
+    await broker.admin.pause("q")
+    [action] = await broker.admin.audit()
+    wrong = (
+        (["pause", "q", "--until", "0s"], "until must be a duration above 0"),
+        (["postpone", message_id, "soon"], "until"),
+        (["move", message_id, "--to", ""], "queue"),
+        (["edit", message_id, "--priority", "500"], "priority"),
+        (["edit", message_id], "edit needs priority, key or due"),
+        (["cancel", "abc"], "message_id must be a whole number"),
+        (["retry", message_id, "1.5"], "message_id must be a whole number"),
+        (["move", "--all", "--to", ""], "queue"),
+        (["redrive", "--rate", "0"], "rate must be a number"),
+        (["release", "web:7"], "no subscriber is known as"),
+        (["drain", "web:7"], "no live subscriber or process"),
+        (["release-lock", ""], "cannot be the key of a lock"),
+        (["forget-schedule", "none"], "there is no schedule 'none'"),
+        (["pause-schedule", "none"], "there is no schedule 'none'"),
+        (["jobs", "undo", action.id], "the job cannot be undone"),
+        (["partitions", "--convert"], "no archive with partitions: give --every"),
+        (["prune", "--completed", "soon"], "completed"),
+    )
+    for words, said in wrong:
+        done = await shell.result(*words, answer="y\n")
+        assert said in done.output + str(done.exception), words
+        assert "Go on?" not in done.output, words
+
+
+async def test_names_are_completed(
+    shell: Shell, broker: SqlBroker, database_url: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """By the URL or the application, which may print; those that a shell would run are not."""
+    for queue in ("orders", "orders.dead", "mails", "orders $(reboot)", "-orders"):
+        await broker.publish("x", queue)
+    name = f"complete_{abs(hash(database_url))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from faststream_sqlbroker import SqlBroker\n"
+        f"print('hello')\nbroker = SqlBroker({database_url!r}, logger=None)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    async def completed(line: str, url: str | None = database_url) -> list[str]:
+        words = f"sqlbroker {line}"
+        place = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        variables = {"_SQLBROKER_COMPLETE": "complete_bash", "SQLBROKER_URL": url, **place}
+        runner = CliRunner(env=variables)
+        done = await asyncio.to_thread(runner.invoke, app, prog_name="sqlbroker")
+        assert (done.exit_code, done.stderr) == (0, "")
+        return str(done.stdout).split()
+
+    assert await completed("queues pause or") == ["orders", "orders.dead"]
+    assert await completed("pause or") == ["orders", "orders.dead"]
+    assert await completed("messages --queue m") == ["mails"]
+    assert await completed("queues ") == [*GROUPED_QUEUES, "mails", "orders", "orders.dead"]
+    assert await completed("messages --state F") == ["FAILED"]
+    assert await completed(f"--app {name}:broker queues m", None) == ["mails"]
+    assert "--state" in await completed("messages --st")
+    assert await completed("schedules pause ") == []
+    assert "dead" not in await completed("d")
+
+
+def test_a_completion_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+
+    async def never(_admin: Any, _incomplete: str) -> list[str]:
+        end.wait()
+        return ["late"]
+
+    monkeypatch.setattr(complete, "LONGEST_LOOK", 0.05)
+    options = ("application", "url", "message_table", "archive_table", "schema")
+    values = (None, "sqlite+aiosqlite://", "message", "message_archive", None)
+    context: Any = SimpleNamespace(params=dict(zip(options, values, strict=True)))
+    context.find_root = lambda: context
+    assert complete._names(never)(context, "") == []
+    end.set()
 
 
 async def test_tables_that_are_missing_are_told_with_the_command_that_makes_them(

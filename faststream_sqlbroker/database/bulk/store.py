@@ -184,10 +184,8 @@ class JobStore:
 
         def work(connection: Connection) -> Job | None:
             job = audit.find(connection, self._table, job_id, lock=True)
-            if job is None or job.action not in UNDOS or job.undone_by or not job.is_bulk:
-                return None
             # A batch that runs now has locked the row, so this has waited for its COMMIT.
-            if job.state == "running":
+            if job is None or not job.can_be_undone:
                 return None
             undo = Job(
                 action=UNDO,
