@@ -30,80 +30,72 @@ class Group(NamedTuple):
 Table = dict[str, Place | Group]
 
 
-def _table(**modules: str) -> dict[str, Place]:
-    """The commands of each module: "name", or "name=function" where the two differ."""
-    words = [
-        (module, each.partition("=")) for module in modules for each in modules[module].split()
-    ]
-    return {
-        name: Place(module, (function or name).replace("-", "_"))
-        for module, (name, _, function) in words
-    }
+def _table(words: str) -> dict[str, Place]:
+    """Commands as "module.function", or as "name=module.function" with a name of their own."""
+    table = {}
+    for word in words.split():
+        name, _, place = word.rpartition("=")
+        module, _, function = place.partition(".")
+        table[name or function.replace("_", "-")] = Place(module, function)
+    return table
 
 
 OPERATIONS = {
     "queues": Group(
         "Show queues and what waits for policies; pause and resume queues.",
-        _table(look="list=queues policies", follow="top", mend="pause resume"),
+        _table("list=look.queues look.policies follow.top mend.pause mend.resume"),
     ),
     "messages": Group(
         "Find messages; publish, change and end them.",
         _table(
-            look="list=messages show explain unknown",
-            follow="tail",
-            mend="publish retry postpone edit move cancel",
-            bulk="replay",
-            forget="forget-unknown",
+            "list=look.messages look.show look.explain look.unknown follow.tail mend.publish "
+            "mend.retry mend.postpone mend.edit mend.move mend.cancel bulk.replay "
+            "forget.forget_unknown"
         ),
     ),
     "dead-letters": Group(
         "Group failed messages by their errors, and bring them back.",
-        _table(bulk="list=dead redrive"),
+        _table("list=bulk.dead bulk.redrive"),
     ),
     "subscribers": Group(
         "List live subscribers; drain them, and release what dead ones hold.",
-        _table(look="list=subscribers", mend="drain undrain release"),
+        _table("list=look.subscribers mend.drain mend.undrain mend.release"),
     ),
     "schedules": Group(
         "List schedules; run, pause, resume and forget them.",
         _table(
-            look="list=schedules",
-            forget=(
-                "run=run-schedule pause=pause-schedule resume=resume-schedule "
-                "forget=forget-schedule"
-            ),
+            "list=look.schedules run=forget.run_schedule pause=forget.pause_schedule "
+            "resume=forget.resume_schedule forget=forget.forget_schedule"
         ),
     ),
     "locks": Group(
         "List locks, and take them from their holders.",
-        _table(look="list=locks", forget="release=release-lock"),
+        _table("list=look.locks release=forget.release_lock"),
     ),
     "tables": Group(
         "Make and migrate the tables, look through them, prune the archive.",
-        _table(schema="migrate sql partitions", check="verify", prune="prune"),
+        _table("schema.migrate schema.sql schema.partitions check.verify prune.prune"),
     ),
 }
 """Groups whose commands have their function's name, too, without the group."""
 COMMANDS: Table = {
-    **_table(check="check"),
+    **_table("check.check"),
     **OPERATIONS,
     "jobs": Group(
         "Show bulk actions; stop, resume and undo them.",
-        _table(jobs="list=newest show stop resume undo"),
+        _table("list=jobs.newest jobs.show jobs.stop jobs.resume jobs.undo"),
     ),
-    **_table(bulk="audit"),
+    **_table("bulk.audit"),
     "archive": Group(
         "Export the archive to a Delta table, keep that, prune the archive, replay and report.",
         _table(
-            archive="export prune erase",
-            lake="status verify repair",
-            replay="replay",
-            report="report",
+            "archive.export archive.prune archive.erase lake.status lake.verify lake.repair "
+            "replay.replay report.report"
         ),
     ),
-    **_table(serve="serve hash-password"),
-    "config": Group("Check files that describe a service.", _table(config="check schema")),
-    "spark": Group("Check Java, Spark and the JDBC drivers.", _table(spark="check")),
+    **_table("serve.serve serve.hash_password"),
+    "config": Group("Check files that describe a service.", _table("config.check config.schema")),
+    "spark": Group("Check Java, Spark and the JDBC drivers.", _table("spark.check")),
 }
 """What `--help` lists, in this order."""
 SHORT: Table = {
@@ -171,18 +163,14 @@ class ListedGroup(TyperGroup):
     def _is_for_list(self, ctx: Any, args: list[str]) -> bool:
         if "list" not in self.commands or args[:1] == ["--help"]:
             return False
-        if not args:
-            # The shell may be about to complete the name of a command.
-            return not ctx.resilient_parsing
-        is_option = args[0].startswith("-")
-        return is_option or (args[0] not in self.commands and bool(self._arguments_of_list()))
+        if not args or args[0].startswith("-"):
+            # Without arguments the shell may be about to complete the name of a command.
+            return bool(args) or not ctx.resilient_parsing
+        return args[0] not in self.commands and bool(_arguments(self._list()))
 
     def _list(self) -> Any:
         command: Any = self.commands["list"]
         return command.load()
-
-    def _arguments_of_list(self) -> list[Any]:
-        return [each for each in self._list().params if each.param_type_name == "argument"]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command of the arguments, and load it."""
@@ -209,11 +197,15 @@ class ListedGroup(TyperGroup):
         return list({item.value: item for item in items}.values())
 
 
+def _arguments(command: Any) -> list[Any]:
+    return [each for each in command.params if each.param_type_name == "argument"]
+
+
 def _listed(name: str, place: Place | Group, *, hidden: bool = False) -> Any:
     if isinstance(place, Place):
         return ListedCommand(name, place, hidden=hidden)
     return ListedGroup(
-        dict(place.commands),
+        {**place.commands},
         name=name,
         help=place.help,
         short_help=place.help,

@@ -154,8 +154,7 @@ def prune(
 
     The exit code is 1 if the rows of a window were refused, as the export does not hold them all.
     """
-    if exported is not None:
-        need_folder(exported)
+    need_folder(exported)
     with database_errors(), progress("prune") as move:
         result = spark.prune_archive(
             url,
@@ -232,8 +231,7 @@ def erase(
     """
     if not (yes or dry_run):
         refuse_json(how.as_json)
-    if path is not None:
-        need_folder(path)
+    need_folder(path)
     with database_errors():
         session = None if path is None else how.session()
 

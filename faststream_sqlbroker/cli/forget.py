@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from faststream_sqlbroker.cli.complete import complete_lock, complete_schedule
 from faststream_sqlbroker.cli.options import Act, Change
 from faststream_sqlbroker.cli.target import run, run_confirmed
 from faststream_sqlbroker.core.overview import nearest_name
@@ -13,20 +12,12 @@ from faststream_sqlbroker.exceptions import SetupError
 
 MOST_LOOKED_AT = 100_000
 """Schedules among which a name is looked for."""
-ScheduleName = Annotated[
-    str,
-    typer.Argument(
-        help="The schedule's name, as schedules lists it.", autocompletion=complete_schedule
-    ),
-]
+ScheduleName = Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")]
 
 
 def release_lock(
     context: typer.Context,
-    key: Annotated[
-        str,
-        typer.Argument(help="The lock's key, as locks lists it.", autocompletion=complete_lock),
-    ],
+    key: Annotated[str, typer.Argument(help="The lock's key, as locks lists it.")],
     how: Change,
 ) -> None:
     """Take a lock from its holder, which learns of it at its next renewal and is not stopped."""

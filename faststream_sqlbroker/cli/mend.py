@@ -239,7 +239,7 @@ def _change(
     # Rows may change between the look and the action; what was not changed is reported then.
     if not how.yes:
         refuse_json(how.as_json)
-        check(context, [lambda a, n=each: action(a, n) for each in ids])
+        check(context, map(_bound(action), ids))
         _show_first(context, ids, as_json=False)
         how.confirm(f"{what}: {len(ids)} messages")
 
@@ -252,6 +252,12 @@ def _change(
     how.tell(rows, *map(str, found))
     if not all(each.accepted for each in found):
         raise typer.Exit(1)
+
+
+def _bound(
+    action: Callable[[Admin, str], Awaitable[Repair]],
+) -> Callable[[str], Callable[[Admin], Awaitable[Repair]]]:
+    return lambda message_id: lambda admin: action(admin, message_id)
 
 
 def _show_first(context: typer.Context, message_ids: Sequence[str], *, as_json: bool) -> None:

@@ -107,8 +107,7 @@ def replay(
     _check_error(failed_in, reason, error_type)
     if not yes:
         refuse_json(how.as_json)
-    if path is not None:
-        need_folder(path)
+    need_folder(path)
     with database_errors():
         session = how.session_of(None if path else url)
         frame = read_rows(session, url, path, chosen, id_ or [], last_only=not redriven)

@@ -65,8 +65,7 @@ def report(
         raise SetupError(
             "give --url (or SQLBROKER_URL) for the database, or --path for an export of it"
         )
-    if path is not None:
-        need_folder(path)
+    need_folder(path)
     with database_errors():
         spark = how.session_of(url if path is None else None)
         where = _table_options(table, schema) if path is None else ["--path", path]

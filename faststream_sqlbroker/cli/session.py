@@ -17,14 +17,10 @@ from pyspark_sqlbroker.load.selection import Selection
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SPARK_SETTINGS = (
-    "HADOOP_CONF_DIR",
+SPARK_SETTINGS = {"HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE"} | {
     "PYSPARK_GATEWAY_PORT",
     "PYSPARK_SUBMIT_ARGS",
-    "SPARK_CONF_DIR",
-    "SPARK_HOME",
-    "SPARK_REMOTE",
-)
+}
 """Variables that bring a configuration, by which a path without a scheme may be elsewhere."""
 QUIET = {
     "spark.ui.enabled": "false",
@@ -61,7 +57,7 @@ class SparkRun(LakeRun):
         return self.session(self.jar, url)
 
 
-def need_folder(path: str) -> None:
+def need_folder(path: str | None) -> None:
     """Refuse a missing folder of this machine, without the seconds in which Java starts.
 
     What is elsewhere, or may be by Spark's configuration, is for Spark to find.
@@ -69,13 +65,10 @@ def need_folder(path: str) -> None:
     Raises:
         SetupError: there is no such folder.
     """
-    scheme, colon, place = path.partition(":")
-    if colon and scheme != "file":
-        return
-    is_local = bool(colon) or not any(name in os.environ for name in SPARK_SETTINGS)
-    local = Path(re.sub("^//+", "/", place) if colon else path)
-    # Spark reads all that match a pattern.
-    if is_local and not local.exists() and not set("*?[{") & set(path):
+    scheme, _, place = (path or "").rpartition(":")
+    # A path without a scheme is where Spark's configuration says.
+    is_local = scheme == "file" or (not scheme and SPARK_SETTINGS.isdisjoint(os.environ))
+    if place and is_local and not Path(re.sub("^//+", "/", place)).exists():
         raise SetupError(f"there is no folder {path}: give the path of an export")
 
 

@@ -77,7 +77,19 @@ def run(
 
     Errors of the database are errors of this package, without the URL.
     """
-    return run_on(target_of(context), work, logger=logger)
+    target = target_of(context)
+
+    async def working() -> T:
+        broker = target.broker(logger)
+        try:
+            return await work(broker)
+        finally:
+            # An application's engine is closed, too: the command ends here.
+            await broker.stop()
+            await broker.engine.dispose()
+
+    with database_errors():
+        return asyncio.run(working())
 
 
 def run_confirmed(
@@ -128,27 +140,6 @@ class _NoStore:
 
 class _Checks(Admin):
     _changing: Any = _NoStore()
-
-
-def run_on(
-    target: Target,
-    work: Callable[[SqlBroker], Awaitable[T]],
-    *,
-    logger: logging.Logger | None = None,
-) -> T:
-    """Do `work` with the broker of `target`, as `run`."""
-
-    async def working() -> T:
-        broker = target.broker(logger)
-        try:
-            return await work(broker)
-        finally:
-            # An application's engine is closed, too: the command ends here.
-            await broker.stop()
-            await broker.engine.dispose()
-
-    with database_errors():
-        return asyncio.run(working())
 
 
 def _broker_of(path: str) -> SqlBroker:

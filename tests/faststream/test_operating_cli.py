@@ -11,7 +11,7 @@ import sys
 import threading
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -261,23 +261,21 @@ async def test_names_are_completed(
     assert await completed("messages --state F") == ["FAILED"]
     assert await completed(f"--app {name}:broker queues m", None) == ["mails"]
     assert "--state" in await completed("messages --st")
-    assert await completed("schedules pause ") == []
     assert "dead" not in await completed("d")
 
 
-def test_a_completion_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_completion_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the application of `--app` does not."""
     end = threading.Event()
-
-    async def never(_admin: Any, _incomplete: str) -> list[str]:
-        end.wait()
-        return ["late"]
-
+    module: Any = ModuleType("endless_app")
+    module.__getattr__ = lambda _name: end.wait()
+    monkeypatch.setitem(sys.modules, "endless_app", module)
     monkeypatch.setattr(complete, "LONGEST_LOOK", 0.05)
-    options = ("application", "url", "message_table", "archive_table", "schema")
-    values = (None, "sqlite+aiosqlite://", "message", "message_archive", None)
-    context: Any = SimpleNamespace(params=dict(zip(options, values, strict=True)))
-    context.find_root = lambda: context
-    assert complete._names(never)(context, "") == []
+    place = {"COMP_WORDS": "sqlbroker --app endless_app:app queues ", "COMP_CWORD": "4"}
+    runner = CliRunner(env={"_SQLBROKER_COMPLETE": "complete_bash", **place})
+    done = runner.invoke(app, prog_name="sqlbroker")
+    assert str(done.stdout).split() == GROUPED_QUEUES
     end.set()
 
 
