@@ -130,13 +130,14 @@ class ListedCommand(TyperCommand):
 
     def load(self) -> Any:
         """Import the module, and return the command with its options."""
-        # Not before: it imports FastStream's errors, which `--help` does without.
+        # Not before: they import FastStream's errors, which `--help` does without.
+        from faststream_sqlbroker.cli.complete import completed  # noqa: PLC0415
         from faststream_sqlbroker.cli.options import grouped  # noqa: PLC0415
 
         name = str(self.name)
         module = import_module(f"faststream_sqlbroker.cli.{self.place.module}")
         holder = typer.Typer(rich_markup_mode=None)
-        holder.command(name)(grouped(getattr(module, self.place.function)))
+        holder.command(name)(completed(grouped(getattr(module, self.place.function))))
         return get_group(holder).commands[name]
 
 
@@ -190,10 +191,8 @@ class ListedGroup(TyperGroup):
         if "list" in self.commands:
             command = self._list()
             with command.make_context("list", [], parent=ctx, resilient_parsing=True) as inner:
-                takers = [command] if incomplete.startswith("-") else self._arguments_of_list()
-                items += [
-                    item for each in takers for item in each.shell_complete(inner, incomplete)
-                ]
+                for each in [command] if incomplete.startswith("-") else _arguments(command):
+                    items += each.shell_complete(inner, incomplete)
         return list({item.value: item for item in items}.values())
 
 

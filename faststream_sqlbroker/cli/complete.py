@@ -1,6 +1,8 @@
 """What the shell completes: names of queues, read within a limit of time, or none."""
 
+import inspect
 import shlex
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from threading import Thread
@@ -47,3 +49,12 @@ def complete_state() -> list[str]:
 
 BY_NAME = {"queue": complete_queue, "to": complete_queue, "state": complete_state}
 """Arguments and options of any command that have such a name."""
+
+
+def completed(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with completion of what is in `BY_NAME`."""
+    for parameter in inspect.signature(command).parameters.values():
+        # Only arguments and options are annotated.
+        for info in getattr(parameter.annotation, "__metadata__", ()):
+            info.autocompletion = BY_NAME.get(parameter.name)
+    return command

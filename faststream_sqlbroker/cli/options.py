@@ -11,7 +11,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from faststream_sqlbroker.cli.complete import BY_NAME
 from faststream_sqlbroker.cli.output import AsJson, Yes, ask, tell
 from faststream_sqlbroker.exceptions import SetupError
 
@@ -209,10 +208,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind(**own)
         command(**given)
 
-    for each in shown:
-        # Only arguments and options are annotated.
-        for info in getattr(each.annotation, "__metadata__", ()):
-            info.autocompletion = info.autocompletion or BY_NAME.get(each.name)
     # Typer reads both.
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in shown}

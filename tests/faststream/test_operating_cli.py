@@ -264,8 +264,7 @@ async def test_names_are_completed(
     assert "dead" not in await completed("d")
 
 
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_completion_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_completion_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the application of `--app` does not."""
     end = threading.Event()
     module: Any = ModuleType("endless_app")
