@@ -81,8 +81,8 @@ class PostgreSQL(ArchiveDatabase):
             connection.execute(select(func.pg_notify(channel, queue)))
 
     def exact_sum(self, expression: str) -> str:
-        """Summed as numeric."""
-        return f"coalesce(sum(({expression})::numeric), 0)::text"
+        """PostgreSQL sums bigints by 128 bits."""
+        return f"coalesce(sum(({expression})::bigint), 0)::text"
 
     def length(self, column: str) -> str:
         """As stored, uncompressed."""
@@ -95,7 +95,8 @@ class PostgreSQL(ArchiveDatabase):
 
     def joined(self, expressions: Sequence[str]) -> str:
         """By casts to text."""
-        return " || '|' || ".join(f"coalesce('=' || ({one})::text, '~')" for one in expressions)
+        texts = (f"coalesce('=' || ({one})::text, '~')" for one in expressions)
+        return f"concat_ws('|', {', '.join(texts)})"
 
     def size(self, connection: Connection, name: str, schema: str | None) -> Size:
         """Of the table and its partitions."""
