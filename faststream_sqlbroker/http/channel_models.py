@@ -212,14 +212,14 @@ class Ready(Told):
         json_schema_extra={
             "examples": [
                 {
-                    "status": "ready",
+                    "status": "not ready",
                     "checks": {
                         "started": True,
-                        "database": True,
-                        "schema": True,
+                        "database": False,
+                        "schema": False,
                         "subscribers": True,
                     },
-                    "reason": None,
+                    "reason": "the database takes no writes: the server is a read-only standby",
                     "last_claim_ago": 0.012,
                     "last_flush_ago": 0.034,
                 }
