@@ -525,6 +525,7 @@ async def test_check_tells_what_is_wrong_by_its_exit_code(
     findings = await shell.json("check", code=1)
     assert {each["what"]: each["ok"] for each in findings} == {
         "database": True,
+        "writes": True,
         "tables": True,
         "rights": True,
         "clock": True,
