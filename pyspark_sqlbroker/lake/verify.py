@@ -192,11 +192,11 @@ def _compare_source(
         database.need_table(connection, selection.table, selection.schema)
         counts = ask_windows(database, connection, selection, lake.size, checksums=False)
         for window in sorted(one for one in counts if one.start < end):
-            entry = lake.entry(window)
+            known = getattr(lake.entry(window), "source", None)
             if not lake.covers(window):
                 uncovered += counts[window].rows
                 continue
-            if not is_wanted(window) or (entry is not None and counts[window] == entry.source):
+            if counts[window] == known or not is_wanted(window):
                 continue
             rows = list_rows(database, connection, selection.between(window.start, window.end))
             if rows.figures != counts[window]:  # rows came or went, or the conditions are wrong

@@ -285,10 +285,7 @@ def scan(
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
     if database.native_timestamps and selection.time_column == "archived_at":
-        oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
-        if oldest is not None and oldest < GREGORIAN:
-            database = copy(database)
-            database.native_timestamps = False
+        database = _exact(database, connection, selection)
     column = selection.range_column(in_snapshot=snapshot is not None)
     rows = selection.cut_by(database, column)
     properties = dict(database.address.properties) | {
@@ -305,6 +302,17 @@ def scan(
         properties=properties | dict(options or {}),
     )
     return raw.select(*_columns(spark, database, selection))
+
+
+def _exact(
+    database: ArchiveDatabase, connection: Connection, selection: Selection
+) -> ArchiveDatabase:
+    """`database`; with times as microseconds if the table has rows from before `GREGORIAN`."""
+    oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
+    if oldest is not None and oldest < GREGORIAN:
+        database = copy(database)
+        database.native_timestamps = False
+    return database
 
 
 def _number(spark: SparkSession, wanted: int | Literal["auto"], size: Size) -> int:
