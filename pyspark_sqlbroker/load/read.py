@@ -284,8 +284,7 @@ def scan(
         connection = snapshot.connection  # a new one could deadlock: see LOCK_PATIENCE
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
-    if database.native_timestamps and selection.time_column == "archived_at":
-        database = _exact(database, connection, selection)
+    database = _exact(database, connection, selection)
     column = selection.range_column(in_snapshot=snapshot is not None)
     rows = selection.cut_by(database, column)
     properties = dict(database.address.properties) | {
@@ -308,6 +307,8 @@ def _exact(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> ArchiveDatabase:
     """`database`; with times as microseconds if the table has rows from before `GREGORIAN`."""
+    if not database.native_timestamps or selection.time_column != "archived_at":
+        return database  # no index serves the others
     oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
     if oldest is not None and oldest < GREGORIAN:
         database = copy(database)
