@@ -42,6 +42,9 @@ two plans made from the same state only one is committed."""
 _ATTEMPT_BITS = 32
 """Of a version; random, so that two attempts at the same commit write states of their own."""
 
+_NOTE = "sqlbroker"
+"""Name of a commit's note, in its metadata: lakes had them before they had states."""
+
 _SOURCE = "sqlbroker.source"
 _PROPERTIES = {
     # Other columns' least and greatest values would put contents of messages into the log.
@@ -214,26 +217,42 @@ class DeltaWriter:
         self.folders.sync([LOG])
         self.load()
 
-    def state(self) -> bytes | None:
-        """Read the loaded table's state; None if there is none, or it was lost."""
-        if not (version := self._version_of_state()):
-            return None
+    def states(self) -> list[bytes]:
+        """Read the loaded table's state; of an older lake, the changes that make it, in order.
+
+        There are none before the first commit, and where the state was lost.
+        """
+        version = self._version_of_state()
+        if version < 1 << _ATTEMPT_BITS:
+            return self._notes(version)
         try:
             with self._states().open_input_stream(state_place(version)) as stream:
-                return bytes(stream.read())
+                return [bytes(stream.read())]
         except FileNotFoundError:
             logger.warning(
                 "%s is lost, and with it the records of all windows: nothing is pruned until an "
                 "export and a repair have recorded them anew",
                 self.state_path,
             )
-            return None
+            return []
         except OSError as error:
             msg = (
                 f"{self.state_path} cannot be read ({' '.join(str(error).split())}): restore it, "
                 "or remove it and repair the lake"
             )
             raise StoreError(msg) from error
+
+    def _notes(self, last: int) -> list[bytes]:
+        """Read what older commits have said in the log, in place of a state: they counted by one.
+
+        The library may read commits that are newer than the files that were loaded.
+        """
+        if not last:
+            return []
+        with self._errors():
+            notes = [one[_NOTE] for one in self._need().history() if _NOTE in one]
+        numbered = sorted((json.loads(note)["number"], note) for note in notes)
+        return [note.encode() for number, note in numbered if number <= last]
 
     @property
     def state_path(self) -> str:

@@ -135,8 +135,9 @@ class Lake:
             raise SetupError(
                 f"{self.folders.root} is a Delta table that no export has made: give another path"
             )
-        if (packed := self.table.state()) is not None:
-            self.state = unpack(packed, self.size, self.table.state_path)
+        for packed in self.table.states():
+            change = unpack(packed, self.size, self.table.state_path)
+            self.state = self.state.merge(change)
         self.files = self.table.files()
 
     @property

@@ -436,8 +436,8 @@ def test_a_state_is_that_of_the_version_that_was_loaded(
     path = tmp_path / "lake"
     export_days(spark, archive, path)
     loaded = Lake(spark, str(path))
-    before = loaded.table.state()
+    before = loaded.table.states()
     archive.add({"id": 99, "archived_at": START + DAY})
     export_archive(spark, archive.url, str(path), **SPAN)
-    assert loaded.table.state() == before
-    assert Lake(spark, str(path)).table.state() != before
+    assert loaded.table.states() == before
+    assert Lake(spark, str(path)).table.states() != before
