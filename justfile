@@ -70,9 +70,9 @@ test-faststream version *args: setup
 test-generic *args: setup
     @{{ servers }} -- sh tools/generic.sh "$@"
 
-# Run most tests with the oldest SQLAlchemy allowed
+# Run tests of each extra with the lower bounds of pyproject.toml, in an environment of its own (--light: without Spark and the docs; arguments of pytest replace the tests)
 test-oldest *args: setup
-    @sh tools/oldest.sh "$@"
+    @{{ servers }} -- {{ python }} -m tools.oldest "$@"
 
 # README's `./dev demo` and `./dev test` in a fresh Debian 13, as root (arguments reach pytest)
 test-debian13 *args: setup
@@ -151,12 +151,16 @@ _quietly: setup
 # The rest of it, at the same time
 [private]
 [parallel]
-_others: _next-spark _generic
+_others: _next-spark _generic _oldest
 
 # What a handler meets, with FastStream's own pipeline: a cheap part of `test-generic`
 [private]
 _generic: setup
     @sh tools/generic.sh -q -k "not postgresql and not mariadb and not mysql" tests/faststream/test_handlers.py tests/faststream/test_batch.py tests/faststream/test_ack_policies.py tests/faststream/test_transactional.py
+
+# A false lower bound in pyproject.toml: a cheap part of `test-oldest`
+_oldest: setup
+    @{{ servers }} --only postgresql,mariadb -- {{ python }} -m tools.oldest --light
 
 # Spark's next version, which `_next-spark` then has: it is large
 [private]

@@ -1,7 +1,7 @@
 """Servers for the tests: those configured, those already listening, or private ones that end with
 us.
 
-    python -m tools.servers run [--only postgresql] -- COMMAND...
+    python -m tools.servers run [--only postgresql,mariadb] -- COMMAND...
 
 runs COMMAND with the addresses in `SQLBROKER_TEST_POSTGRESQL_URL`, `…_MARIADB_URL` and
 `…_MYSQL_URL`, and for each of them `…_URL_VERSION` and, of a server started here, the file
@@ -219,8 +219,8 @@ def main(arguments: list[str]) -> int:
     """The command line."""
     head, separator, command = _split(arguments)
     kinds = list(VARIABLES)
-    if len(head) == 3 and head[1] == "--only" and head[2] in VARIABLES:
-        kinds = [head[2]]
+    if len(head) == 3 and head[1] == "--only" and VARIABLES.keys() >= set(head[2].split(",")):
+        kinds = head[2].split(",")
         head = head[:1]
     if head != ["run"] or not separator or not command:
         print(__doc__, file=sys.stderr)
