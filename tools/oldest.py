@@ -30,7 +30,7 @@ OWN = "dev"
 """The extra that is not installed: what works on this repository, as constraints.txt has it."""
 COMPANIONS = {"opentelemetry-exporter-otlp-proto-http"}
 """Distributions of `OWN` that are installed, too: they work with one version of another only."""
-LIGHT = {"spark", "report", "bench", "docs"}
+LIGHT = {"spark", "spark-executor", "report", "bench", "docs"}
 """Extras that `--light` leaves out: Spark is 400 MB, and its tests start Java."""
 REASONS = 15
 """Lines of pip's that are shown: those before are about downloads."""
