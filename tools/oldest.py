@@ -119,7 +119,7 @@ def install(pins: Sequence[str]) -> Path:
     shared = _site_packages(Path(sys.executable))
     own = Path(_site_packages(python))
     (own / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
-    command = [python, "-m", "pip", "install", "--no-compile", "--progress-bar=off", *pins]
+    command = [str(python), "-m", "pip", "install", "--no-compile", "--progress-bar=off", *pins]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         said = [*done.stdout.splitlines()[-REASONS:], *done.stderr.splitlines()[-REASONS:]]
@@ -149,7 +149,7 @@ def run(python: Path, tests: Sequence[str], **variables: str) -> bool:
         "-W",
         "ignore::DeprecationWarning",
     ]
-    command = [python, "-m", "pytest", *options, *tests]
+    command = [str(python), "-m", "pytest", *options, *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 

@@ -26,7 +26,7 @@ LAKES = Path(__file__).parent / "lakes"
 def test_a_lake_of_earlier_code_is_read_exported_to_verified_and_pruned_by(
     spark: SparkSession, archive: Archive, tmp_path: Path, layout: str
 ) -> None:
-    """`notes`: records in the log's commits (08e925c4); `states`: in files next to it (4a1adeab)."""
+    """`notes`: records in the log's commits (08e925c4); `states`: files next to it (4a1adeab)."""
     path = tmp_path / "lake"
     shutil.copytree(LAKES / layout, path)
     archive.add_days(3)
