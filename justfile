@@ -151,16 +151,12 @@ _quietly: setup
 # The rest of it, at the same time
 [private]
 [parallel]
-_others: _next-spark _generic _oldest
+_others: _next-spark _generic
 
 # What a handler meets, with FastStream's own pipeline: a cheap part of `test-generic`
 [private]
 _generic: setup
     @sh tools/generic.sh -q -k "not postgresql and not mariadb and not mysql" tests/faststream/test_handlers.py tests/faststream/test_batch.py tests/faststream/test_ack_policies.py tests/faststream/test_transactional.py
-
-# A false lower bound in pyproject.toml: a cheap part of `test-oldest`
-_oldest: setup
-    @{{ servers }} --only postgresql,mariadb -- {{ python }} -m tools.oldest --light
 
 # Spark's next version, which `_next-spark` then has: it is large
 [private]

@@ -248,7 +248,7 @@ def _in_pages(name: str, limit: float | None = None, least: float | None = None)
 FLOW = ("faststream_sqlbroker/flow",)
 DATABASE = ("faststream_sqlbroker/database",)
 MEASURES = {
-    "code_lines": Measure(each(code_lines), PACKAGES, "", limit=53_450),
+    "code_lines": Measure(each(code_lines), PACKAGES, "", limit=54_650),
     "complex_functions": Measure(each(complex_functions), PACKAGES, "", limit=15),
     "packed_assignments": Measure(each(packed_assignments), PACKAGES, PER_THOUSAND, limit=0),
     "long_lines": Measure(each(long_lines), PACKAGES, PERCENT, limit=0),
@@ -287,7 +287,7 @@ TRIP_LIMITS = {
         "publish": (44, 18),
         "take a lock and give it back": (62, 27),
         "plan to redrive": (37, 16),
-        "redrive": (127, 63),
+        "redrive": (160, 63),
         "deliver": (250, 57),
         "deliver under a Throttle": (1400, 315),
         "take a pull job over HTTP": (130, 63),

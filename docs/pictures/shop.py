@@ -149,7 +149,11 @@ def _states() -> Iterator[dict[str, Any]]:
     )
     soon = {"lease_expires_at": NOW + timedelta(seconds=15), "created_at": ago(600)}
     yield {"scope": SUBSCRIBER, "key": WORKER, "info": info, **soon}
-    delayed = {"policies": [Delay("10m")], "max_workers": 1, "queues": ["newsletter"]}
+    delayed: dict[str, Any] = {
+        "policies": [Delay("10m")],
+        "max_workers": 1,
+        "queues": ["newsletter"],
+    }
     flags: dict[str, Any] = dict.fromkeys(("ordered", "paused", "stopping"), False)
     yield {"scope": SUBSCRIBER, "key": SENDER, "info": describe(**delayed, **flags), **soon}
     started = {"created_at": ago(90), "lease_expires_at": ago(89), "lease_token": uuid.UUID(int=1)}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from faststream_sqlbroker.database.errors import NotConnectedError
 from faststream_sqlbroker.exceptions import AccessError, SchemaError, SetupError, StoreError
-from pyspark_sqlbroker.errors import store_errors
+from pyspark_sqlbroker.store_errors import store_errors
 
 WORDS = (
     ("broker.admin.subscribers()", "`sqlbroker subscribers`"),

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Insert, Table, inspect
 from faststream_sqlbroker.core.times import FIRST_MOMENT, LAST_MOMENT, from_microseconds
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import Address
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.load.columns import Field
+from pyspark_sqlbroker.store_errors import store_errors
 
 LONGEST_WAIT = 86_400
 """Seconds that a connection may be idle while Spark works."""

@@ -22,7 +22,6 @@ from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.tables import Tables, build_tables
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.erased_rows import (
@@ -37,6 +36,7 @@ from pyspark_sqlbroker.lake.lake import FILE_NAME, Lake
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, compute_windows
 from pyspark_sqlbroker.lake.verify import find_changes
 from pyspark_sqlbroker.lake.windows import ExportWindow
+from pyspark_sqlbroker.store_errors import store_errors
 
 
 @dataclass(frozen=True)

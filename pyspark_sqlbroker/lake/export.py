@@ -19,7 +19,6 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
@@ -40,6 +39,7 @@ from pyspark_sqlbroker.lake.windows import (
 from pyspark_sqlbroker.load.selection import ARCHIVE, describe_source, find_oldest, select_rows
 from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.session import need_driver
+from pyspark_sqlbroker.store_errors import store_errors
 
 logger = getLogger("faststream_sqlbroker.spark")
 

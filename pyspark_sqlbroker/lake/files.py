@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.drivers import java_of
-from pyspark_sqlbroker.errors import store_errors
+from pyspark_sqlbroker.store_errors import store_errors
 
 RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
 """Where a file replaces another by one rename; an object store shows what was written when it is

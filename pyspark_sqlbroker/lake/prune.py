@@ -12,7 +12,6 @@ from faststream_sqlbroker.core.times import Duration, seconds_or_zero
 from faststream_sqlbroker.exceptions import SetupError
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import (
     CHUNK,
@@ -33,6 +32,7 @@ from pyspark_sqlbroker.lake.verify import examine
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span, cut_spans, floor, without_spans
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
 from pyspark_sqlbroker.moments import FIRST
+from pyspark_sqlbroker.store_errors import store_errors
 
 
 @dataclass(frozen=True)

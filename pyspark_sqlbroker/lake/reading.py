@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, SparkSession
 
 from faststream_sqlbroker.exceptions import SetupError
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.lake import Lake
+from pyspark_sqlbroker.store_errors import store_errors
 
 
 @store_errors(OSError)

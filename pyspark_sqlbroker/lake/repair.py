@@ -9,7 +9,6 @@ from sqlalchemy import URL, Connection
 from faststream_sqlbroker.core.times import to_microseconds
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.delta import DataFile
 from pyspark_sqlbroker.lake.entries import Entry, State
 from pyspark_sqlbroker.lake.lake import Lake
@@ -24,6 +23,7 @@ from pyspark_sqlbroker.lake.transfer import Job, one_moment, only
 from pyspark_sqlbroker.lake.verify import Findings, examine
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
 from pyspark_sqlbroker.load.read import scan
+from pyspark_sqlbroker.store_errors import store_errors
 
 _Figures = Mapping[ExportWindow, RowChecksums]
 

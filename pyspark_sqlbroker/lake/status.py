@@ -12,11 +12,11 @@ from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.times import Duration
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.horizon import find_horizon
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.windows import Span, plan_spans
 from pyspark_sqlbroker.load.selection import Selection, find_oldest
+from pyspark_sqlbroker.store_errors import store_errors
 
 MOST_COUNTED = 1_000_000
 """Rows up to which `measure_freshness` counts, unless it is asked for more."""

@@ -15,7 +15,6 @@ from sqlalchemy import URL
 
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import list_rows, list_window
@@ -27,6 +26,7 @@ from pyspark_sqlbroker.lake.row_checksums import (
 )
 from pyspark_sqlbroker.lake.windows import ExportWindow
 from pyspark_sqlbroker.moments import FIRST, Moment, parse_moment
+from pyspark_sqlbroker.store_errors import store_errors
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import ArchiveDatabase, database_of
 from pyspark_sqlbroker.databases.base import Size
 from pyspark_sqlbroker.drivers import java_of
-from pyspark_sqlbroker.errors import store_errors
 from pyspark_sqlbroker.load.decode import decode_payload
 from pyspark_sqlbroker.load.selection import (
     ARCHIVE,
@@ -34,6 +33,7 @@ from pyspark_sqlbroker.load.selection import (
 )
 from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.session import need_driver
+from pyspark_sqlbroker.store_errors import store_errors
 
 LOCK_PATIENCE = 60
 """Seconds that a reader waits for a lock on the table.
