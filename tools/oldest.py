@@ -47,6 +47,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "schedule": ("unit/test_cron.py",),
     "fastapi": ("faststream/test_fastapi.py",),
     "cli": ("faststream/test_schema_cli.py",),
+    "arrow": ("faststream/test_archive_read.py",),
     "spark-executor": ("spark/test_databases.py", "unit/test_spark_drivers.py"),
     "spark": ("spark/test_datasource.py", "spark/test_lake.py", "spark/test_read.py"),
     "report": ("spark/test_report_page.py",),

@@ -99,7 +99,7 @@ def test_mariadb_sends_what_mysql_sends_but_for_its_own_files() -> None:
     own = {path.stem for path in (FOLDER / "mariadb").glob("*.sql")}
     assert own, "else this test shows nothing"
     for stem in own:
-        assert str(mysql[stem]) != str(mariadb[stem])
+        assert not mysql.has(stem) or str(mysql[stem]) != str(mariadb[stem])
     assert str(mysql["claim"]) == str(mariadb["claim"])
 
 
