@@ -1,6 +1,6 @@
 """Bulk actions of operators: each is a job that visits each matching message once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -103,12 +103,18 @@ class Job:
         """Tell a job that works through a filter from a single action."""
         return self.filters is not None or self.action == UNDO
 
-    def note_unmatched(self, states: Mapping[int, MessageState], missing: Sequence[int]) -> str:
+    def note_unmatched(
+        self,
+        states: Mapping[int, MessageState],
+        missing: Sequence[int],
+        replayed: Collection[int],
+    ) -> str:
         """Say why the job does not take the messages `missing`, whose ids were given.
 
         Args:
             states: Of those that there are.
             missing: Ids.
+            replayed: Those of them that a replay of this name has published.
         """
         wanted = None if self.filters is None else self.filters.state
         taken = ARCHIVED_STATES if self.action in OF_ARCHIVE else CLAIMABLE_STATES
@@ -117,6 +123,8 @@ class Job:
             state = states.get(each)
             is_right = state in taken if wanted is None else state is wanted
             why = "it does not match the other filters" if is_right else command_for(each, state)
+            if each in replayed:
+                why = f"it was replayed for {self.arguments['name']} before"
             texts.append(f"message {each}: {why}")
         if len(missing) > MAX_NOTED:
             texts.append(f"and {len(missing) - MAX_NOTED} more")
@@ -174,6 +182,11 @@ def job_info(job: Job) -> dict[str, Any]:
     info: dict[str, Any] = plain(job)
     del info["id"]
     del info["created_at"]
+    # A process of a version that does not know them reads every job without them.
+    if job.limit is None:
+        del info["limit"]
+    if job.filters is not None and not job.filters.ids:
+        del info["filters"]["ids"]
     return info
 
 

@@ -310,6 +310,13 @@ async def test_ids_and_a_limit_choose_messages_for_each_action(bench: Bench, act
     assert marked == expected[action]
 
 
+def test_a_job_without_ids_and_limit_is_stored_as_before_there_were_such() -> None:
+    """Processes of an older version refuse fields that they do not know."""
+    info = jobs.job_info(Job(action=CANCEL, by="Ann", filters=Filters()))
+    assert "limit" not in info
+    assert "ids" not in info["filters"]
+
+
 async def test_a_job_says_why_it_does_not_take_an_id_and_what_does(bench: Bench) -> None:
     [failed] = await archive(bench, 1, **FAILED)
     [discarded] = await archive(bench, 1, state=MessageState.DISCARDED)
@@ -390,6 +397,8 @@ async def test_a_replay_publishes_each_once_for_its_name(bench: Bench, batch: in
     again = await do(bench, REPLAY, {"name": "bug 7", "to": "mended"})
     assert counts(again) == (2, 2, 0)
     assert counts(await do(bench, REPLAY, {"name": "bug 7"})) == (0, 0, 0)
+    plan = await planned(bench, REPLAY, {"name": "bug 7"}, ids=ids[:1])
+    assert (plan.expected, plan.note) == (0, f"message {ids[0]}: it was replayed for bug 7 before")
     assert counts(await do(bench, REPLAY, {"name": "bug 8"}, **FAILED)) == (5, 5, 0)
 
 

@@ -33,6 +33,7 @@ from faststream_sqlbroker.database.engine import Database
 from faststream_sqlbroker.database.parts import audit
 from faststream_sqlbroker.database.parts.audit import JOB, note_action
 from faststream_sqlbroker.database.parts.live_subscribers import notify_state_changed
+from faststream_sqlbroker.database.parts.message_walks import STEP
 from faststream_sqlbroker.database.parts.sizes import chunks
 from faststream_sqlbroker.exceptions import AccessError, StoreError, TransientStoreError
 from faststream_sqlbroker.schema.types import clock
@@ -41,8 +42,9 @@ T = TypeVar("T")
 
 BATCH = 500
 """Messages that one transaction changes at most: it keeps them locked until it commits."""
-PAGE = 4
-"""Batches that one transaction counts at most, so that it does not last long."""
+COUNTED = STEP - 1
+"""Messages that one transaction counts at most, so that it does not last long. One row more tells
+whether there are more: both are in one step of the walk."""
 REFUSED_PAUSE = 60.0
 """Seconds for which a job rests that cannot be run here; other jobs go on."""
 GONE = "there is no archive, so what was cancelled is deleted and cannot come back"
@@ -145,9 +147,7 @@ class JobStore:
         goes_on = planned.bound is not None
         while goes_on:
             rows, after, bound = await self._read(
-                partial(
-                    visits.read, dialect=self._dialect, job=at, size=PAGE * BATCH, names=["queue"]
-                )
+                partial(visits.read, dialect=self._dialect, job=at, size=COUNTED, names=["queue"])
             )
             queues.update(row.queue for row in rows)
             at = replace(at, cursor=after, done=at.done + len(rows), bound=bound or at.bound)
@@ -160,10 +160,14 @@ class JobStore:
     def _unmatched(self, connection: Connection, job: Job) -> str | None:
         """Say why the job does not take some of its ids; None: it takes all."""
         assert job.filters is not None  # noqa: S101 - `plan` has looked
-        rows = visits.matching(connection, self._dialect, job, job.filters.ids, ("id",))
-        missing = sorted(set(job.filters.ids) - {row.id for row in rows})
+        ids = job.filters.ids
+        rows = visits.matching(connection, self._dialect, job, ids, ("id",))
+        replayed: set[int] = set()
+        if job.action == REPLAY:
+            replayed = visits.replayed(connection, self._dialect, job, ids)
+        missing = sorted(set(ids) - {row.id for row in rows} | replayed)
         states = visits.states_of(connection, self._dialect, missing)
-        return job.note_unmatched(states, missing) if missing else None
+        return job.note_unmatched(states, missing, replayed) if missing else None
 
     async def begin(self, job: Job, channel: str) -> Job:
         """Store the planned job, whose first batch is due at once, and tell `channel` of it."""

@@ -152,5 +152,14 @@ def _not_replayed(dialect: Operations, walk: Walk, job: Job) -> Any:
     return ~select(mark.key).where(mark.scope == scope, mark.key == key).exists()
 
 
+def replayed(connection: Connection, dialect: Operations, job: Job, ids: Sequence[int]) -> set[int]:
+    """Those of the messages that a replay of the job's name has published, here or in Spark."""
+    mark = dialect.tables.policy_state.c
+    keys = select(mark.key).where(
+        mark.scope == SCOPE + job.arguments["name"], mark.key.in_(map(str, ids))
+    )
+    return {int(key) for key in connection.execute(keys).scalars()}
+
+
 def _table(dialect: Operations, action: str) -> Any:
     return dialect.tables.archive if action in OF_ARCHIVE else dialect.tables.message
