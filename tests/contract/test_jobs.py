@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, delete, select
 
 from faststream_sqlbroker.core import jobs as core_jobs
-from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job
+from faststream_sqlbroker.core.jobs import CANCEL, MOVE, REDRIVE, REPLAY, RETRY, Job, job_info
 from faststream_sqlbroker.core.policies.flags import DELAYED
 from faststream_sqlbroker.core.settle import ARCHIVED_BEFORE
 from faststream_sqlbroker.core.states import MessageState
@@ -312,7 +312,7 @@ async def test_ids_and_a_limit_choose_messages_for_each_action(bench: Bench, act
 
 def test_a_job_without_ids_and_limit_is_stored_as_before_there_were_such() -> None:
     """Processes of an older version refuse fields that they do not know."""
-    info = jobs.job_info(Job(action=CANCEL, by="Ann", filters=Filters()))
+    info = job_info(Job(action=CANCEL, by="Ann", filters=Filters()))
     assert "limit" not in info
     assert "ids" not in info["filters"]
 
