@@ -10,13 +10,13 @@ from sqlalchemy.util import await_only
 from faststream_sqlbroker.core.checks import whole_number
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.times import Duration, seconds_or_zero
-from faststream_sqlbroker.exceptions import MissingExtraError, SetupError
+from faststream_sqlbroker.exceptions import MissingExtraError, SetupError, StoreError
 from pyspark_sqlbroker.address import KINDS, Address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.horizon import Horizon, find_horizon
-from pyspark_sqlbroker.load.archive_pages import Position, parse_position, read_page
+from pyspark_sqlbroker.load.archive_pages import Page, Position, parse_position, read_page
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
-from pyspark_sqlbroker.moments import Moment
+from pyspark_sqlbroker.moments import FIRST, Moment
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 10_000
 """Most rows of a batch, where the caller does not say."""
+
+FIRST_ROWS = 100
+"""Rows whose lengths the first batch is chosen from, as long as the size of bodies is unknown."""
 
 
 class Archive:
@@ -69,7 +72,8 @@ class Archive:
             decode: Add a column `body`, a string: the body as JSON text, by the rules of
                 `decode_payload`, where a text is a JSON string, and what is neither JSON nor text
                 by its content type is NULL.
-            batch_rows: Most rows of a batch; it also ends with the row that reaches 8 MiB.
+            batch_rows: Most rows of a batch; it also ends with the row that reaches 8 MiB. The
+                first has 100 at most, each later one at most twice as many as the one before.
             safety_lag: How long a transaction may last at most where transactions cannot be seen:
                 on PostgreSQL without `pg_read_all_stats`, on MySQL and MariaDB without PROCESS, and
                 with the other causes that `find_horizon` names. Rows of this time come later.
@@ -102,6 +106,8 @@ class Archive:
                 find_horizon,
                 safety_lag=seconds_or_zero("safety_lag", safety_lag),
                 margin=seconds_or_zero("margin", margin),
+                # Where the answer is held up, the safety lag is used before the time is over.
+                patience=self._store.statement_timeout / 2,
                 sleep=lambda seconds: await_only(asyncio.sleep(seconds)),
             ),
             to_schema(selection.fields, decoded=decode),
@@ -114,8 +120,10 @@ class ArchiveReader:
     An error ends no read: ask for the next batch again, or go on with a reader from the watermark.
 
     Raises (from the iteration):
+        RuntimeError: another task waits for the next batch of this reader.
         TransientStoreError: the database could not be reached or was busy; try again.
-        StoreError: the database refused the statement.
+        StoreError: the database refused the statement; or a row has a value that its column's type
+            does not allow.
 
     Attributes:
         schema: Arrow's schema of every batch, the columns and types of Spark's `ARCHIVE_SCHEMA`:
@@ -139,8 +147,10 @@ class ArchiveReader:
         self._selection = selection
         self._position = start
         self._batch_rows = batch_rows
+        self._most = min(batch_rows, FIRST_ROWS)
         self._find = find
         self._is_last = False
+        self._is_busy = False
         self.schema = schema
         self.horizon: Horizon | None = None
 
@@ -159,29 +169,54 @@ class ArchiveReader:
 
     async def __anext__(self) -> "pa.RecordBatch":
         """The next batch; it holds one row at least."""
-        from pyspark_sqlbroker.load.rows import to_batch  # noqa: PLC0415 - an extra
+        if self._is_busy:
+            raise RuntimeError(
+                "another task waits for the next batch of this reader: ask for batches one after "
+                "another, as the watermark is that of the last one"
+            )
+        self._is_busy = True
+        try:
+            return await self._next()
+        finally:
+            self._is_busy = False
 
+    async def _next(self) -> "pa.RecordBatch":
         horizon = self.horizon
         if horizon is None:
             horizon = self.horizon = await self._store.read(
                 lambda c: self._find(self._database, c.execution_options(no_parameters=True))
             )
         end = Position(horizon.moment)
-        window = self._selection.between(None, end.moment)
+        window = self._selection.between(FIRST, end.moment)
         while not self._is_last:
+            # The database may read every body whose length is asked for. If that takes too long,
+            # the next try is with fewer.
+            most, self._most = self._most, max(self._most // 10, 1)
             page = await self._store.read(
-                lambda c: read_page(self._database, c, window, self._position, self._batch_rows)
+                lambda c, most=most: read_page(self._database, c, window, self._position, most)
             )
             if page is None:
                 break
-            made = None
-            if page.rows:
-                # In a thread: the event loop would stand still for as long as that takes.
-                made = await asyncio.to_thread(to_batch, page.rows, self.schema)
+            batch = await self._convert(page) if page.rows else None
+            self._most = min(self._batch_rows, 2 * max(len(page.rows), 1))
             self._is_last = page.is_last
             self._position = page.end
-            if made is not None:
-                return made
+            if batch is not None:
+                return batch
         self._is_last = True
         self._position = max(self._position or end, end)
         raise StopAsyncIteration
+
+    async def _convert(self, page: Page) -> "pa.RecordBatch":
+        from pyspark_sqlbroker.load.rows import to_batch  # noqa: PLC0415 - an extra
+
+        try:
+            # In a thread: the event loop would stand still for as long as that takes.
+            return await asyncio.to_thread(to_batch, page.rows, self.schema)
+        except (ValueError, OverflowError, TypeError) as error:  # pyarrow's own are of these
+            raise StoreError(
+                f"a row behind {self._position or Position(FIRST)} and up to {page.end} has a "
+                f"value that its column cannot have: {error}. Correct it (with batch_rows=1 the "
+                "last number here is its id), or leave these rows out: "
+                f"after={str(page.end)!r}"
+            ) from error

@@ -93,8 +93,9 @@ class SQLite(ArchiveDatabase):
         return f"coalesce(sqlbroker_sum({expression}), '0')"
 
     def length(self, column: str) -> str:
-        """Of a BLOB they are bytes."""
-        return f"length(CAST({column} AS BLOB))"
+        """Of a BLOB they are bytes, and known without reading it; of a text they are characters."""
+        text = f"length(CAST({column} AS BLOB))"
+        return f"CASE typeof({column}) WHEN 'blob' THEN length({column}) ELSE {text} END"
 
     def digest_sum(self, expression: str, *, text: bool) -> str:  # noqa: ARG002 - all texts are UTF-8
         """By Python."""

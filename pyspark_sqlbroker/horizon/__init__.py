@@ -57,7 +57,8 @@ def find_horizon(
             a primary.
         margin: How long a server takes at most from a statement's start until the statement can be
             seen.
-        patience: How long to wait for the standby; for SQLite's writer 5 s at most.
+        patience: How long to wait for the standby; for SQLite's writer, or until InnoDB's list of
+            transactions is a new one, 5 s at most.
         sleep: Waits so many seconds; an event loop's own, where `connection` is one of asyncio.
 
     Raises:
@@ -71,22 +72,22 @@ def find_horizon(
         connection,
         timedelta(seconds=seconds_or_zero("safety_lag", safety_lag)),
         timedelta(seconds=seconds_or_zero("margin", margin)),
+        positive_seconds("patience", patience),
         sleep,
     )
-    waiting = positive_seconds("patience", patience)
     if database.kind == "postgresql":
-        return postgresql.find(question, primary, waiting)
+        return postgresql.find(question, primary)
     if primary is not None:
         raise NotSupportedError(
             f"primary= is for PostgreSQL's standbys, this is {database.kind}: leave it out, and "
             "let safety_lag be longer than the replica is behind"
         )
     if database.kind == "sqlite":
-        return _take_lock(question, waiting)
+        return _take_lock(question)
     return mysql.find(question)
 
 
-def _take_lock(question: Question, patience: float) -> Horizon:
+def _take_lock(question: Question) -> Horizon:
     """Take SQLite's write lock for an instant: no writer is active then, and later ones write later
     times.
     """
@@ -95,7 +96,7 @@ def _take_lock(question: Question, patience: float) -> Horizon:
     if getattr(connection.connection.driver_connection, "in_transaction", False):
         # A listener of the application has begun one, which holds nothing yet.
         connection.exec_driver_sql("ROLLBACK")
-    with _waiting(connection, min(patience, LONGEST_WAIT)):
+    with _waiting(connection, min(question.patience, LONGEST_WAIT)):
         try:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         except OperationalError as error:
@@ -113,7 +114,8 @@ def _take_lock(question: Question, patience: float) -> Horizon:
             database.now(connection), f"the file cannot be locked ({error.orig})"
         )
     finally:
-        connection.exec_driver_sql("ROLLBACK")
+        if not connection.invalidated:
+            connection.exec_driver_sql("ROLLBACK")
     return Horizon(
         clock, "transactions", "no writer was under way: its lock was taken for an instant"
     )
@@ -126,4 +128,6 @@ def _waiting(connection: Connection, seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
+        # A cancelled statement has ended the connection.
+        if not connection.invalidated:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")

@@ -40,6 +40,7 @@ class Question:
         lag: How long a transaction may last that cannot be seen.
         margin: How long a server may take from the start of a statement until the statement can be
             seen.
+        patience: Seconds to wait at most for what may hold the answer up.
         sleep: Waits so many seconds.
     """
 
@@ -47,6 +48,7 @@ class Question:
     connection: Connection
     lag: timedelta
     margin: timedelta
+    patience: float
     sleep: Callable[[float], object] = time.sleep
 
     def lagging(self, clock: datetime, why: str) -> Horizon:

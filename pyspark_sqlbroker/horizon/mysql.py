@@ -92,7 +92,8 @@ def _seen(question: Question, clock: datetime) -> Horizon:
     try:
         found = _transactions(question)
     finally:
-        connection.exec_driver_sql("ROLLBACK")
+        if not connection.invalidated:
+            connection.exec_driver_sql("ROLLBACK")
     if found is None:
         return question.lagging(
             clock, "InnoDB's list of transactions stayed old: another session reads it all the time"
@@ -125,6 +126,8 @@ def _prepared(connection: Connection) -> bool:
     try:
         return connection.exec_driver_sql("XA RECOVER").first() is not None
     except DBAPIError:  # on MySQL it needs XA_RECOVER_ADMIN
+        if connection.invalidated:
+            raise
         return True
 
 
@@ -144,7 +147,7 @@ def _transactions(question: Question) -> tuple[datetime | None, datetime | None,
     """The oldest start, the oldest of detached ones, and how many; None if the list stayed old."""
     # By the connection alone it could be an older list, in which its transaction before is open.
     statement = TRANSACTIONS.format(look=uuid.uuid4().hex)
-    deadline = time.monotonic() + FRESH_WITHIN
+    deadline = time.monotonic() + min(question.patience, FRESH_WITHIN)
     while True:
         # One look comes after the time is over, however long this process stood still.
         is_last = time.monotonic() > deadline

@@ -4,9 +4,10 @@ A standby sees no transaction of its primary.
 """
 
 import time
+from dataclasses import replace
 from datetime import datetime
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 
 from faststream_sqlbroker.core.times import from_microseconds
 from faststream_sqlbroker.exceptions import SetupError, TransientStoreError
@@ -62,10 +63,10 @@ STEP = 0.05
 """Seconds between two looks at how far the standby has replayed."""
 
 
-def find(question: Question, primary: str | URL | None, patience: float) -> Horizon:
+def find(question: Question, primary: str | URL | None) -> Horizon:
     """The horizon of a standby, by its primary, or of a primary itself."""
     if question.database.scalar(question.connection, RECOVERING):
-        return _on_standby(question, primary, patience)
+        return _on_standby(question, primary)
     return _on_primary(question)
 
 
@@ -109,7 +110,7 @@ def _before_prepared(question: Question, prepared: datetime) -> Horizon:
     return Horizon(prepared - question.lag, "safety lag", detail)
 
 
-def _on_standby(question: Question, primary: str | URL | None, patience: float) -> Horizon:
+def _on_standby(question: Question, primary: str | URL | None) -> Horizon:
     """The primary's horizon once it has been replayed here; else a lag behind what was replayed."""
     if primary is None:
         return _replayed(question)
@@ -128,22 +129,22 @@ def _on_standby(question: Question, primary: str | URL | None, patience: float) 
                 "primary is another cluster or database than the standby: give the one that it "
                 "follows"
             )
-        found = _on_primary(Question(there, connection, question.lag, question.margin))
+        found = _on_primary(replace(question, database=there, connection=connection))
         position = str(there.scalar(connection, POSITION))
-    _wait(question.connection, question, position, patience)
+    _wait(question, position)
     source = "primary" if found.source == "transactions" else found.source
     return Horizon(found.moment, source, f"taken on the primary and replayed here: {found.detail}")
 
 
-def _wait(connection: Connection, question: Question, position: str, patience: float) -> None:
-    deadline = time.monotonic() + patience
+def _wait(question: Question, position: str) -> None:
+    deadline = time.monotonic() + question.patience
     statement = f"SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"
-    while not question.database.scalar(connection, statement):
+    while not question.database.scalar(question.connection, statement):
         if time.monotonic() > deadline:
             raise TransientStoreError(
                 f"the standby has not replayed the primary's position {position} within "
-                f"{patience:g} s: see whether its replay is paused or behind, or leave primary= "
-                "out to go by the safety lag"
+                f"{question.patience:g} s: see whether its replay is paused or behind, or leave "
+                "primary= out to go by the safety lag"
             )
         question.sleep(STEP)
 
@@ -157,11 +158,12 @@ def _replayed(question: Question) -> Horizon:
     if replayed is None:
         raise TransientStoreError(
             "this standby has replayed no transaction since it started, so its position is "
-            "unknown: give primary=, or try again after the primary's next commit"
+            "unknown: try again after the primary's next commit, or let the primary be "
+            "asked (primary= of Spark's readers)"
         )
     upto = min(database.now(connection), from_microseconds(replayed))
     why = (
-        "this is a standby without primary=, which has replayed what was committed by "
+        "this is a standby whose primary is not asked, which has replayed what was committed by "
         f"{upto.isoformat()}"
     )
     return question.lagging(upto, why)

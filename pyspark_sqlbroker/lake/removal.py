@@ -28,7 +28,7 @@ CHUNK = 5_000
 PAGE = 100_000
 """Rows in one listing: drivers hold the whole result in memory, up to 175 bytes a row."""
 
-ALL = 1 << 62
+NO_LIMIT = 1 << 62
 """Rows; more than there are."""
 
 logger = getLogger("faststream_sqlbroker.spark")
@@ -87,7 +87,7 @@ def list_window(
     """The selected rows of a window, found by their own times: no index serves it."""
     rows = Rows()
     chosen = f"{start_expression(database, window.size)} = {to_microseconds(window.start)}"
-    _add(database, connection, selection, rows, ALL, chosen)
+    _add(database, connection, selection, rows, NO_LIMIT, chosen)
     return rows
 
 

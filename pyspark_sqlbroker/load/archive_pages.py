@@ -1,5 +1,6 @@
 """Rows in the order in which they were archived, a page at a time; no statement outlasts a page."""
 
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -33,15 +34,15 @@ class Position:
         moment = self.moment.isoformat(timespec="microseconds")
         return f"{moment}/{self.id}" if self.id else moment
 
-    def onwards(self, database: ArchiveDatabase, time: str) -> str:
-        """The condition on the rows that lie ahead; an index on the time serves it."""
+    def select_later_rows(self, database: ArchiveDatabase, time: str) -> str:
+        """Give the condition on the rows that lie ahead; an index on the time serves it."""
         moment = database.moment(self.moment)
         if not self.id:
             return f"{time} >= {moment}"
         return f"{time} >= {moment} AND ({time} > {moment} OR {database.quote('id')} > {self.id})"
 
-    def behind(self, database: ArchiveDatabase, time: str) -> str:
-        """The condition on the other rows."""
+    def select_earlier_rows(self, database: ArchiveDatabase, time: str) -> str:
+        """Give the condition on the other rows."""
         moment = database.moment(self.moment)
         return f"{time} <= {moment} AND ({time} < {moment} OR {database.quote('id')} <= {self.id})"
 
@@ -92,39 +93,40 @@ def read_page(
     Args:
         database: Of the rows.
         connection: To it.
-        selection: Its `until` is a moment that the horizon has passed.
+        selection: From `FIRST` or later `until` a moment that the horizon has passed.
         start: None is before the oldest.
-        most: Rows.
+        most: Rows. The length of each is read, for which MySQL and MariaDB read long bodies whole.
     """
     connection = connection.execution_options(no_parameters=True)
     time = database.quote(selection.time_column)
     values = [database.value(field) for field in selection.fields]
     source = selection.from_clause(database)
     if start is not None:
-        source += f" AND {start.onwards(database, time)}"
+        source += f" AND {start.select_later_rows(database, time)}"
     order = f"ORDER BY {time}, {database.quote('id')}"
-    lengths = [
+    sizes = [
         f"COALESCE({database.length(value)}, 0)"
         for field, value in zip(selection.fields, values, strict=True)
         if field.type in ("string", "binary")
     ]
     # The lengths come first, by themselves: drivers fetch all rows of a statement at once.
-    ahead = connection.exec_driver_sql(
-        f"SELECT {database.microseconds(time)}, {database.quote('id')}, {' + '.join(lengths)} "
+    lengths = connection.exec_driver_sql(
+        f"SELECT {database.microseconds(time)}, {database.quote('id')}, {' + '.join(sizes)} "
         f"{source} {order} LIMIT {most}"
     ).all()
-    if not ahead:
+    if not lengths:
         return None
     size = 0
     count = 0
-    for *_, length in ahead:
+    for *_, length in lengths:
         count += 1
         size += int(length) + 8 * len(values)
         if size >= BATCH_BYTES:
             break
-    moment, number, _ = ahead[count - 1]
-    end = Position(from_microseconds(int(moment)), int(number))
+    moment, number, _ = lengths[count - 1]
+    # SQLite's column takes fractions, too; a position before its own row would never get past it.
+    end = Position(from_microseconds(math.ceil(moment)), int(number))
     rows = connection.exec_driver_sql(
-        f"SELECT {', '.join(values)} {source} AND {end.behind(database, time)} {order}"
+        f"SELECT {', '.join(values)} {source} AND {end.select_earlier_rows(database, time)} {order}"
     ).all()
-    return Page(list(rows), end, is_last=count == len(ahead) < most)
+    return Page(list(rows), end, is_last=count == len(lengths) < most)

@@ -1,6 +1,9 @@
 """`broker.archive.read`: every row of the archive once, however late its transaction commits."""
 
+import asyncio
 import json
+import re
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -8,17 +11,23 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import event, insert, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import pyspark_sqlbroker.horizon
-from faststream_sqlbroker import MissingExtraError, SetupError, SqlBroker
+from faststream_sqlbroker import (
+    MissingExtraError,
+    SetupError,
+    SqlBroker,
+    StoreError,
+    TransientStoreError,
+)
 from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.schema.config import SqlBrokerSchemaConfig
 from faststream_sqlbroker.schema.types import clock
 from pyspark_sqlbroker.load import archive_pages
 from pyspark_sqlbroker.load.columns import ARCHIVE_FIELDS
-from tests.faststream.conftest import Look
+from tests.faststream.conftest import Look, Make
 from tests.helpers import eventually
 
 pytestmark = pytest.mark.capability(
@@ -167,6 +176,140 @@ async def test_a_batch_is_bounded_in_bytes_and_filters_are_the_databases(
     # At its end a watermark is where the horizon was, and a read after it begins there.
     assert reader.horizon is not None
     assert reader.watermark == reader.horizon.moment.isoformat(timespec="microseconds")
+
+
+@sqlite_only
+async def test_few_lengths_are_asked_for_where_bodies_are_long(
+    broker: SqlBroker, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MySQL and MariaDB read a body whole for its length: by each batch, those of all rows."""
+    monkeypatch.setattr(archive_pages, "BATCH_BYTES", 2_000)
+    # Another program has put text there, which has more bytes than characters.
+    bodies: list[Any] = [b"x" * 700, "ü" * 350, "\0" * 700] * 40
+    await put(look, *(archived(n) for n in range(len(bodies))))
+    async with look.engine.begin() as connection:
+        for n, body in enumerate(bodies):
+            change = text("UPDATE message_archive SET payload = :body WHERE id = :id")
+            await connection.execute(change, {"body": body, "id": n})
+    lengths = 0
+
+    @event.listens_for(broker.engine.sync_engine, "before_cursor_execute")
+    def count(*arguments: Any) -> None:
+        nonlocal lengths
+        limit = re.search(r"LIMIT (\d+)$", arguments[2])
+        lengths += int(limit[1]) if limit else 0
+
+    reader = broker.archive.read(margin=0)
+    batches = [batch.column("id").to_pylist() async for batch in reader]
+    assert [number for batch in batches for number in batch] == list(range(len(bodies)))
+    assert {len(batch) for batch in batches} <= {2, 3}
+    assert lengths <= 100 + 2 * len(bodies) + 6
+
+
+async def test_a_read_that_is_cancelled_or_loses_its_connection(
+    broker: SqlBroker, look: Look, database: str
+) -> None:
+    """Nothing is sent on a connection that has ended, which would hide how it ended."""
+    await put(look, archived(1))
+    engine = broker.engine.sync_engine
+    marks = ["information_schema.innodb_trx"]
+    kill = "KILL CONNECTION_ID()"
+    if database == "postgresql":
+        marks = ["pg_stat_activity"]
+        kill = "SELECT pg_terminate_backend(pg_backend_pid())"
+    elif database == "sqlite":
+        marks = ["BEGIN IMMEDIATE", "PRAGMA user_version ="]
+
+    async def read() -> list[int]:
+        reader = broker.archive.read(margin=0)
+        return [number async for batch in reader for number in batch.column("id").to_pylist()]
+
+    def cancel(*arguments: Any) -> None:
+        if marks[0] in arguments[2]:
+            task.cancel()
+
+    event.listen(engine, "before_cursor_execute", cancel)
+    task = asyncio.create_task(read())
+    await asyncio.wait([task])
+    assert task.cancelled()
+    event.remove(engine, "before_cursor_execute", cancel)
+    for mark in marks:
+        lost: list[str] = []
+
+        def lose(
+            cursor: Any, statement: str, _: Any, mark: str = mark, lost: list[str] = lost
+        ) -> bool:
+            if mark not in statement or lost:
+                return False
+            lost.append(statement)
+            if database == "sqlite":  # as the driver says it
+                raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
+            cursor.execute(kill)
+            return True
+
+        event.listen(engine, "do_execute_no_params", lose)
+        assert await read() == [1]
+        assert lost
+        event.remove(engine, "do_execute_no_params", lose)
+
+
+@sqlite_only
+async def test_the_lag_is_used_before_the_time_of_a_statement_is_over(
+    make: Make, look: Look
+) -> None:
+    broker = make(statement_timeout=1.0)
+    await broker.create_tables()
+    await put(look, archived(1))
+    reader = broker.archive.read()
+
+    async def first() -> Any:
+        try:
+            return await anext(reader)
+        except TransientStoreError:  # the machine stands still
+            return None
+
+    async with look.engine.connect() as writer:
+        await settle(look, writer, 2)
+        assert (await eventually(first)).column("id").to_pylist() == [1]
+    assert reader.horizon is not None
+    assert reader.horizon.source == "safety lag"
+
+
+@sqlite_only
+async def test_only_one_task_may_wait_for_a_batch(broker: SqlBroker, look: Look) -> None:
+    await put(look, archived(1), archived(2))
+    reader = broker.archive.read(batch_rows=1)
+    batch, refused = await asyncio.gather(anext(reader), anext(reader), return_exceptions=True)
+    assert isinstance(refused, RuntimeError)
+    assert not isinstance(batch, BaseException)
+    assert batch.column("id").to_pylist() == [1]
+    assert (await anext(reader)).column("id").to_pylist() == [2]
+
+
+@sqlite_only
+async def test_a_row_that_no_batch_can_hold_is_named(broker: SqlBroker, look: Look) -> None:
+    """Other programs may put anything into SQLite's columns."""
+    await put(look, *(archived(n) for n in range(1, 7)))
+    async with look.engine.begin() as connection:
+        for number, change in (
+            (1, "archived_at = -99999999999999999"),
+            (3, "attempts_count = 'many'"),
+            (4, "archived_at = archived_at + 0.5"),
+            (5, "archived_at = archived_at + 2, priority = 1 << 40"),
+            (6, "archived_at = archived_at + 3"),
+        ):
+            where = f" WHERE id = {number}"
+            await connection.execute(text(f"UPDATE message_archive SET {change}{where}"))
+    reader = broker.archive.read(batch_rows=1)
+    assert (await anext(reader)).column("id").to_pylist() == [2]
+    for number, following in ((3, 4), (5, 6)):
+        with pytest.raises(StoreError, match=rf"after='\S+/{number}'") as error:
+            await anext(reader)
+        assert reader.watermark is not None
+        assert f"a row behind {reader.watermark} and up to" in str(error.value)
+        after = re.findall(r"after='(.*)'", str(error.value))
+        reader = broker.archive.read(after=after[0], batch_rows=1)
+        assert (await anext(reader)).column("id").to_pylist() == [following]
 
 
 @sqlite_only
