@@ -193,7 +193,9 @@ class ArchiveReader:
             # the next try is with fewer.
             most, self._most = self._most, max(self._most // 10, 1)
             page = await self._store.read(
-                lambda c, most=most: read_page(self._database, c, window, self._position, most)
+                partial(
+                    read_page, self._database, selection=window, start=self._position, most=most
+                )
             )
             if page is None:
                 break
