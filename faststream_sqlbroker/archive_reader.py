@@ -150,7 +150,7 @@ class ArchiveReader:
         self._most = min(batch_rows, FIRST_ROWS)
         self._find = find
         self._is_last = False
-        self._is_busy = False
+        self._lock = asyncio.Lock()
         self.schema = schema
         self.horizon: Horizon | None = None
 
@@ -169,16 +169,11 @@ class ArchiveReader:
 
     async def __anext__(self) -> "pa.RecordBatch":
         """The next batch; it holds one row at least."""
-        if self._is_busy:
-            raise RuntimeError(
-                "another task waits for the next batch of this reader: ask for batches one after "
-                "another, as the watermark is that of the last one"
-            )
-        self._is_busy = True
-        try:
+        if self._lock.locked():
+            # Not a queue: the watermark of one task's batch would be stored with another's.
+            raise RuntimeError("another task waits for this reader's next batch: await it first")
+        async with self._lock:
             return await self._next()
-        finally:
-            self._is_busy = False
 
     async def _next(self) -> "pa.RecordBatch":
         horizon = self.horizon
@@ -217,8 +212,7 @@ class ArchiveReader:
             return await asyncio.to_thread(to_batch, page.rows, self.schema)
         except (ValueError, OverflowError, TypeError) as error:  # pyarrow's own are of these
             raise StoreError(
-                f"a row behind {self._position or Position(FIRST)} and up to {page.end} has a "
-                f"value that its column cannot have: {error}. Correct it (with batch_rows=1 the "
-                "last number here is its id), or leave these rows out: "
-                f"after={str(page.end)!r}"
+                f"a row behind {self._position or Position(FIRST)} up to {page.end} has a value "
+                f"that its column cannot have: {error}. Correct it (batch_rows=1 makes the number "
+                f"behind / its id), or leave these rows out: after={str(page.end)!r}"
             ) from error
