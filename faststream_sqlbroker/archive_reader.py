@@ -176,12 +176,11 @@ class ArchiveReader:
             return await self._next()
 
     async def _next(self) -> "pa.RecordBatch":
-        horizon = self.horizon
-        if horizon is None:
-            horizon = self.horizon = await self._store.read(
+        if self.horizon is None:
+            self.horizon = await self._store.read(
                 lambda c: self._find(self._database, c.execution_options(no_parameters=True))
             )
-        end = Position(horizon.moment)
+        end = Position(self.horizon.moment)
         window = self._selection.between(FIRST, end.moment)
         while not self._is_last:
             # The database may read every body whose length is asked for. If that takes too long,

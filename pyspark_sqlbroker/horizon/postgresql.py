@@ -152,18 +152,13 @@ def _wait(question: Question, position: str) -> None:
 def _replayed(question: Question) -> Horizon:
     database = question.database
     connection = question.connection
-    replayed = database.scalar(
-        connection, f"SELECT {database.microseconds('pg_last_xact_replay_timestamp()')}"
-    )
+    statement = f"SELECT {database.microseconds('pg_last_xact_replay_timestamp()')}"
+    replayed = database.scalar(connection, statement)
     if replayed is None:
         raise TransientStoreError(
-            "this standby has replayed no transaction since it started, so its position is "
-            "unknown: try again after the primary's next commit, or let the primary be "
-            "asked (primary= of Spark's readers)"
+            "this standby has replayed no transaction since it started: try again after the "
+            "primary's next commit, or let the primary be asked (primary= of Spark's readers)"
         )
     upto = min(database.now(connection), from_microseconds(replayed))
-    why = (
-        "this is a standby whose primary is not asked, which has replayed what was committed by "
-        f"{upto.isoformat()}"
-    )
+    why = f"this is a standby, which has replayed what was committed by {upto.isoformat()}"
     return question.lagging(upto, why)
