@@ -207,8 +207,9 @@ def _parse_headers(value: Any) -> dict[str, Any]:
 
 def size_text(size: float) -> str:
     """Return a number of bytes for people, in its largest unit."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:  # noqa: PLR2004 - a KiB
-            return f"{size:.3g} {unit}"
+    units = ["TiB", "GiB", "MiB", "KiB", "bytes"]
+    while round(size) >= 1024 and units[1:]:  # noqa: PLR2004 - a KiB
         size /= 1024
-    return f"{size:.3g} TiB"
+        units.pop()
+    number = f"{size:.0f}" if size >= 100 else f"{size:.3g}"  # noqa: PLR2004 - three digits
+    return f"{number} {units[-1]}"

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from faststream_sqlbroker.core.text import DEFAULT_LIMIT, clean_text, describe_exception, visible
+from faststream_sqlbroker.core.text import (
+    DEFAULT_LIMIT,
+    clean_text,
+    describe_exception,
+    size_text,
+    visible,
+)
 from faststream_sqlbroker.exceptions import TransientStoreError
 
 UNSEEN = "\x00\x07\n\x1b\x7f\x9b\u200f\u2028\u202e\u2066"
@@ -141,3 +147,20 @@ def test_a_message_with_nul_and_surrogates_is_storable() -> None:
     assert text.startswith("ValueError: a\ufffdb\ufffdz")
     assert "in raised" in text
     assert len(text.encode()) <= DEFAULT_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1023.6, "1 KiB"),
+        (1023.99 * 2**10, "1 MiB"),
+        (1020 * 2**20, "1020 MiB"),
+        (1000 * 2**30, "1000 GiB"),
+        (12.345 * 2**30, "12.3 GiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_sizes_are_whole_numbers_or_of_three_digits(size: float, text: str) -> None:
+    assert size_text(size) == text
