@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Select, TextClause, case, func, literal_colum
 from faststream_sqlbroker.core.access import Activity
 from faststream_sqlbroker.core.channels import queue_of
 from faststream_sqlbroker.core.ended import per_minute
+from faststream_sqlbroker.core.findings import MIN_FAILING
 from faststream_sqlbroker.core.overview import Count, How, JobCounts, QueueOverview
 from faststream_sqlbroker.core.states import MessageState
 from faststream_sqlbroker.core.status import PausedQueue
@@ -92,7 +93,7 @@ class QueueRates:
     ended: dict[str, float] | None = None
     """None: there is no archive."""
     failed: dict[str, float] = field(default_factory=dict)
-    """Those of the ended ones that are FAILED."""
+    """Those of the ended ones that are FAILED; if fewer than `MIN_FAILING` were read, so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +371,9 @@ def _add_ended(connection: Connection, dialect: Operations, rates: QueueRates) -
     seconds = _seconds(rows)
     rates.ended = {queue: per_minute(count, seconds=seconds) for queue, count, *_ in rows}
     for queue, _, _, _, new, bad in rows:
-        rates.failed[queue] = per_minute(int(bad), seconds=seconds)
+        # Of few, the rate of a moment says nothing of a minute.
+        is_rated = bad >= MIN_FAILING
+        rates.failed[queue] = per_minute(int(bad), seconds=seconds if is_rated else WINDOW)
         came = rates.came.get(queue, 0.0) + per_minute(int(new), seconds=seconds)
         rates.came[queue] = round(came, 1)
 

@@ -99,6 +99,23 @@ async def test_rates_are_those_of_the_last_minute(bench: Bench) -> None:
     assert (found["old"].in_per_minute, found["old"].out_per_minute) == (0.0, 0.0)
 
 
+async def test_few_that_failed_in_a_moment_are_not_rated_for_a_minute(bench: Bench) -> None:
+    """The newest that are read are those of a moment: one FAILED message is no storm."""
+    await bench.put(16, "q")
+    rows = await bench.claim(16, "q")
+    await bench.store.settle([done(row) for row in rows])
+    ids = sorted(row.id for row in rows)
+    fail = "UPDATE message_archive SET state = 'FAILED' WHERE id <= "
+    with patch.object(overviews, "MAX_RATED", 16):
+        await bench.execute(f"{fail} {ids[3]}")
+        [found] = await bench.store.overviews.read("q")
+        assert (found.out_per_minute or 0) > 16.0
+        assert found.failed_per_minute == 4.0
+        await bench.execute(f"{fail} {ids[4]}")
+        [found] = await bench.store.overviews.read("q")
+        assert found.failed_per_minute > 5.0
+
+
 async def test_what_goes_out_is_what_the_live_subscribers_tell(bench: Bench) -> None:
     """The archive has one message of each queue; only where no subscriber tells it is asked."""
     for queue in ("summed", "older", "none"):
