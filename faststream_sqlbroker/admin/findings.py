@@ -41,7 +41,7 @@ class Findings:
 
     health: Health
     queues: tuple[QueueOverview, ...]
-    """None if tables are missing."""
+    """Empty if tables are missing."""
     findings: tuple[Finding, ...]
     """Those of the database and of this process first."""
     archive: ArchiveSize | None = None

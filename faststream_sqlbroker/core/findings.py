@@ -37,6 +37,11 @@ FORESEEN = timedelta(days=90)
 will be of `LARGE_ARCHIVE` by then."""
 LARGE_ARCHIVE = 100 * 2**30
 """Bytes."""
+CURE = "let the broker remove old messages (`retention=`, `sqlbroker prune`)"
+CURE_BEHIND = (
+    "retention has not removed what is past its age: see why in the log, and whether exports to "
+    "the lake of `unless_loaded_by=` go on"
+)
 USED_RATE = 0.5
 """A Throttle holds a queue up if this share of its rate or more ends in a minute."""
 
@@ -210,8 +215,8 @@ def archive_findings(archive: ArchiveSize) -> list[Finding]:
     if not a_day:
         return []
     text = f"it grew by about {size_text(a_day)} in the last 24 hours"
-    cure = "let the broker remove old messages (`retention=`, `sqlbroker prune`)"
-    more = FORESEEN if archive.grows_for is None else min(archive.grows_for, FORESEEN)
+    cure = CURE_BEHIND if archive.is_behind else CURE
+    more = FORESEEN if archive.grows_for is None else archive.grows_for
     if archive.free is not None:
         lasts = timedelta(days=min(archive.free / a_day, FORESEEN.days))
         if lasts >= FULL_LATER or more < lasts:
@@ -221,11 +226,11 @@ def archive_findings(archive: ArchiveSize) -> list[Finding]:
             f"{length_text(lasts.total_seconds())}; {cure}, or give it more space"
         )
         return [Finding("archive growth", text, is_error=lasts < FULL_SOON)]
-    later = archive.size + a_day * (more / timedelta(days=1))
+    later = archive.size + a_day * FORESEEN.days
     if archive.grows_for is not None or not archive.is_whole or later < LARGE_ARCHIVE:
         return []
     text += (
-        f" to {size_text(archive.size)}, and nothing removes from it: it has about "
+        f" to {size_text(archive.size)}, and too little is removed: it has about "
         f"{size_text(later)} in {FORESEEN.days} days, and the server does not tell how much is "
         f"free; {cure}"
     )

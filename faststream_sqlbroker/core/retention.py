@@ -142,9 +142,13 @@ class ArchiveSize:
     """Bytes that are free for it; None: the server does not tell."""
     grows_for: timedelta | None
     """For how long it grows before as much is removed as comes; None: nothing is known to remove
-    from it, as no broker runs with `retention=`, and no prune is in the audit of the last days."""
+    from it, as no broker runs with `retention=`, and no prune is in the audit of the last days; or
+    `is_behind`."""
     is_whole: bool
-    """Whether its first messages are still there, but for those of a few days."""
+    """Whether its first messages are still there, but for those of a few days; or `is_behind`."""
+    is_behind: bool = False
+    """Whether it has COMPLETED messages that retention should have removed two days ago: it fails,
+    waits for the export to a lake, or has only begun."""
 
 
 @dataclass(frozen=True, slots=True)

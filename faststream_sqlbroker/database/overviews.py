@@ -372,8 +372,8 @@ def _add_ended(connection: Connection, dialect: Operations, rates: QueueRates) -
     rates.ended = {queue: per_minute(count, seconds=seconds) for queue, count, *_ in rows}
     for queue, _, _, _, new, bad in rows:
         # Of few, the rate of a moment says nothing of a minute.
-        is_rated = bad >= MIN_FAILING
-        rates.failed[queue] = per_minute(int(bad), seconds=seconds if is_rated else WINDOW)
+        window = seconds if bad >= MIN_FAILING else WINDOW
+        rates.failed[queue] = per_minute(int(bad), seconds=window)
         came = rates.came.get(queue, 0.0) + per_minute(int(new), seconds=seconds)
         rates.came[queue] = round(came, 1)
 

@@ -1,14 +1,14 @@
 """What an operator has to look at: staged incidents are named, and healthy systems are not."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert
+from sqlalchemy import delete, insert, inspect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from faststream_sqlbroker import ConstantRetryStrategy, SqlBroker, Throttle
@@ -156,49 +156,115 @@ DAY = timedelta(days=1)
 @pytest.mark.parametrize(
     ("given", "error"),
     [
-        # (bytes a day, free, for how long it grows, whether it has its first messages)
-        ((10 * GIB, 15 * GIB, None, True), True),
-        ((10 * GIB, 15 * GIB, None, False), True),  # what was removed once may not be again
-        ((10 * GIB, 100 * GIB, None, True), False),
-        ((10 * GIB, 900 * GIB, None, True), None),
-        ((10 * GIB, 15 * GIB, 0 * DAY, True), None),  # retention in balance
-        ((10 * GIB, 100 * GIB, 5 * DAY, True), None),  # it will be, before the disk is full
-        ((10 * GIB, 15 * GIB, 5 * DAY, True), True),  # it will be too late
-        ((2 * GIB, None, None, True), False),
-        ((2 * GIB, None, None, False), None),
-        ((2 * GIB, None, 30 * DAY, True), None),
-        ((GIB // 2, None, None, True), None),  # 55 GiB in 90 days
-        ((0, 0, None, True), None),
+        # (bytes a day, free, for how long it grows, whether it has its first messages and those
+        # that retention should have removed)
+        ((10 * GIB, 15 * GIB, None, True, False), True),
+        ((10 * GIB, 15 * GIB, None, False, False), True),  # what was removed once may not be again
+        ((10 * GIB, 100 * GIB, None, True, False), False),
+        ((10 * GIB, 900 * GIB, None, True, False), None),
+        ((10 * GIB, 15 * GIB, 0 * DAY, True, False), None),  # retention in balance
+        ((10 * GIB, 15 * GIB, None, True, True), True),  # it stands still
+        ((10 * GIB, 100 * GIB, 5 * DAY, True, False), None),  # it will be, before the disk is full
+        ((10 * GIB, 15 * GIB, 5 * DAY, True, False), True),  # it will be too late
+        ((2 * GIB, None, None, True, False), False),
+        ((2 * GIB, None, None, False, False), None),
+        ((2 * GIB, None, 30 * DAY, True, False), None),
+        ((2 * GIB, None, None, True, True), False),
+        ((GIB // 2, None, None, True, False), None),  # 55 GiB in 90 days
+        ((0, 0, None, True, True), None),
     ],
 )
 def test_an_archive_that_fills_the_disk(given: tuple[Any, ...], error: bool | None) -> None:
-    a_day, free, grows_for, whole = given
+    a_day, free, grows_for, whole, behind = given
     size = ArchiveSize(
-        size=10 * GIB, bytes_per_day=a_day, free=free, grows_for=grows_for, is_whole=whole
+        size=10 * GIB,
+        bytes_per_day=a_day,
+        free=free,
+        grows_for=grows_for,
+        is_whole=whole,
+        is_behind=behind,
     )
     found = archive_findings(size)
     assert [each.is_error for each in found] == ([] if error is None else [error])
     assert all(each.kind == "archive growth" for each in found)
+    assert all(("retention has not removed" in each.text) is behind for each in found)
+
+
+async def archive(
+    engine: AsyncEngine, ages: Mapping[int, timedelta], state: str = "COMPLETED"
+) -> None:
+    """Messages that have ended so long ago, by id."""
+    now = datetime.now(timezone.utc)
+    times = ("created_at", "next_attempt_at", "archived_at")
+    row = {"queue": "q", "payload": b"", "state": state}
+    rows = [{"id": n, **row, **dict.fromkeys(times, now - age)} for n, age in ages.items()]
+    assert TABLES.archive is not None
+    async with engine.begin() as connection:
+        await connection.execute(insert(TABLES.archive), rows)
 
 
 async def test_the_growth_of_many_is_told_by_their_ids(
     broker: SqlBroker, engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A burst, and a message that was delayed for long among the newest, do not count for more."""
+    """A burst, and a message that was delayed for long among the newest, do not count for more; nor
+    do ids that are not in the archive.
+    """
     monkeypatch.setattr(archive_growth, "MAX_SAMPLE", 5)
-    now = datetime.now(timezone.utc)
-    ages = {**{n: timedelta(hours=60 - n) for n in range(2, 31)}, 1: timedelta(0)}
-    row = {"queue": "q", "payload": b"", "state": "COMPLETED"}
+    older = {n: timedelta(hours=60 - n) for n in range(2, 31)}
+    today = dict.fromkeys((1, *range(31, 51)), timedelta(0))
+    await archive(engine, older | today)
+    assert await broker._store.archive_growth.a_day() == 20
     assert TABLES.archive is not None
     async with engine.begin() as connection:
-        for number, age in (*ages.items(), *((n, timedelta(0)) for n in range(31, 51))):
-            times = dict.fromkeys(("created_at", "next_attempt_at", "archived_at"), now - age)
-            await connection.execute(insert(TABLES.archive).values(id=number, **row, **times))
-    assert await broker._store.archive_growth.a_day() == 20
-    older = delete(TABLES.archive).where(TABLES.archive.c.archived_at < now - timedelta(hours=1))
-    async with engine.begin() as connection:
-        await connection.execute(older)
-    assert await broker._store.archive_growth.a_day() == 49, "at most: it has lost some"
+        await connection.execute(delete(TABLES.archive).where(TABLES.archive.c.id.in_(older)))
+    assert 10 <= await broker._store.archive_growth.a_day() <= 25
+    await archive(engine, dict.fromkeys(range(100, 1_100, 10), timedelta(0)))
+    assert 80 <= await broker._store.archive_growth.a_day() <= 160, "of 1,089 ids"
+
+
+async def analyze(engine: AsyncEngine) -> None:
+    """Let servers have statistics of the archive."""
+    if engine.dialect.name != "sqlite":
+        word = "ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE TABLE"
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql(f"{word} message_archive")
+
+
+async def test_retention_that_removes_nothing_is_told_from_one_in_balance(
+    broker: SqlBroker, engine: AsyncEngine
+) -> None:
+    """FAILED messages are kept for ever, between those that should be removed."""
+    await archive(engine, {n: (100 - n) * DAY for n in range(1, 91)}, "FAILED")
+    await archive(engine, {n: (129 - n) * DAY for n in range(100, 130)})
+    await broker.admin.prune(Retention(completed="30d"))
+    await analyze(engine)
+    found = (await broker.admin.findings()).archive
+    assert found is not None
+    assert not found.is_behind
+    assert found.grows_for is not None
+    assert timedelta(hours=23) < found.grows_for <= DAY
+    await archive(engine, {95: 33 * DAY})
+    found = (await broker.admin.findings()).archive
+    assert found is not None
+    assert (found.is_behind, found.is_whole, found.grows_for) == (True, True, None)
+
+
+async def test_the_size_is_read_on_a_connection_that_has_a_temporary_schema(
+    database_url: str, engine: AsyncEngine, broker: SqlBroker
+) -> None:
+    """SQLite opens one for as long as the connection lasts, if it has looked for a table."""
+    await archive(engine, {1: timedelta(0)})
+    await analyze(engine)
+    kept = create_async_engine(database_url, pool_size=1, max_overflow=0)
+    other = SqlBroker(kept, logger=None)
+    try:
+        async with kept.begin() as connection:
+            await connection.run_sync(lambda each: inspect(each).has_table("missing"))
+            await connection.exec_driver_sql("CREATE TEMPORARY TABLE seen (id int)")
+        assert (await other.admin.findings()).archive is not None
+    finally:
+        await other.stop()
+        await kept.dispose()
 
 
 async def test_the_retention_that_runs_tells_how_long_the_archive_grows(
@@ -214,10 +280,7 @@ async def test_the_retention_that_runs_tells_how_long_the_archive_grows(
     await broker.publish("first", "early")
     await broker.pop("early")
     await broker.admin.prune(Retention(max_rows=10))
-    if engine.dialect.name != "sqlite":
-        word = "ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE TABLE"
-        async with engine.begin() as connection:
-            await connection.exec_driver_sql(f"{word} message_archive")
+    await analyze(engine)
     found = (await broker.admin.findings()).archive
     assert found is not None
     assert timedelta(days=9) < (found.grows_for or DAY) <= timedelta(days=10)
