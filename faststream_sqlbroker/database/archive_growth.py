@@ -110,8 +110,8 @@ class ArchiveGrowth:
         there = 0
         for number in range(STRETCHES):
             start = first + drawn * number // STRETCHES
-            ids = count.where(c.id > start, c.id <= start + width)
-            there += connection.execute(ids).scalar_one()
+            ids = c.id.between(start + 1, start + width)
+            there += connection.execute(count.where(ids)).scalar_one()
         return drawn * there // (STRETCHES * width)
 
     def _read_size(self, connection: Connection) -> "ArchiveSize | None":
