@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -362,11 +361,14 @@ class SqlBroker(
             self._write_path.look,
         )
 
-    async def _count_findings(self) -> Counter[tuple[str, ...]]:
+    async def _count_findings(self) -> dict[tuple[str, ...], float]:
         """What an operator has to look at; nothing if this process may not read it."""
         # A refused statement would count as a right that its subscribers lack.
         access = await self._store.access.find_lacks(frozenset({Activity.OPERATE}))
-        return Counter() if access.lacks else (await self.admin.findings()).counts
+        if access.lacks:
+            return {}
+        # One series is always there, so that alerts can ask whether any process tells findings.
+        return {("no subscriber", "error", ""): 0, **(await self.admin.findings()).counts}
 
     def _running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
         for subscriber in self.subscribers:
@@ -429,6 +431,7 @@ class SqlBroker(
         config.producer.connect(serializer, config.broker_codec, lambda: config.context)
         self._plain.look(self)
         self._serving_ended = False
+        self._write_path.open()
         return self.engine
 
     @override
@@ -609,13 +612,12 @@ class SqlBroker(
         """
         limit = time_or_none("timeout", timeout)
         began = self._clock.monotonic()
-        if not await self._store.access.ping(limit, self._rights.activities):
-            return False
+        answers = await self._store.access.ping(limit, self._rights.activities)
         rest = None if limit is None else limit - (self._clock.monotonic() - began)
-        # Also if a loop fails: the reason may be that nothing can be written.
+        # Also if that or a loop fails: the reason may be that nothing can be written.
         loops = (self._scheduler, self._rights, *self.subscribers)
         fine = await self._write_path.look_within(rest) is None
-        return fine and all(getattr(loop, "healthy", True) for loop in loops)
+        return answers and fine and all(getattr(loop, "healthy", True) for loop in loops)
 
     async def create_tables(self) -> None:
         """Create the tables that are missing; for development and tests.

@@ -216,7 +216,7 @@ FINDINGS = _now(
     ("kind", "level", "queue"),
     "What `broker.admin.findings` finds, once a minute. `level` is `error` or `warning`; `queue` "
     "is empty where it is about none. A process whose database user lacks the rights of operators "
-    "exports none.",
+    "exports none; else that of `no subscriber` without a queue is always there, 0.",
 )
 
 METRICS = tuple(each for each in list(vars().values()) if isinstance(each, Metric))

@@ -207,6 +207,11 @@ class Loop:
             self._wake = asyncio.Event()
             self._wake.set()
 
+    def end(self) -> None:
+        """End after the running tick, which calls this."""
+        self._stopped.set()
+        self._task = None
+
     async def stop(self, timeout: float | None = None) -> None:
         """End after the running tick, which is cancelled after `timeout` seconds (None: never)."""
         orphaned = self.orphaned

@@ -24,17 +24,18 @@ PAGE = (DOCS / "howto" / "metrics.md").read_text()
 TARGET = {"instance", "job"}
 """Labels that Prometheus adds to what it scrapes."""
 OPERATING = (DOCS / "howto" / "operating.md").read_text()
-KINDS = {
-    kind
-    for kinds, _ in re.findall(
+LEVELS = {
+    kind: level
+    for kinds, level in re.findall(
         r"^\| (`[^|]*) \| ((?:error|warning)[^|]*) \|", OPERATING, re.MULTILINE
     )
     for kind in re.findall("`([^`]+)`", kinds)
 }
-"""Of findings, as the table of them lists them."""
+"""Of each kind of finding, as the table of them tells it."""
+KINDS = set(LEVELS)
 WANTED = {"paused", "waits for policy"}
 """Those that an operator or an application has asked for."""
-MEASURED = {"late", "no subscriber"}
+MEASURED = {"late"}
 """Those that alerts have metrics of their own for."""
 VALUES = {
     "kind": KINDS,
@@ -163,6 +164,16 @@ def test_each_kind_of_finding_has_an_alert() -> None:
     }
     assert len(KINDS) > 15
     assert named >= KINDS - WANTED - MEASURED
+
+
+def test_a_warning_pages_no_one_as_an_error_does() -> None:
+    """Of a kind that is either, a critical alert names the level."""
+    either = {kind for kind, level in LEVELS.items() if "or warning" in level}
+    assert len(either) == 2
+    for rule in alerts():
+        if any(f'kind="{kind}"' in rule["expr"] for kind in either):
+            level = "warning" if rule["labels"]["severity"] == "warning" else "error"
+            assert f'level="{level}"' in rule["expr"], rule["alert"]
 
 
 def test_the_page_names_the_lock() -> None:

@@ -7,7 +7,9 @@ import re
 import sqlite3
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,10 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from faststream_sqlbroker import SqlBroker
 from faststream_sqlbroker.database.access import AccessChecks
+from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.flow.fleet import write_path
 from faststream_sqlbroker.http import probes
 from faststream_sqlbroker.prometheus import SqlBrokerPrometheusMetrics
-from tests.faststream.conftest import QUICK, Heard, Look, clean_up
+from tests.faststream.conftest import QUICK, Heard, Look, Make, clean_up
 from tests.flow.test_read_only import Server
 from tests.helpers import eventually
 from tests.http.conftest import client_of, logins
@@ -121,6 +124,7 @@ async def test_a_write_without_an_answer_is_not_waited_for(
     """The answer comes when it is due, and all goes on when the write is done."""
     monkeypatch.setattr(probes, "LIMIT", 1.0)
     monkeypatch.setattr(probes, "KEPT", 0.0)
+    await broker.connect()
     with closing(sqlite3.connect(make_url(database_url).database or "")) as other:
         other.execute("BEGIN IMMEDIATE")
         async with client_of(broker.asgi(logins())) as client:
@@ -133,8 +137,85 @@ async def test_a_write_without_an_answer_is_not_waited_for(
 
             said = await eventually(refused)
             assert said is not None
-            assert said.startswith("the database takes no writes: one has had no answer for ")
+            assert said.startswith("the database takes no writes: a write has had no answer for ")
             assert (await client.get("/health/live")).status_code == 200
         assert not await broker.ping(60.0), "it is known"
         assert (await broker.admin.health()).writes == said
     await eventually(lambda: broker.ping(60.0))
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_an_impatient_look_decides_for_no_other(
+    broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the write has had no answer for long."""
+    monkeypatch.setattr(write_path, "LATE", 600.0)
+    answered = asyncio.Event()
+
+    async def slow(_: AccessChecks) -> None:
+        await answered.wait()
+
+    monkeypatch.setattr(AccessChecks, "try_write", slow)
+    await broker.connect()
+    assert not await broker.ping(0.01)
+    patient = asyncio.create_task(broker.ping(60.0))
+    assert not await broker.ping(0.01)
+    assert not patient.done()
+    answered.set()
+    assert await patient
+    monkeypatch.setattr(write_path, "FRESH", 0.0)
+    monkeypatch.setattr(write_path, "LATE", 0.0)
+    answered.clear()
+    assert not await broker.ping(0.01)
+    assert not await broker.ping(60.0), "it is known"
+    answered.set()
+    await eventually(lambda: broker.ping(60.0))
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_no_probe_outlives_a_look_of_a_broker_that_nothing_stops(
+    make: Make,
+    heard: Heard,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: bool,
+) -> None:
+    """One that is stopped, or was never connected."""
+    monkeypatch.setattr(write_path, "FRESH", 0.0)
+    broker = make()
+    await broker.create_tables()
+    if stopped:
+        await broker.start()
+        await broker.stop()
+    assert await broker.ping(60.0)
+    with closing(sqlite3.connect(make_url(database_url).database or "")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert not await broker.ping(1.0)
+    await eventually(lambda: broker.ping(60.0))
+    monkeypatch.setattr(AccessChecks, "try_write", AsyncMock(side_effect=StoreError("refused")))
+    assert not await broker.ping(60.0)
+
+    async def ended() -> bool:
+        return "sqlbroker-write probe" not in {task.get_name() for task in asyncio.all_tasks()}
+
+    await eventually(ended)
+    assert (await broker.admin.health()).writes == "the database takes no writes: refused"
+    assert not heard.texts("the write probe loop failed")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_database_that_is_away_is_a_reason(
+    engine: AsyncEngine, broker: SqlBroker, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is the first statement that fails, which tells none."""
+    monkeypatch.setattr(probes, "KEPT", 0.0)
+    monkeypatch.setattr(probes, "LIMIT", 60.0)
+    async with client_of(broker.asgi(logins())) as client:
+        await broker.connect()
+        await eventually(partial(is_ready, client))
+        monkeypatch.setattr(write_path, "FRESH", 0.0)
+        Path(make_url(database_url).database or "").unlink()
+        found = (await client.get("/health/ready")).json()
+        assert not found["checks"]["database"]
+        assert found["reason"].startswith("the database takes no writes: ")

@@ -45,6 +45,8 @@ class Process:
         self.problem: str | None = None
         self.clock = Clock()
         self.looks = 0
+        self.takes = 0.0
+        self.failure: StoreError | None = None
         consumer: Any = SimpleNamespace(
             healthy=True, inflight=SimpleNamespace(stages=lambda: STAGES)
         )
@@ -60,6 +62,11 @@ class Process:
 
     async def _find(self) -> Mapping[tuple[str, ...], float]:
         self.looks += 1
+        if self.takes:
+            now = self.clock.monotonic() + self.takes
+            self.clock.monotonic = lambda: now
+        if self.failure is not None:
+            raise self.failure
         return {("late", "error", "a"): 1.0}
 
     async def write_problem(self) -> str | None:
@@ -193,6 +200,36 @@ async def test_a_slow_look_is_followed_by_a_longer_pause(rig: Rig) -> None:
         now += SLOW_SHARE * 2.0
         await process.sampler.tick()
     assert looks == 2
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_findings_take_nothing_from_the_other_gauges(rig: Rig) -> None:
+    """Neither a failure of theirs nor the time that they take, which both have pauses of their
+    own.
+    """
+    await put(rig, 1)
+    process = Process(rig)
+    process.clock.monotonic = lambda: 100.0
+    process.takes = 10.0
+
+    async def tick_at(now: float) -> tuple[int, bool, bool]:
+        process.clock.monotonic = lambda: now
+        await process.sampler.tick()
+        gauges = process.kept.gauges
+        return process.looks, bool(gauges[READY.name]), bool(gauges[FINDINGS.name])
+
+    assert await tick_at(100.0) == (1, True, True)
+    assert process.sampler._pause == 0.0, "counting took no time"
+    process.failure = StoreError("refused")
+    assert await tick_at(300.0) == (1, True, True), "they took 10 s"
+    assert await tick_at(311.0) == (2, True, False)
+    assert await tick_at(500.0) == (2, True, False), "nor is a failure repeated at each look"
+    assert await tick_at(600.0) == (3, True, False)
+    assert [text for _, text in process.told] == [
+        "findings could not be looked for for metrics, again soon: refused"
+    ]
+    process.failure = None
+    assert await tick_at(900.0) == (4, True, True)
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)

@@ -50,8 +50,8 @@ LOCK = "sqlbroker.metrics"
 LEASE_INTERVALS = 3
 """Intervals without a look after which another process may have the lock."""
 SLOW_SHARE = 20
-"""A look at the queues is followed by this many times its length without one: counting must not
-become the load that it measures."""
+"""A look is followed by this many times its length without one: counting must not become the load
+that it measures."""
 LONGEST_PAUSE = 300.0
 """Seconds; then there is a look, however slow."""
 FINDINGS_INTERVAL = 60.0
@@ -82,7 +82,8 @@ class Sampler(FleetLoop):
         self._consumers = consumers
         self._look_for_findings = look_for_findings
         self._findings: Mapping[Labels, float] = {}
-        self._findings_at = float("-inf")
+        self._findings_due = float("-inf")
+        self._have_findings_failed = False
         self._write_problem = write_problem
         self._failures = 0
         self._warned = set[str]()
@@ -104,9 +105,12 @@ class Sampler(FleetLoop):
         writable = float(await self._write_problem() is None)
         self._recorder.gauge(WRITABLE, {(self._store.dialect_name,): writable})
         if not running:
-            self._tell(())  # who only publishes has no right to read, and none to lock
+            self._tell(None)  # who only publishes has no right to read, and none to lock
         elif self._clock.monotonic() >= self._look_at:
-            self._tell(await self._look_at_queues())
+            states = await self._look_at_queues()
+            self._tell(states)
+            if states is not None and self._clock.monotonic() >= self._findings_due:
+                await self._renew_findings()
         return self._recorder.sample_interval
 
     def _look_here(self, running: Sequence[Running]) -> None:
@@ -124,35 +128,46 @@ class Sampler(FleetLoop):
         for metric, known in ((POOL_USED, used), (POOL_LIMIT, limit)):
             self._recorder.gauge(metric, {} if known is None else {database: float(known)})
 
-    async def _look_at_queues(self) -> Sequence[QueueState]:
-        """What waits, if this process is the one to tell; nothing else."""
+    async def _look_at_queues(self) -> Sequence[QueueState] | None:
+        """What waits, if this process is the one to tell; else None."""
         lease = LEASE_INTERVALS * max(self._recorder.sample_interval, self._pause)
         began = self._clock.monotonic()
         try:
             is_ours = await self.acquire(lease)
             states = await self._store.queue_states.read() if is_ours else []
-            await self._renew_findings(is_ours=is_ours)
         except StoreError as error:
             # A value that is missing says more than an old one.
             self._failures += 1
             if is_told(self._failures):
                 text = f"the queues could not be looked at for metrics, again soon: {error}"
                 self._log(logging.WARNING, text)
-            return ()
+            return None
         self._failures = 0
         now = self._clock.monotonic()
-        self._pause = min(SLOW_SHARE * (now - began), LONGEST_PAUSE) if is_ours else 0.0
+        self._pause = _pause_after(now - began) if is_ours else 0.0
         self._look_at = now + self._pause
         self._warn_of_standing(states)
+        if not is_ours:
+            self._findings, self._findings_due = {}, float("-inf")
+            return None
         return states
 
-    async def _renew_findings(self, *, is_ours: bool) -> None:
-        now = self._clock.monotonic()
-        if not is_ours:
-            self._findings_at = float("-inf")
-        elif now - self._findings_at >= FINDINGS_INTERVAL:
+    async def _renew_findings(self) -> None:
+        """Look for findings and tell them; a failure takes nothing from the other gauges."""
+        began = self._clock.monotonic()
+        self._findings = {}
+        try:
             self._findings = await self._look_for_findings()
-            self._findings_at = now
+            self._have_findings_failed = False
+        except StoreError as error:
+            if not self._have_findings_failed:
+                text = f"findings could not be looked for for metrics, again soon: {error}"
+                self._log(logging.WARNING, text)
+            self._have_findings_failed = True
+        finally:
+            now = self._clock.monotonic()
+            self._findings_due = now + max(FINDINGS_INTERVAL, _pause_after(now - began))
+            self._recorder.gauge(FINDINGS, self._findings)
 
     def _warn_of_standing(self, states: Sequence[QueueState]) -> None:
         late = {s.queue: s for s in states if s.standing_overdue >= LATE_STANDING}
@@ -166,7 +181,8 @@ class Sampler(FleetLoop):
             )
         self._warned = set(late)
 
-    def _tell(self, states: Sequence[QueueState]) -> None:
+    def _tell(self, looked: Sequence[QueueState] | None) -> None:
+        states = looked or ()
         figures: dict[Metric, dict[Labels, float]] = {
             READY: {(s.queue,): float(s.ready) for s in states},
             DELAYED: {(s.queue,): float(s.delayed) for s in states},
@@ -175,7 +191,12 @@ class Sampler(FleetLoop):
             STANDING: {(s.queue,): float(s.standing) for s in states},
             STANDING_OVERDUE: {(s.queue,): s.standing_overdue for s in states},
             LIVE_SUBSCRIBERS: {(s.queue,): float(s.live_subscribers) for s in states},
-            FINDINGS: dict(self._findings) if states else {},
+            FINDINGS: {} if looked is None else dict(self._findings),
         }
         for metric, values in figures.items():
             self._recorder.gauge(metric, values)
+
+
+def _pause_after(seconds: float) -> float:
+    """Return for how long there is no look after one that took so many seconds."""
+    return min(SLOW_SHARE * seconds, LONGEST_PAUSE)

@@ -5,6 +5,7 @@ COMMIT that was answered proves that the next one will be.
 """
 
 import asyncio
+from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ FRESH = 8.0
 so that who gives them makes no probe."""
 PATIENCE = 3.0
 """Seconds that a look waits for a probe, unless it says otherwise."""
+LATE = 2.0
+"""Seconds without an answer after which a write counts as refused for all who ask, not only for who
+waits no longer. Readiness waits for so long, although its first statement takes some of its time.
+"""
 NO_WRITES = "the database takes no writes"
 
 
@@ -37,9 +42,17 @@ class WritePath:
         self._outages = outages
         self._clock = clock
         self._loop = Loop("write probe", self._probe, log, clock)
+        self._is_open = False
+        self._worked_at = -inf
+        self._began_at = -inf
         self._answered = asyncio.Event()
         self.problem: str | None = None
-        """Why the database takes no writes, as far as is known. Then it is probed until it does."""
+        """Why the database takes no writes, as far as is known. While it is open, it is probed
+        until it does."""
+
+    def open(self) -> None:
+        """Let probes that fail go on, until `stop`; else each is one for the looks that wait."""
+        self._is_open = True
 
     async def look(self) -> str | None:
         """As `look_within` 3 seconds."""
@@ -51,36 +64,50 @@ class WritePath:
         A probe is waited for if nothing is known, for `patience` seconds at most; None: until it
         has an outcome, which `statement_timeout` limits.
         """
-        last = max(self._loop.worked_at or -inf, self._heartbeat.written_at)
+        last = max(self._worked_at, self._heartbeat.written_at)
         if self._clock.monotonic() - last < FRESH:
             return None
         if not self._loop.running:
             self._answered = asyncio.Event()  # the old one may belong to another event loop
-            self.problem = None
+            self._begin()
             self._loop.start(self._outages)
         elif self.problem is None and self._answered.is_set():
-            self._answered.clear()
+            self._begin()
             self._loop.wake()
         if self.problem is None:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await self._answered.wait()
-            except TimeoutError:
-                self.problem = f"{NO_WRITES}: one has had no answer for {patience:.1f} s"
-        return self.problem
+        if self._answered.is_set() or self.problem is not None:
+            return self.problem
+        waited = self._clock.monotonic() - self._began_at
+        text = f"{NO_WRITES}: a write has had no answer for {waited:.1f} s"
+        if waited >= LATE:
+            self.problem = text
+        return text
+
+    def _begin(self) -> None:
+        self._answered.clear()
+        self._began_at = self._clock.monotonic()
+        self.problem = None
 
     async def stop(self) -> None:
-        """Probe no more."""
+        """End the probe."""
+        self._is_open = False
         await self._loop.stop(0.0)
 
     async def _probe(self) -> None:
         try:
             await self._store.access.try_write()
             self.problem = None
+            self._worked_at = self._clock.monotonic()
         except StoreError as error:
             # Anyone may read it, and the log has more: it tells no address.
             away = isinstance(error, NotConnectedError)
             self.problem = f"{NO_WRITES}: {'there is no connection to it' if away else error}"
-            raise
+            if self._is_open:
+                raise
         finally:
             self._answered.set()
+            if not self._is_open:
+                self._loop.end()
