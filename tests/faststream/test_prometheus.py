@@ -258,6 +258,13 @@ async def test_gauges_tell_what_waits_and_what_is_held(
             return told > 100.0  # the lease of a running handler is 600 s
 
         await eventually(margin)
+
+        async def tells_findings() -> bool:
+            """Alerts ask so whether any process does."""
+            known = {"kind": "no subscriber", "level": "error", "queue": ""}
+            return registry.get_sample_value("sqlbroker_findings", known) == 0.0
+
+        await eventually(tells_findings)
         end.set()
     gauges = {exported_name(m) for m in METRICS if m.kind is Kind.GAUGE}
     assert not [s for s in samples(registry) if s.name in gauges], "a stopped broker tells none"

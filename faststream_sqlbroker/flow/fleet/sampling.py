@@ -105,11 +105,12 @@ class Sampler(FleetLoop):
         writable = float(await self._write_problem() is None)
         self._recorder.gauge(WRITABLE, {(self._store.dialect_name,): writable})
         if not running:
-            self._tell(None)  # who only publishes has no right to read, and none to lock
+            self._tell((), {})  # who only publishes has no right to read, and none to lock
         elif self._clock.monotonic() >= self._look_at:
-            states = await self._look_at_queues()
-            self._tell(states)
-            if states is not None and self._clock.monotonic() >= self._findings_due:
+            if (states := await self._look_at_queues()) is None:
+                self._tell((), {})
+            else:
+                self._tell(states, self._findings)
                 await self._renew_findings()
         return self._recorder.sample_interval
 
@@ -148,13 +149,16 @@ class Sampler(FleetLoop):
         self._look_at = now + self._pause
         self._warn_of_standing(states)
         if not is_ours:
-            self._findings, self._findings_due = {}, float("-inf")
+            self._findings = {}
+            self._findings_due = float("-inf")
             return None
         return states
 
     async def _renew_findings(self) -> None:
-        """Look for findings and tell them; a failure takes nothing from the other gauges."""
+        """Look for findings if it is time to, and tell them; no other gauge depends on it."""
         began = self._clock.monotonic()
+        if began < self._findings_due:
+            return
         self._findings = {}
         try:
             self._findings = await self._look_for_findings()
@@ -181,9 +185,8 @@ class Sampler(FleetLoop):
             )
         self._warned = set(late)
 
-    def _tell(self, looked: Sequence[QueueState] | None) -> None:
-        states = looked or ()
-        figures: dict[Metric, dict[Labels, float]] = {
+    def _tell(self, states: Sequence[QueueState], findings: Mapping[Labels, float]) -> None:
+        figures: dict[Metric, Mapping[Labels, float]] = {
             READY: {(s.queue,): float(s.ready) for s in states},
             DELAYED: {(s.queue,): float(s.delayed) for s in states},
             IN_FLIGHT: {(s.queue,): float(s.in_flight) for s in states},
@@ -191,7 +194,7 @@ class Sampler(FleetLoop):
             STANDING: {(s.queue,): float(s.standing) for s in states},
             STANDING_OVERDUE: {(s.queue,): s.standing_overdue for s in states},
             LIVE_SUBSCRIBERS: {(s.queue,): float(s.live_subscribers) for s in states},
-            FINDINGS: {} if looked is None else dict(self._findings),
+            FINDINGS: findings,
         }
         for metric, values in figures.items():
             self._recorder.gauge(metric, values)
