@@ -2,13 +2,19 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from faststream_sqlbroker.core.text import visible
 from faststream_sqlbroker.exceptions import StoreError
+
+T = TypeVar("T")
+
+_MARK = "_sqlbroker_of_callback"
+"""Attribute of errors that the caller's own function has raised."""
 
 
 @contextmanager
@@ -23,13 +29,35 @@ def store_errors(*others: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except SQLAlchemyError as error:
-        said = _line(getattr(error, "orig", None) or error)
-        raise StoreError(f"the database answered: {said}") from error
-    except _spark_errors() as error:
-        raise StoreError(f"Spark answered: {_line(error)}") from error
-    except others as error:
-        raise StoreError(f"the file system answered: {_line(error)}") from error
+    except Exception as error:
+        kinds = (SQLAlchemyError, *_spark_errors(), *others)
+        if hasattr(error, _MARK) or not isinstance(error, kinds):
+            raise
+        raise StoreError(_describe(error)) from error
+
+
+def keep_errors(callback: Callable[[T], Any] | None) -> Callable[[T], None]:
+    """A function that calls `callback`, if there is one; its errors pass `store_errors` as they
+    are.
+    """
+
+    def call(value: T) -> None:
+        try:
+            if callback is not None:
+                callback(value)
+        except Exception as error:
+            setattr(error, _MARK, True)
+            raise
+
+    return call
+
+
+def _describe(error: Exception) -> str:
+    """Who has answered, and what."""
+    if isinstance(error, SQLAlchemyError):
+        return f"the database answered: {_line(getattr(error, 'orig', None) or error)}"
+    who = "Spark" if isinstance(error, _spark_errors()) else "the file system"
+    return f"{who} answered: {_line(error)}"
 
 
 def _spark_errors() -> tuple[type[Exception], ...]:

@@ -12,7 +12,7 @@ import json
 import secrets
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from logging import getLogger
@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError, StoreError
-from pyspark_sqlbroker.lake.files import Folders
+from pyspark_sqlbroker.lake.files import Folders, undo_on_error
 
 DATA = "data"
 LOG = "_delta_log"
@@ -164,23 +164,30 @@ class DeltaWriter:
     def stage(self, frame: DataFrame) -> list[DataFile]:
         """Write rows to a folder of this attempt; the files are no part of the table yet."""
         folder = f"{DATA}/{uuid.uuid4().hex}"
-        try:
-            written = self.folders.write(frame, folder)
-        except BaseException:
-            with suppress(Exception):  # a full disk is not to stay full
-                self.folders.delete(folder)
-            raise
         files = list[DataFile]()
-        for name, one in sorted(self.folders.files(folder).items()):
-            if name in written:
-                files.append(DataFile(name, one.size, one.modified))
-            else:  # Spark's mark of success, Hadoop's checksums, files of a failed task
-                self.folders.delete(name)
+        with undo_on_error(self.folders.delete, folder):
+            written = self.folders.write(frame, folder)
+            for name, one in sorted(self.folders.files(folder).items()):
+                if name in written:
+                    files.append(DataFile(name, one.size, one.modified))
+                else:  # Spark's mark of success, Hadoop's checksums, files of a failed task
+                    self.folders.delete(name)
         return files
+
+    def write_state(self, state: bytes) -> int:
+        """Write what the lake has after the next commit; returns the version that it is for."""
+        number = (self._version_of_state() >> _ATTEMPT_BITS) + 1
+        version = (number << _ATTEMPT_BITS) + secrets.randbits(_ATTEMPT_BITS)
+        place = state_place(version)
+        with self._errors(), undo_on_error(self.folders.delete, place):
+            with self._states().open_output_stream(place) as stream:
+                stream.write(state)
+            self.folders.sync([place])
+        return version
 
     def commit(
         self,
-        state: bytes,
+        version: int,
         add: Sequence[DataFile],
         remove: Sequence[DataFile] = (),
         *,
@@ -189,7 +196,7 @@ class DeltaWriter:
         """Add and remove files in one step, if no other plan was committed since the last load.
 
         Args:
-            state: What the lake has then; `state` gives it back for this version of the table.
+            version: Of the state that the lake has then, by `write_state`.
             add: Staged files.
             remove: Files of the table.
             same_rows: The table has the rows that it had, so that streams from it pass over it.
@@ -204,11 +211,7 @@ class DeltaWriter:
         ]
         actions += [RemoveAction(one.path, changes, now, one.size, {}) for one in remove]
         table = self._need()
-        number = (self._version_of_state() >> _ATTEMPT_BITS) + 1
-        version = (number << _ATTEMPT_BITS) + secrets.randbits(_ATTEMPT_BITS)
         with self._errors():
-            self._write_state(version, state)
-            self.folders.sync([state_place(version)])
             # No retries by the library: it would commit a plan made from an older state.
             properties = CommitProperties(None, 0, [Transaction(APPLICATION, version)])
             table.create_write_transaction(
@@ -262,10 +265,6 @@ class DeltaWriter:
     def _version_of_state(self) -> int:
         """Return the version of our last commit to the loaded table; 0 if there is none."""
         return self._need().transaction_version(APPLICATION) or 0
-
-    def _write_state(self, version: int, state: bytes) -> None:
-        with self._states().open_output_stream(state_place(version)) as stream:
-            stream.write(state)
 
     def _states(self) -> Any:
         """Open the lake by the library that writes the log, with the same settings.

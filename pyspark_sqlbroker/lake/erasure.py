@@ -32,6 +32,7 @@ from pyspark_sqlbroker.lake.erased_rows import (
     lower_records,
     remove_rows,
 )
+from pyspark_sqlbroker.lake.files import undo_on_error
 from pyspark_sqlbroker.lake.lake import FILE_NAME, Lake
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, compute_windows
 from pyspark_sqlbroker.lake.verify import find_changes
@@ -324,14 +325,11 @@ def erase_rows(
     if files:
         left = _of_ids(lake, rows, ids, "left_anti")
         staged, found = lake.stage(left.coalesce(len(files)))
-    try:
+    with undo_on_error(lake.discard, staged):
         _compare(whole, gone, found)
-    except ExportMismatchError:
-        lake.discard(staged)
-        raise
-    entries = _entries(lake, gone, archived)
-    # Taken before the commit: a file that is staged later may be part of the next one.
-    moment = lake.folders.now()
+        entries = _entries(lake, gone, archived)
+        # Taken before the commit: a file that is staged later may be part of the next one.
+        moment = lake.folders.now()
     lake.commit(State(entries), staged, files)
     return ErasedFiles(sum(one.rows for one in gone.values()), moment)
 

@@ -39,7 +39,7 @@ from pyspark_sqlbroker.lake.windows import (
 from pyspark_sqlbroker.load.selection import ARCHIVE, describe_source, find_oldest, select_rows
 from pyspark_sqlbroker.moments import Moment
 from pyspark_sqlbroker.session import need_driver
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.store_errors import keep_errors, store_errors
 
 logger = getLogger("faststream_sqlbroker.spark")
 
@@ -173,7 +173,7 @@ def export_archive(
             writes to `primary`, if that is given, and needs SELECT, INSERT and UPDATE on the
             policy state. Not with `queues`.
         message_table: The live table, with `record_as`: the policy state is named after it.
-        on_window: Called after each window.
+        on_window: Called after each window; an error that it raises ends the export, unchanged.
         options: More of Spark's JDBC options.
         storage_options: What deltalake needs to reach an object store, by its names (such as
             `aws_endpoint_url`), else AWS_* variables; Spark's own settings do not reach it. Where
@@ -280,7 +280,7 @@ class Run:
         self.done: dict[str, ExportedWindow] = {}
         self._rows_per_commit = rows_per_commit
         self._changes = changes
-        self._tell = tell or (lambda _: None)
+        self._tell = keep_errors(tell)
         self._total = 0
         if records is not None:
             records.hold(changes.windows)

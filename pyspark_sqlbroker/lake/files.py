@@ -9,11 +9,11 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +23,8 @@ from pyspark.sql.types import StructType
 from faststream_sqlbroker.exceptions import NotSupportedError, SetupError, StoreError
 from pyspark_sqlbroker.drivers import java_of
 from pyspark_sqlbroker.store_errors import store_errors
+
+T = TypeVar("T")
 
 RENAMING = ("hdfs", "webhdfs", "swebhdfs", "viewfs", "abfs", "abfss", "adl", "ofs", "o3fs")
 """Where a file replaces another by one rename; an object store shows what was written when it is
@@ -210,6 +212,17 @@ def _sync(path: Path) -> None:
         if error.errno not in _UNSYNCED or not path.is_dir():
             msg = f"{path} could not be written to its disk: {error.strerror}; see the disk's log"
             raise StoreError(msg) from error
+
+
+@contextmanager
+def undo_on_error(undo: Callable[[T], None], value: T) -> Iterator[None]:
+    """Call `undo(value)` if the block fails; an error of it does not hide that of the block."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # a full disk is not to stay full
+            undo(value)
+        raise
 
 
 def refuse_path(root: str) -> None:

@@ -20,7 +20,7 @@ from faststream_sqlbroker.exceptions import ConcurrentLoadError, SetupError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.lake.delta import DATA, LOG, STATES, DataFile, DeltaWriter
 from pyspark_sqlbroker.lake.entries import Entry, State, unpack
-from pyspark_sqlbroker.lake.files import Found
+from pyspark_sqlbroker.lake.files import Found, undo_on_error
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, figure_columns, window_start
 from pyspark_sqlbroker.lake.s3 import open_folders
 from pyspark_sqlbroker.lake.windows import (
@@ -271,10 +271,11 @@ class Lake:
             frame = frame.withColumn(name, parts[name])
         frame = frame.select(*lake_schema(self.size).names)
         files = self.table.stage(frame.sortWithinPartitions(*names, "queue", "id"))
-        known, figures = self._measure(files)
-        for one in files:
-            if one.path not in known:
-                self.folders.delete(one.path)
+        with undo_on_error(self.discard, files):
+            known, figures = self._measure(files)
+            for one in files:
+                if one.path not in known:
+                    self.folders.delete(one.path)
         return [known[one.path] for one in files if one.path in known], figures
 
     def _measure(
@@ -320,14 +321,17 @@ class Lake:
         Raises:
             ConcurrentLoadError: another process has committed since `load`. The staged files are
                 gone, and the lake is loaded again.
-            StoreError: a staged file is missing, or has another size.
+            StoreError: a staged file is missing, or has another size, or the state cannot be
+                written: the staged files are gone. Or the log cannot be written: they stay.
         """
         try:
-            self.table.check_staged(add)
-            self.folders.sync(one.path for one in add)
-            digests = {one.path: self.folders.sha256(one.path) for one in (*add, *compared)}
-            state = self.state.merge(replace(change, digests=digests))
-            self.table.commit(state.pack(), add, remove, same_rows=same_rows)
+            with undo_on_error(self.discard, add):  # later errors may come after the commit
+                self.table.check_staged(add)
+                self.folders.sync(one.path for one in add)
+                digests = {one.path: self.folders.sha256(one.path) for one in (*add, *compared)}
+                state = self.state.merge(replace(change, digests=digests))
+                version = self.table.write_state(state.pack())
+            self.table.commit(version, add, remove, same_rows=same_rows)
         except ConcurrentLoadError:
             # The store may have taken our commit and told so too late: look before files go.
             self.load()

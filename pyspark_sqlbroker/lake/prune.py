@@ -32,7 +32,7 @@ from pyspark_sqlbroker.lake.verify import examine
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span, cut_spans, floor, without_spans
 from pyspark_sqlbroker.load.selection import ARCHIVE, Selection, select_rows
 from pyspark_sqlbroker.moments import FIRST
-from pyspark_sqlbroker.store_errors import store_errors
+from pyspark_sqlbroker.store_errors import keep_errors, store_errors
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def prune_archive(
         queues: Only these; with `exported` it is the export's business.
         source: The name that the export was given for the database, see `export_archive`.
         dry_run: Remove nothing, tell what would be.
-        on_window: Called after each window of an export.
+        on_window: Called after each window of an export; an error that it raises ends the prune,
+            unchanged.
         storage_options: See `export_archive`.
 
     Returns:
@@ -155,8 +156,7 @@ def prune_archive(
         lake = Lake(spark, exported, storage_options)
         selection = lake.select(database, source, table, schema)
         work = _Work(lake, database, connection, selection)
-        tell = on_window or (lambda _: None)
-        dropped = _prune(work, cutoff, dry_run=dry_run, tell=tell)
+        dropped = _prune(work, cutoff, dry_run=dry_run, tell=keep_errors(on_window))
     windows = tuple(work.done[name] for name in sorted(work.done))
     return PruneResult(work.rows, windows, dropped, cutoff, dry_run)
 

@@ -13,6 +13,7 @@ from faststream_sqlbroker.exceptions import ExportMismatchError
 from pyspark_sqlbroker.databases import ArchiveDatabase
 from pyspark_sqlbroker.databases.base import MOST_PARTITIONS, PARTITION_BYTES, SMALL
 from pyspark_sqlbroker.lake.entries import Entry, State
+from pyspark_sqlbroker.lake.files import undo_on_error
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.row_checksums import NOTHING, RowChecksums, ask_windows, compute_windows
 from pyspark_sqlbroker.lake.windows import ExportWindow, Span
@@ -111,18 +112,15 @@ def _attempt(job: Job, connection: Connection, batch: Batch) -> dict[ExportWindo
         if batch.known:
             frame = only(frame, job.lake.read(start, end))
         files, found = job.lake.stage(frame)
-        full = ask_windows(job.database, asked, selection, size, checksums=job.checksums)
-        if batch.known:
-            there = scan(
-                job.lake.session, job.database, asked, selection, "auto", snapshot, job.options
-            )
-            ours = only(job.lake.read(start, end), there)
-            kept = compute_windows(ours, size, checksums=job.checksums)
-    try:
-        entries = _compare(job, batch, found, full, kept)
-    except ExportMismatchError:
-        job.lake.discard(files)
-        raise
+        with undo_on_error(job.lake.discard, files):
+            full = ask_windows(job.database, asked, selection, size, checksums=job.checksums)
+            if batch.known:
+                there = scan(
+                    job.lake.session, job.database, asked, selection, "auto", snapshot, job.options
+                )
+                ours = only(job.lake.read(start, end), there)
+                kept = compute_windows(ours, size, checksums=job.checksums)
+            entries = _compare(job, batch, found, full, kept)
     noted = {one.name: entry for one, entry in entries.items()}
     job.lake.commit(State(noted, batch.covered), files)
     return entries

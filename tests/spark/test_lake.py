@@ -33,7 +33,7 @@ STEPS = [
     (Folders, "delete"),
     (DeltaTable, "create"),
     (DeltaTable, "create_write_transaction"),
-    (DeltaWriter, "_write_state"),
+    (DeltaWriter, "write_state"),
     (DeltaWriter, "stage"),
     (DeltaWriter, "load"),
     (Lake, "stage"),
@@ -124,7 +124,7 @@ def test_an_export_that_dies_at_any_step_loses_and_doubles_nothing(
         export_archive(spark, archive.url, str(live / "lake"), **given)
     moments.look("the end")
     names = {step.partition(" ")[2] for step in moments.copies.values()}
-    assert names >= {"files", "delete", "_write_state", "create_write_transaction", "write"}
+    assert names >= {"files", "delete", "write_state", "create_write_transaction", "write"}
     assert ("create" in names) is not again
     for copy, step in moments.copies.items():
         path = str(copy / "lake")

@@ -1,14 +1,18 @@
 """What a reader, an export and a prune raise where the database or a disk does not do its part."""
 
+import itertools
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from sqlalchemy import make_url
+from sqlalchemy.exc import NoResultFound
 
 from faststream_sqlbroker.exceptions import StoreError
 from pyspark_sqlbroker import (
@@ -25,6 +29,10 @@ from pyspark_sqlbroker import (
     replay,
     verify_export,
 )
+from pyspark_sqlbroker.lake import transfer
+from pyspark_sqlbroker.lake.delta import DeltaWriter
+from pyspark_sqlbroker.lake.files import Folders
+from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.load.frames import ARCHIVE_SCHEMA
 from tests.faults.databases import small_disk
 from tests.spark.conftest import START, Archive
@@ -114,6 +122,74 @@ def test_a_full_disk_of_the_database(
         assert archive.ids() == [11, 12, 13, 14, 15]
     assert describe_export(spark, lake).rows == 10
     assert verify_export(spark, lake, url=archive.url).intact
+
+
+FAULTS = (
+    (Lake, "_measure", 0, OSError("no space left")),
+    (transfer, "ask_windows", 0, KeyboardInterrupt()),
+    (Folders, "sync", 1, OSError("no space left")),
+)
+"""Where and how an attempt fails after it has staged files, and how many calls come before: the
+last one fails for the state."""
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_an_attempt_that_fails_leaves_no_files(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """Each retry would add a copy of its rows. A commit that has begun may count, so its files
+    stay."""
+    lake = tmp_path / "lake"
+    archive.add(*({"id": n, "archived_at": START.replace(day=n)} for n in (1, 2)))
+    export_archive(spark, archive.url, str(lake), until="2026-03-02")
+
+    def files() -> set[Path]:
+        return {one for one in lake.rglob("*") if "_delta_log" not in one.parts}
+
+    def fail(owner: Any, name: str, passed: int, error: BaseException) -> set[Path]:
+        calls = itertools.count()
+        original = getattr(owner, name)
+        stage = DeltaWriter.stage
+        staged = list[Any]()
+
+        def step(*given: Any, **options: Any) -> Any:
+            if not staged or next(calls) < passed:
+                return original(*given, **options)
+            raise error
+
+        def keep(*given: Any) -> Any:
+            staged.append(stage(*given))
+            assert files() > before
+            return staged[-1]
+
+        with pytest.MonkeyPatch.context() as patched, pytest.raises((StoreError, type(error))):
+            patched.setattr(owner, name, step)
+            patched.setattr(DeltaWriter, "stage", keep)
+            export_archive(spark, archive.url, str(lake), until="2026-03-03")
+        return files() - before
+
+    before = files()
+    for fault in FAULTS:
+        assert fail(*fault) == set(), fault
+    assert fail(DeltaTable, "create_write_transaction", 0, OSError("no answer")) != set()
+    export_archive(spark, archive.url, str(lake), until="2026-03-03")
+    assert ids(spark, str(lake)) == [1, 2]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_errors_of_the_callers_own_function_pass(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """They are none of the file system that holds the lake, nor of its database."""
+    lake = str(tmp_path / "lake")
+    archive.add({"id": 1, "archived_at": START})
+    errors = iter((FileNotFoundError("report.txt"), NoResultFound("of another database")))
+    given: dict[str, Any] = {"on_window": Mock(side_effect=errors)}
+    with pytest.raises(FileNotFoundError, match=r"^report\.txt$"):
+        export_archive(spark, archive.url, lake, **given)
+    with pytest.raises(NoResultFound, match=r"^of another database$"):
+        prune_archive(archive.url, exported=lake, spark=spark, **given)
+    assert (ids(spark, lake), archive.ids()) == ([1], [])
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
