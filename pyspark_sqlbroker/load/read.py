@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -73,9 +72,9 @@ class Snapshot:
         self.connection.exec_driver_sql(f"SELECT 1 FROM {table} LIMIT 0")
 
 
-GREGORIAN = datetime(1582, 10, 15, tzinfo=timezone.utc)
-"""The day after 4 October in Java's calendar: PostgreSQL's driver takes what lies between for ten
-days later."""
+EXACT_SINCE = datetime(1900, 1, 1, tzinfo=timezone.utc)
+"""Of JDBC's timestamps Spark shifts earlier ones (PostgreSQL): by days that Java's older calendar
+has not, and by the minutes between local mean time and that of Java's zone."""
 
 
 @contextmanager
@@ -284,7 +283,7 @@ def scan(
         connection = snapshot.connection  # a new one could deadlock: see LOCK_PATIENCE
     size = database.size(connection, selection.table, selection.schema)
     number = _number(spark, num_partitions, size)
-    database = _exact(database, connection, selection)
+    database = _choose_time_format(database, connection, selection)
     column = selection.range_column(in_snapshot=snapshot is not None)
     rows = selection.cut_by(database, column)
     properties = dict(database.address.properties) | {
@@ -303,17 +302,15 @@ def scan(
     return raw.select(*_columns(spark, database, selection))
 
 
-def _exact(
+def _choose_time_format(
     database: ArchiveDatabase, connection: Connection, selection: Selection
 ) -> ArchiveDatabase:
-    """`database`; with times as microseconds if the table has rows from before `GREGORIAN`."""
+    """Have times read as microseconds if the oldest `archived_at` is before `EXACT_SINCE`."""
     if not database.native_timestamps or selection.time_column != "archived_at":
         return database  # no index serves the others
     oldest = find_oldest(database, connection, replace(selection, queues=None, states=None))
-    if oldest is not None and oldest < GREGORIAN:
-        database = copy(database)
-        database.native_timestamps = False
-    return database
+    is_old = oldest is not None and oldest < EXACT_SINCE
+    return database.without_native_timestamps() if is_old else database
 
 
 def _number(spark: SparkSession, wanted: int | Literal["auto"], size: Size) -> int:

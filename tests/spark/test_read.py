@@ -3,6 +3,7 @@ zone."""
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -16,6 +17,7 @@ from sqlalchemy import event, make_url, select, text
 from sqlalchemy.exc import ProgrammingError
 
 from faststream_sqlbroker import NotSupportedError, Retention, SetupError, SqlBroker
+from faststream_sqlbroker.core.times import to_microseconds
 from faststream_sqlbroker.exceptions import StoreError
 from pyspark_sqlbroker import (
     ARCHIVE_SCHEMA,
@@ -344,6 +346,38 @@ def test_few_rows_are_read_to_cut_the_times(
         uses = plan.count("Index Only Scan") if kind == "postgresql" else plan.count("Using index")
         assert uses >= (2 if kind == "postgresql" else 3), plan
         assert "filesort" not in plan
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_times_before_time_zones_are_exact(spark: SparkSession, archive: Archive) -> None:
+    """Java's zone had local mean time then, which Spark takes into account by JDBC's calendar."""
+    moments = [datetime(year, 6, 1, 12, tzinfo=timezone.utc) for year in (1700, 1883, 1899)]
+    archive.add(*({"id": n, "archived_at": at} for n, at in enumerate(moments)))
+    frame = read_archive(spark, archive.url).select(F.unix_micros("archived_at"))
+    assert sorted(row[0] for row in frame.collect()) == [to_microseconds(at) for at in moments]
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_few_rows_are_read_to_cut_the_ids(archive: Archive) -> None:
+    """SQLite and InnoDB walk through the table itself; of old rows few are left, as a rule."""
+    archive.add_many(2000, first=10**6)
+    archive.add(*({"id": n * 1000} for n in range(400)))
+    database = database_of(parse_address(archive.url))
+    asked = []
+    with database.connect() as connection:
+        event.listen(
+            connection.engine, "before_cursor_execute", lambda *given: asked.append(given[2])
+        )
+        cuts = database.predicates(connection, TableRange("message_archive", None, "id"), 12)
+        skipped = re.findall(r"OFFSET (\d+)", " ".join(asked))
+        assert sum(map(int, skipped)) < 10_000
+        assert len(asked) < 100
+        sizes = [
+            database.scalar(connection, f"SELECT count(*) FROM message_archive WHERE {cut}")
+            for cut in cuts
+        ]
+    assert (len(sizes), sum(sizes)) == (12, 2400)
+    assert max(sizes) < 1.5 * 200
 
 
 def test_a_small_table_is_read_by_one_connection_and_a_large_one_by_more(
