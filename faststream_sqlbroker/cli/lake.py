@@ -50,13 +50,14 @@ def verify(
             since=since,
             until=until,
         )
+    where = "rows of the database lie between its windows or before the first"
     counts = f"{found.files:,} files, {found.windows:,} windows and {found.rows:,} rows"
     tell(
         {**row_of(found), "intact": found.intact},
         *_problems("file", found.damaged),
         *_problems("window", found.differing),
         *_problems("window", found.lacking),
-        *([f"{found.uncovered:,} older rows are in no window of it"] if found.uncovered else []),
+        *([f"{found.uncovered:,} {where}"] if found.uncovered else []),
         f"{counts} were compared: {_verdict(found)}",
         as_json=how.as_json,
     )

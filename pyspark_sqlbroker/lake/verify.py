@@ -162,7 +162,7 @@ def verify_export(
     bounded = first is not None or end is not None
     findings = examine(lake, is_wanted if bounded else None)
     compared = {*filter(is_wanted, lake.windows()), *findings.found}
-    asked = () if url is None else _compare_source(lake, findings, url, source, is_wanted)
+    comparison = () if url is None else _compare_source(lake, findings, url, source, is_wanted)
     return VerifyResult(
         lake.folders.root,
         len(findings.files),
@@ -170,7 +170,7 @@ def verify_export(
         sum(one.rows for one in findings.found.values()),
         {**findings.altered, **findings.nameless},
         {one.name: _describe(lake, findings, one) for one in findings.differing},
-        *asked,
+        *comparison,
     )
 
 
@@ -192,18 +192,18 @@ def _compare_source(
         database.need_table(connection, selection.table, selection.schema)
         counts = ask_windows(database, connection, selection, lake.size, checksums=False)
         for window in sorted(one for one in counts if one.start < end):
-            known = getattr(lake.entry(window), "source", None)
+            entry = lake.entry(window)
             if not lake.covers(window):
                 uncovered += counts[window].rows
                 continue
-            if counts[window] == known or not is_wanted(window):
+            if counts[window] == (entry and entry.source) or not is_wanted(window):
                 continue
             rows = list_rows(database, connection, selection.between(window.start, window.end))
             if rows.figures != counts[window]:  # rows came or went, or the conditions are wrong
                 rows = list_window(database, connection, selection, window)
             if number := rows.count_lacking(lake.identities(window, damaged)):
-                there = f"{number} of the {len(rows.ids)} rows that the database has"
-                lacking[window.name] = f"{there} are not in the lake: {window.advice}"
+                shortage = f"{number} of the {len(rows.ids)} rows that the database has"
+                lacking[window.name] = f"{shortage} are not in the lake: {window.advice}"
     return lacking, uncovered
 
 

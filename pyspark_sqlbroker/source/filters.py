@@ -42,48 +42,50 @@ class FilteringReader(BatchReader):
         database = database_of(self._options.address)
         fields = {field.name: field for field in selection.fields}
         rest = []
-        for each in filters:
-            condition = to_condition(database, fields, each)
+        for filter_ in filters:
+            condition = to_condition(database, fields, filter_)
             if condition is None:
-                rest.append(each)
+                rest.append(filter_)
                 continue
             selection = replace(
-                _narrowed(selection, each), conditions=(*selection.conditions, condition)
+                _narrowed(selection, filter_), conditions=(*selection.conditions, condition)
             )
         self._options = replace(self._options, selection=selection)
         return rest
 
 
-def to_condition(database: ArchiveDatabase, fields: dict[str, Field], given: Filter) -> str | None:
+def to_condition(
+    database: ArchiveDatabase, fields: dict[str, Field], filter_: Filter
+) -> str | None:
     """The filter as SQL that is true, false or NULL for just the rows for which Spark's is; None if
     there is none.
     """
-    if isinstance(given, Not):
-        inner = to_condition(database, fields, given.child)
+    if isinstance(filter_, Not):
+        inner = to_condition(database, fields, filter_.child)
         return None if inner is None else f"NOT ({inner})"
-    path: tuple[str, ...] = getattr(given, "attribute", ())
+    path: tuple[str, ...] = getattr(filter_, "attribute", ())
     field = fields.get(path[0]) if len(path) == 1 else None
     if field is None:
         return None
     name = database.quote(field.name)
-    if isinstance(given, IsNull | IsNotNull):
-        return f"{name} IS {'NOT ' if isinstance(given, IsNotNull) else ''}NULL"
-    return None if field.name in UNSEARCHED else _compared(database, field, given)
+    if isinstance(filter_, IsNull | IsNotNull):
+        return f"{name} IS {'NOT ' if isinstance(filter_, IsNotNull) else ''}NULL"
+    return None if field.name in UNSEARCHED else _compared(database, field, filter_)
 
 
-def _compared(database: ArchiveDatabase, field: Field, given: Any) -> str | None:
+def _compared(database: ArchiveDatabase, field: Field, filter_: Any) -> str | None:
     """The condition of a filter that has a value."""
     name = database.quote(field.name)
-    if isinstance(given, EqualTo):
-        return _equal(database, field, (given.value,))
-    if isinstance(given, In):
-        return _equal(database, field, tuple(given.value))
-    if isinstance(given, EqualNullSafe):
-        equal = _equal(database, field, (given.value,))
+    if isinstance(filter_, EqualTo):
+        return _equal(database, field, (filter_.value,))
+    if isinstance(filter_, In):
+        return _equal(database, field, tuple(filter_.value))
+    if isinstance(filter_, EqualNullSafe):
+        equal = _equal(database, field, (filter_.value,))
         return equal and f"{name} IS NOT NULL AND {equal}"
-    sign = SIGNS.get(type(given))
+    sign = SIGNS.get(type(filter_))
     # Texts are in another order than Spark's where a collation says so.
-    literal = _literal(database, field, given.value) if sign and field.type != "string" else None
+    literal = _literal(database, field, filter_.value) if sign and field.type != "string" else None
     return literal and f"{name} {sign} {literal}"
 
 
@@ -109,14 +111,14 @@ def _literal(database: ArchiveDatabase, field: Field, value: Any) -> str | None:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _narrowed(selection: Selection, given: Filter) -> Selection:
+def _narrowed(selection: Selection, filter_: Filter) -> Selection:
     """With the filter's limit of the time, by which the rows are cut among tasks."""
-    if getattr(given, "attribute", ()) != (selection.time_column,):
+    if getattr(filter_, "attribute", ()) != (selection.time_column,):
         return selection
-    if isinstance(given, GreaterThan | GreaterThanOrEqual):
-        since = given.value if selection.since is None else max(selection.since, given.value)
+    if isinstance(filter_, GreaterThan | GreaterThanOrEqual):
+        since = filter_.value if selection.since is None else max(selection.since, filter_.value)
         return replace(selection, since=since)
-    if isinstance(given, LessThan | LessThanOrEqual):
-        end = given.value + timedelta(seconds=1)  # the condition says it exactly
+    if isinstance(filter_, LessThan | LessThanOrEqual):
+        end = filter_.value + timedelta(seconds=1)  # the condition says it exactly
         return replace(selection, until=min(selection.until or end, end))
     return selection
