@@ -30,7 +30,7 @@ def store_errors(*others: type[Exception]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kinds = (SQLAlchemyError, *_spark_errors(), *others)
+        kinds: tuple[type[Exception], ...] = (SQLAlchemyError, *_spark_errors(), *others)
         if hasattr(error, _MARK) or not isinstance(error, kinds):
             raise
         raise StoreError(_describe(error)) from error

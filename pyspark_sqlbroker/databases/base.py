@@ -277,9 +277,9 @@ class ArchiveDatabase(ABC):
         ends = "LIMIT 1", "DESC LIMIT 1", f"LIMIT 1 OFFSET {probe}", f"DESC LIMIT 1 OFFSET {probe}"
         looks = ", ".join(f"(SELECT {value} {source} ORDER BY {column} {end})" for end in ends)
         low, high, later, earlier = connection.exec_driver_sql(f"SELECT {looks}").one()
-        if low is None or high is None:
+        if None in (low, high):
             return None
-        if later is None or earlier is None:  # then they are few
+        if None in (later, earlier):  # then they are few
             number = int(self.scalar(connection, f"SELECT count(*) {source}"))
             return Slice(int(low), int(high), number)
         distances = [one for one in (int(later) - int(low), int(high) - int(earlier)) if one > 0]

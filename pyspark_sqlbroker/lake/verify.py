@@ -16,6 +16,7 @@ from sqlalchemy import URL
 from pyspark_sqlbroker.address import parse_address
 from pyspark_sqlbroker.databases import database_of
 from pyspark_sqlbroker.lake.delta import LOG, DataFile
+from pyspark_sqlbroker.lake.entries import Entry
 from pyspark_sqlbroker.lake.lake import Lake
 from pyspark_sqlbroker.lake.removal import list_rows, list_window
 from pyspark_sqlbroker.lake.row_checksums import (
@@ -188,15 +189,16 @@ def _compare_source(
     damaged = [one for one in findings.files if one.path in findings.altered]
     lacking = dict[str, str]()
     uncovered = 0
+    nothing = Entry(NOTHING, NOTHING)
     with database.connect() as connection:
         database.need_table(connection, selection.table, selection.schema)
         counts = ask_windows(database, connection, selection, lake.size, checksums=False)
         for window in sorted(one for one in counts if one.start < end):
-            entry = lake.entry(window)
             if not lake.covers(window):
                 uncovered += counts[window].rows
                 continue
-            if counts[window] == (entry and entry.source) or not is_wanted(window):
+            known = lake.state.entries.get(window.name, nothing).source
+            if counts[window] == known or not is_wanted(window):
                 continue
             rows = list_rows(database, connection, selection.between(window.start, window.end))
             if rows.figures != counts[window]:  # rows came or went, or the conditions are wrong
