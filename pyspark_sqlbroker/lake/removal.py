@@ -128,7 +128,7 @@ def _add(
     for row in connection.exec_driver_sql(
         f"SELECT {id_}, {database.microseconds(time)} FROM {selection.name(database)}{condition} "
         f"ORDER BY {time}, {id_} LIMIT {number}",
-        execution_options={"stream_results": number == ALL},
+        execution_options={"stream_results": number == NO_LIMIT},
     ):
         rows.ids.append(row[0])
         rows.times.append(row[1])
