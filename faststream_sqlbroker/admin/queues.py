@@ -60,7 +60,8 @@ class Queues(Operations):
             return overviews
         if queue is not None:
             return [replace(overviews[0], nearest=await self._nearest(overviews[0]))]
-        names = [each.queue for each in overviews]
+        # A pause alone may be one of a misspelt name.
+        names = [each.queue for each in overviews if each.used or each.live_subscribers]
         lonely = [each.queue for each in overviews if each.lacks_subscriber]
         meant = {name: nearest_name(name, names) for name in lonely}
         meant |= {
@@ -70,7 +71,7 @@ class Queues(Operations):
 
     async def _nearest(self, queue: QueueOverview) -> str | None:
         """Return the name of another queue that may be meant by that of `queue`."""
-        near = nearest_name(queue.queue, await self._store.overviews.names(queue.queue))
+        near = next(iter(await self.similar_queues(queue.queue)), None)
         if near is None or queue.lacks_subscriber:
             return near
         # A queue that only waits for its first message is misspelt only if that one has none.
@@ -80,12 +81,13 @@ class Queues(Operations):
     async def similar_queues(self, queue: str) -> list[str]:
         """Name up to three queues that may be meant by `queue`, the most alike first.
 
-        They have a live message, a live subscriber or a pause.
+        They have a live message or a live subscriber; a pause alone may be one of a misspelt name.
 
         Raises:
             SetupError: `queue` is not a valid name.
         """
-        return nearest_names(checked_name(queue), await self._store.overviews.names(queue))
+        names = await self._store.overviews.names(checked_name(queue), paused=False)
+        return nearest_names(queue, names)
 
     async def policies(
         self, queue: str | None = None, *, after: str | None = None, limit: int = 100

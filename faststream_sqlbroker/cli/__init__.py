@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import redirect_stderr, suppress
 from io import StringIO
+from itertools import takewhile
 from typing import NoReturn
 
 from faststream_sqlbroker.core.distribution import shared_files_warning
@@ -21,15 +22,17 @@ def main() -> None:
     if warning := shared_files_warning():
         sys.stderr.write(f"warning: {warning}\n")
     try:
-        from faststream_sqlbroker.cli.app import app  # noqa: PLC0415 - Typer is an extra
+        from faststream_sqlbroker.cli.app import app, typer  # noqa: PLC0415 - Typer is an extra
     except ModuleNotFoundError as error:
         if str(error.name).startswith("faststream_sqlbroker"):
             raise
         sys.exit(f"{error.name!r} is not installed: pip install 'sqlbroker[cli]'")
-    as_json = "--json" in sys.argv
+    as_json = "--json" in takewhile("--".__ne__, sys.argv)
     try:
         # By itself it would print errors of usage, and exit.
         sys.exit(app(standalone_mode=not as_json))
+    except typer.Abort:
+        sys.exit("Aborted!")
     except Exception as error:
         # Not before: its base classes import FastStream, which `--help` does without.
         from faststream_sqlbroker.exceptions import SqlBrokerError  # noqa: PLC0415

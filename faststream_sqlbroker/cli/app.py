@@ -167,7 +167,9 @@ class ListedGroup(TyperGroup):
         if not args or args[0].startswith("-"):
             # Without arguments the shell may be about to complete the name of a command.
             return bool(args) or not ctx.resilient_parsing
-        return args[0] not in self.commands and bool(_arguments(self._list()))
+        # With a second word the first one was a command, misspelt.
+        is_alone = len(args) == 1 or args[1].startswith("-")
+        return is_alone and args[0] not in self.commands and bool(_arguments(self._list()))
 
     def _list(self) -> Any:
         command: Any = self.commands["list"]

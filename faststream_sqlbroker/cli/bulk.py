@@ -37,7 +37,7 @@ def dead(
     columns = ["count", "fingerprint", "queues", "reason", "last", "error"]
     print_table("Dead letters", columns, [_group(group) for group in found.groups])
     if not found.groups:
-        warn_of_queue(context, which.queue, as_json=as_json)
+        warn_of_queue(context, which.queue)
     if found.scanned_until is not None:
         print_line(f"looked at messages until {found.scanned_until:%Y-%m-%d %H:%M:%S} UTC")
 
@@ -57,7 +57,7 @@ def redrive(
     to: To = None,
 ) -> None:
     """Bring failed messages back to their queues, under their ids."""
-    warn_of_queue(context, to, as_json=how.as_json)
+    warn_of_queue(context, to)
     given = {"ids": message_ids or None, **how.options(which)}
     do_bulk(context, how, lambda a: a.redrive(state=state, to=to, **given))
 
@@ -74,7 +74,7 @@ def replay(
     to: To = None,
 ) -> None:
     """Publish archived messages again as new ones; those in a lake: archive replay."""
-    warn_of_queue(context, to, as_json=how.as_json)
+    warn_of_queue(context, to)
     given = {"ids": message_ids or None, **how.options(which)}
     do_bulk(context, how, lambda a: a.replay(name, state=state, to=to, **given))
 
@@ -122,7 +122,7 @@ def _show_plan(context: typer.Context, planned: Job, *, as_json: bool) -> None:
     print_line(f"{planned.action}: {planned.expected} messages{which}")
     print_line((planned.note or "").replace("; ", "\n"))
     if not planned.expected and planned.filters is not None:
-        warn_of_queue(context, planned.filters.queue, as_json=as_json)
+        warn_of_queue(context, planned.filters.queue)
 
 
 def _hints(job: Job) -> list[str]:

@@ -43,7 +43,7 @@ def check(
         print_json(named)
     else:
         lines = [(level, what, text) for level, what, _, text in rows]
-        print_table("Check", ["", "what", "found"], lines, whole=True)
+        print_table("Check", ["", "what", "result"], lines, whole=True)
     if report.errors:
         raise typer.Exit(1)
 

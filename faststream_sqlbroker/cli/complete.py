@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
+from pathlib import Path
 from threading import Thread
 
 import typer
@@ -32,14 +33,17 @@ def complete_queue(ctx: typer.Context, incomplete: str) -> list[str]:
 def _look(ctx: typer.Context, incomplete: str, names: list[str]) -> None:
     with suppress(Exception):
         # Not before: it imports the broker.
-        from faststream_sqlbroker.cli.target import run  # noqa: PLC0415
+        from faststream_sqlbroker.cli.target import run, target_of  # noqa: PLC0415
 
         options = ("application", "url", "message_table", "archive_table", "schema")
         # The function of these options, which does this, is not called while the shell completes.
         ctx.obj = [ctx.find_root().params[name] for name in options]
         # Names behind the first half of a text are read, so this begins at `incomplete`.
         like = incomplete * 2
-        names += run(ctx, lambda broker: broker._store.overviews.names(like))  # noqa: SLF001 - the same package
+        url = target_of(ctx).broker().engine.url
+        # SQLite would make an empty file where there is none.
+        if url.get_backend_name() != "sqlite" or Path(url.database or "").exists():
+            names += run(ctx, lambda broker: broker._store.overviews.names(like))  # noqa: SLF001 - the same package
 
 
 def complete_state() -> list[str]:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from faststream_sqlbroker.admin import Admin
 from faststream_sqlbroker.cli.options import Act, Change
 from faststream_sqlbroker.cli.target import run, run_confirmed
 from faststream_sqlbroker.core.overview import nearest_name
@@ -11,7 +12,7 @@ from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
 
 MOST_LOOKED_AT = 100_000
-"""Schedules among which a name is looked for."""
+"""Schedules, locks or messages among which one is looked for."""
 ScheduleName = Annotated[str, typer.Argument(help="The schedule's name, as schedules lists it.")]
 
 
@@ -22,8 +23,12 @@ def release_lock(
 ) -> None:
     """Take a lock from its holder, which learns of it at its next renewal and is not stopped."""
     # It cannot be taken back: the holder works on for up to a third of its lease, next to another.
+
+    async def is_held(admin: Admin) -> bool:
+        return key in [lock.key for lock in await admin.locks(limit=MOST_LOOKED_AT)]
+
     question = f"take the lock {key} from its holder"
-    had = run_confirmed(context, how, question, lambda a: a.release_lock(key, by=how.by))
+    had = run_confirmed(context, how, question, lambda a: a.release_lock(key, by=how.by), is_held)
     text = f"{key} is released" if had else f"{key} had no holder"
     how.tell({"key": key, "had_holder": had}, text)
 
@@ -87,9 +92,14 @@ def forget_unknown(
     how: Change,
 ) -> None:
     """Take messages off the list of unknown outcomes, once their outcome was found out."""
+
+    async def listed(admin: Admin) -> int:
+        outcomes = await admin.unknown(limit=MOST_LOOKED_AT)
+        return sum(each.message_id in message_ids for each in outcomes)
+
     question = f"take {len(message_ids)} messages off the list"
     count = run_confirmed(
-        context, how, question, lambda a: a.forget_unknown(*message_ids, by=how.by)
+        context, how, question, lambda a: a.forget_unknown(*message_ids, by=how.by), listed
     )
     rest = "" if count == len(message_ids) else "; `sqlbroker unknown` shows what is on it"
     how.tell({"forgotten": count}, f"{count} messages are off the list{rest}")

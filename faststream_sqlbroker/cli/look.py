@@ -2,8 +2,11 @@
 schedules.
 """
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -33,8 +36,10 @@ from faststream_sqlbroker.core.findings import queue_findings
 from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.core.overview import Count, meant_text
 from faststream_sqlbroker.core.times import length_text
-from faststream_sqlbroker.exceptions import SetupError
+from faststream_sqlbroker.exceptions import SetupError, StoreError
 
+LONGEST_HINT = 2.0
+"""Seconds."""
 RedactBy = Annotated[
     str | None,
     typer.Option(
@@ -61,12 +66,7 @@ def queues(
     as_json: AsJson = False,
 ) -> None:
     """Show what waits in each queue, how fast it grows, and who takes from it."""
-
-    async def look(broker: SqlBroker) -> tuple[list[QueueOverview], str | None]:
-        read = await broker.admin.queues(queue)
-        return read, None if queue is None else await empty_hint(broker, read[0])
-
-    found, hint = run(context, look)
+    found = run(context, lambda broker: broker.admin.queues(queue))
     if as_json:
         print_json([{**row_of(each), "problem": each.problem} for each in found])
         return
@@ -74,28 +74,34 @@ def queues(
     for each in found:
         for finding in queue_findings(each, MAX_AGE):
             print_line(f"{each.queue}: {finding}")
-    if hint is not None:
-        print_line(f"{queue}: {hint}")
+    if queue is not None and not found[0].has_messages:
+        warn_of_queue(context, queue)
 
 
-async def empty_hint(broker: SqlBroker, each: QueueOverview) -> str | None:
-    """What to say of a queue without messages and subscribers: its name may be misspelt."""
-    messages_there = each.waiting or each.in_flight.value or each.standing.value
-    if messages_there or each.live_subscribers or each.paused or each.pulled:
-        return None
-    text = "no message waits, and no live subscriber takes from it"
-    return text + meant_text(await broker.admin.similar_queues(each.queue))
+def warn_of_queue(context: typer.Context, queue: str | None) -> None:
+    """Warn of a queue that is given and has nothing: its name may be misspelt.
 
+    Raises:
+        SetupError: `queue` is not a valid name.
+    """
 
-def warn_of_queue(context: typer.Context, queue: str | None, *, as_json: bool) -> None:
-    """Warn of a queue that is given and has nothing: its name may be misspelt."""
+    async def look(broker: SqlBroker, name: str) -> None:
+        [each] = await broker.admin.queues(name)
+        if each.has_messages or each.live_subscribers or each.paused or each.pulled:
+            return
+        meant = await broker.admin.similar_queues(name)
+        group: Any = context.parent
+        if context.info_name == "list":
+            # The name may be meant for another command of the group.
+            near = get_close_matches(name, group.command.commands, 1)
+            meant += [f"sqlbroker {group.info_name} {command}" for command in near]
+        text = "no message waits, and no live subscriber takes from it"
+        warn(f"{name}: {text}{meant_text(meant)}")
 
-    async def look(broker: SqlBroker) -> str | None:
-        [found] = await broker.admin.queues(queue)
-        return await empty_hint(broker, found)
-
-    if queue is not None and not as_json and (hint := run(context, look)) is not None:
-        warn(f"{queue}: {hint}")
+    # A hint must not keep a command from its work, which may be what relieves the database.
+    with suppress(StoreError, TimeoutError):
+        if queue is not None:
+            run(context, lambda broker: asyncio.wait_for(look(broker, queue), LONGEST_HINT))
 
 
 def queue_row(each: QueueOverview) -> list[Any]:
@@ -142,7 +148,7 @@ def messages(
         return
     _print_page(page, bodies=bodies)
     if not page.messages:
-        warn_of_queue(context, which.queue, as_json=as_json)
+        warn_of_queue(context, which.queue)
 
 
 def _print_page(page: MessagePage, *, bodies: bool) -> None:
@@ -260,7 +266,7 @@ def subscribers(
     rows = [[s.worker, ", ".join(s.queues), s.max_workers, s.way, s.since, _mode(s)] for s in found]
     print_table("Subscribers", ["worker", "queues", "workers", "way", "since", "mode"], rows)
     if not found:
-        warn_of_queue(context, queue, as_json=as_json)
+        warn_of_queue(context, queue)
 
 
 def _mode(subscriber: Any) -> str:
@@ -292,11 +298,11 @@ def policies(
         if len(each.ways) > 1:
             ways = ", ".join(each.ways)
             print_line(f"{each.queue}: no policy is guaranteed, as its subscribers differ: {ways}")
-    if len(found) == limit:
+    if queue is None and len(found) == limit:
         print_line(f"there may be more: --after {found[-1].queue}")
     if queue is not None and not found:
         print_line(f"no live subscriber of {queue} has policies")
-        warn_of_queue(context, queue, as_json=as_json)
+        warn_of_queue(context, queue)
 
 
 def _waits(each: PoliciedQueue) -> list[list[Any]]:

@@ -39,7 +39,7 @@ def pause(
         [found] = await broker.admin.queues(queue)
         return f"pause {queue}: {found.ready} ready, {found.live_subscribers} live subscribers"
 
-    warn_of_queue(context, queue, as_json=how.as_json)
+    warn_of_queue(context, queue)
     if not how.yes:
         refuse_json(how.as_json)
         check(context, [lambda a: a.pause(queue, reason=reason, until=until, by=how.by)])
@@ -111,7 +111,7 @@ def move(
     how: BulkRun,
 ) -> None:
     """Move messages that wait, these or all that match, to another queue; they are due there."""
-    warn_of_queue(context, to, as_json=how.as_json)
+    warn_of_queue(context, to)
     if means_all(targets, which, how):
         do_bulk(context, how, lambda a: a.bulk_move(to, **how.options(which)))
     else:
@@ -201,7 +201,7 @@ def publish(
     given: Any = {"key": key, "priority": priority, "delay": delay, "by": how.by}
     given["headers"] = {**known, **headers_of(header)}
 
-    warn_of_queue(context, queue, as_json=how.as_json)
+    warn_of_queue(context, queue)
     message_id = run(context, lambda broker: broker.admin.publish(encoded, queue, **given))
     done = f"published message {message_id} to {queue}"
     how.tell({"message_id": message_id, "queue": queue}, done)
@@ -239,7 +239,7 @@ def _change(
     # Rows may change between the look and the action; what was not changed is reported then.
     if not how.yes:
         refuse_json(how.as_json)
-        check(context, map(_bound(action), ids))
+        check(context, [lambda a, each=each: action(a, each) for each in ids])
         _show_first(context, ids, as_json=False)
         how.confirm(f"{what}: {len(ids)} messages")
 
@@ -254,13 +254,8 @@ def _change(
         raise typer.Exit(1)
 
 
-def _bound(
-    action: Callable[[Admin, str], Awaitable[Repair]],
-) -> Callable[[str], Callable[[Admin], Awaitable[Repair]]]:
-    return lambda message_id: lambda admin: action(admin, message_id)
-
-
 def _show_first(context: typer.Context, message_ids: Sequence[str], *, as_json: bool) -> None:
+    """Show the messages; end the command if there is none of them."""
     columns = ["id", "state", "queue", "key"]
 
     async def look(broker: SqlBroker) -> list[list[Any]]:
@@ -273,8 +268,11 @@ def _show_first(context: typer.Context, message_ids: Sequence[str], *, as_json: 
         return rows
 
     rows = run(context, look)
+    some = any(row[1] for row in rows)
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
-        return
-    shown = [[row[0], row[1] or "not found", *row[2:]] for row in rows]
-    print_table("These would change", columns, shown)
+    else:
+        shown = [[row[0], row[1] or "not found", *row[2:]] for row in rows]
+        print_table("These would change" if some else "Nothing would change", columns, shown)
+    if not some:
+        raise typer.Exit(1)

@@ -161,7 +161,8 @@ def table_of(
         spare = width - sum(least) - GAP * len(least)
         if spare < 0:
             return _records(columns, cells, width)
-        for at, most in enumerate(widths):
+        # The last column says most.
+        for at, most in reversed(list(enumerate(widths))):
             widths[at] = min(most, least[at] + spare)
             spare -= widths[at] - least[at]
     table = Table(box=None, padding=(0, GAP, 0, 0))

@@ -19,6 +19,7 @@ from faststream_sqlbroker.core.imports import imported
 from faststream_sqlbroker.exceptions import SetupError
 
 T = TypeVar("T")
+Action = Callable[[Admin], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,11 @@ def run(
 
 
 def run_confirmed(
-    context: typer.Context, how: Change, text: str, change: Callable[[Admin], Awaitable[T]]
+    context: typer.Context, how: Change, text: str, change: Action[T], look: Action[T] | None = None
 ) -> T:
     """Check what was given, show the text, ask, and make the change; with `--yes` only make it.
+
+    What `look` returns is returned if it is false: there is nothing to change, and no question.
 
     Raises:
         SetupError: what was given is not valid, or the output is for a program.
@@ -103,11 +106,13 @@ def run_confirmed(
     if not how.yes:
         refuse_json(how.as_json)
         check(context, [change])
+        if look and not (there := run(context, lambda broker: look(broker.admin))):
+            return there
         how.confirm(text)
     return run(context, lambda broker: change(broker.admin))
 
 
-def check(context: typer.Context, changes: Iterable[Callable[[Admin], Awaitable[object]]]) -> None:
+def check(context: typer.Context, changes: Iterable[Action[object]]) -> None:
     """Check what was given for each change, which ends before it writes anything.
 
     Raises:

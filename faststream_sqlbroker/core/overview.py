@@ -152,7 +152,8 @@ class QueueOverview:
         return bool(self.ready.value and drained and drained == self.live_subscribers)
 
     @property
-    def _has_live(self) -> bool:
+    def has_messages(self) -> bool:
+        """Whether it has messages that have not ended."""
         return any(c.value for c in (self.ready, self.delayed, self.in_flight, self.standing))
 
     @property
@@ -166,7 +167,7 @@ class QueueOverview:
     @property
     def lacks_subscriber(self) -> bool:
         """Whether it has messages, which only a subscriber can take, and no live one."""
-        return self.used and self._has_live and not (self.live_subscribers or self.pulled)
+        return self.used and self.has_messages and not (self.live_subscribers or self.pulled)
 
     @property
     def is_unused(self) -> bool:

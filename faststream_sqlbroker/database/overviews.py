@@ -155,15 +155,17 @@ class QueueOverviews:
             counts += await self._database.run(look, Activity.OPERATE, write=False)
         return counts
 
-    async def names(self, like: str) -> list[str]:
-        """Names that `like` may be a slip of: queues with a message, a live subscriber or a pause.
+    async def names(self, like: str, *, paused: bool = True) -> list[str]:
+        """Names that `like` may be a slip of: queues with a message, a live subscriber or, if
+        `paused`, a pause.
 
         Of those with a message the first 500, and the first 500 behind the first half of `like`.
         The queues of at most 10 000 subscribers, a thousand in each transaction.
         """
 
         def begin(connection: Connection) -> set[str]:
-            names = {row.key for row in connection.execute(select_pauses(self._table))}
+            pauses = connection.execute(select_pauses(self._table)) if paused else ()
+            names = {row.key for row in pauses}
             for after in sorted({"", like[: len(like) // 2]}):
                 names |= read_queue_names(connection, self._dialect, after)
             return names

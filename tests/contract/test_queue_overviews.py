@@ -207,6 +207,9 @@ async def test_names_are_read_a_page_of_subscribers_at_a_time(bench: Bench) -> N
         patch.object(QueueOverviews, "_subscribed_queues", counted),
     ):
         assert await bench.store.overviews.names("x") == sorted(all_names)
+        without = await bench.store.overviews.names("x", paused=False)
+        assert set(all_names).difference(without) == {"stopped"}
+        del pages[3:]
         assert pages == [3, 3, 2]
         # No more subscribers than that are read.
         pages.clear()

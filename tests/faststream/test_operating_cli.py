@@ -22,10 +22,12 @@ from typer.testing import CliRunner
 
 from faststream_sqlbroker import Debounce, Delay, SqlBroker, Throttle
 from faststream_sqlbroker.cli import complete
+from faststream_sqlbroker.cli import look as looks
 from faststream_sqlbroker.cli.app import OPERATIONS, app
 from faststream_sqlbroker.core.overview import Count
 from faststream_sqlbroker.core.text import load_headers
-from faststream_sqlbroker.exceptions import AccessError, LockLostError, SetupError
+from faststream_sqlbroker.database.overviews import QueueOverviews
+from faststream_sqlbroker.exceptions import AccessError, LockLostError, SetupError, StoreError
 from tests.faststream.conftest import QUICK, Look
 from tests.helpers import eventually
 from tests.quick_tables import TABLES
@@ -49,7 +51,9 @@ class Shell:
         return await asyncio.to_thread(self._runner.invoke, app, list(words), input=answer)
 
     async def json(self, *words: str, code: int = 0) -> Any:
-        return json.loads(await self.run(*words, "--json", code=code))
+        result = await self.result(*words, "--json")
+        assert result.exit_code == code, (result.output, result.exception)
+        return json.loads(result.stdout)
 
 
 @pytest.fixture
@@ -152,6 +156,62 @@ async def test_similar_queues_are_named_for_one_that_has_nothing(
     assert nothing in await shell.run("pause", "ordres", "--yes")
     was_not = await shell.run("resume", "ordre")
     assert "ordre was not paused; is 'ordres' meant?" in was_not
+    assert "'ordres'" not in await shell.run("queues", "ordre"), "it has a pause only"
+    for words in ((), ("orders2",)):
+        assert "'ordres'" not in await shell.run("queues", *words)
+    paused = await shell.result("pause", "order", "--yes", "--json")
+    assert "is 'orders' or 'orders2' meant?" in paused.stderr
+    assert json.loads(paused.stdout)["queue"] == "order"
+    assert "is 'sqlbroker queues policies' meant?" in await shell.run("queues", "policy")
+    refused = await shell.run("queues", "policeis", "orders", code=2)
+    assert "No such command 'policeis'. Did you mean 'policies'?" in " ".join(refused.split())
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_a_hint_that_cannot_be_read_keeps_no_command_from_its_work(
+    shell: Shell, broker: SqlBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> Any:
+        raise StoreError("a read takes too long")
+
+    async def take_too_long(*_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(looks, "LONGEST_HINT", 0.05)
+    for read in (fail, take_too_long):
+        monkeypatch.setattr(QueueOverviews, "read", read)
+        assert "q is paused" in await shell.run("pause", "q", "--yes")
+        await shell.run("publish", "q", "x")
+        await shell.run("move", "--all", "--to", "other", "--yes")
+        await shell.run("redrive", "--to", "other", "--yes")
+        await shell.run("messages", "--queue", "q")
+    refused = await shell.result("pause", "", "--yes")
+    assert isinstance(refused.exception, SetupError)
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+async def test_nothing_is_asked_about_what_is_not_there(shell: Shell, broker: SqlBroker) -> None:
+    for words, code in (
+        ("retry 999", 1),
+        ("retry 998 999 --dry-run", 1),
+        ("edit 999 --priority 5", 1),
+        ("postpone 999 1h", 1),
+        ("release-lock report", 0),
+        ("forget-unknown 999", 0),
+    ):
+        said = await shell.run(*words.split(), answer="y\n", code=code)
+        assert "Go on?" not in said
+        assert re.search("999 +not found|had no holder|0 messages are off", said), words
+    assert await broker.admin.audit() == []
+
+
+def test_a_completion_makes_no_file(tmp_path: Path) -> None:
+    place = {"COMP_WORDS": "sqlbroker queues ", "COMP_CWORD": "2"}
+    url = f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
+    env = {"_SQLBROKER_COMPLETE": "complete_bash", "SQLBROKER_URL": url, **place}
+    done = CliRunner(env=env).invoke(app, prog_name="sqlbroker")
+    assert str(done.stdout).split() == GROUPED_QUEUES
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_text_that_is_nearly_json_is_published_with_a_warning(shell: Shell) -> None:
@@ -399,6 +459,7 @@ async def test_what_waits_for_policies_is_shown_until_when(shell: Shell, broker:
     assert found["at"] < wait["until"] < wait["until_last"]
     text = await shell.run("policies", "--limit", "1")
     assert text.splitlines()[-1] == "there may be more: --after kept"
+    assert "there may be more" not in await shell.run("policies", "kept", "--limit", "1")
     assert "kept" not in await shell.run("policies", "--after", "kept")
     assert "no live subscriber of other has policies" in await shell.run("policies", "other")
 
@@ -481,7 +542,6 @@ async def test_a_lock_is_taken_from_its_holder_and_a_schedule_is_forgotten(
             assert done == {"key": "report", "had_holder": True}
     assert "had no holder" in await shell.run("release-lock", "report", "--yes")
     assert await shell.json("forget-unknown", "1", "2", "--yes") == {"forgotten": 0}
-    await shell.run("forget-unknown", "1", answer="n\n", code=1)
     assert "0 messages" in await shell.run("forget-unknown", "1", "--yes")
     did = [(each["action"], each["by"]) for each in await shell.json("audit")]
     assert did == [("release_lock", "ola"), ("forget_schedule", "ola")]

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,9 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Process:
     """A broker with connections of its own, as a process of this version has."""
 
-    def __init__(self, url: str, handled: Counter[int]) -> None:
+    def __init__(self, url: str) -> None:
+        self.handled: Counter[int] = Counter()
+        self.published: list[int] = []
         waits = {"timeout": 60} if url.startswith("sqlite") else {}
         self.engine = create_async_engine(url, connect_args=waits)
         self.broker = SqlBroker(self.engine, logger=logging.getLogger("process"))
@@ -72,7 +75,7 @@ class Process:
             if body % 10 == 0 and body not in seen:
                 seen.add(body)
                 raise ValueError(body)
-            handled[body] += 1
+            self.handled[body] += 1
 
         async def handle_in_transaction(body: int, connection: SqlConnection) -> None:
             await connection.execute(text("SELECT 1"))
@@ -85,9 +88,25 @@ class Process:
         )
         self.broker.subscriber("throttled", policies=[at_a_rate], **options)(handle)
 
+    async def publish(self, bodies: Iterator[int], count: int) -> None:
+        for queue in QUEUES:
+            new = list(itertools.islice(bodies, count))
+            await self.broker.publish_batch(*new, queue=queue, key="k")
+            self.published.extend(new)
+
     async def stop(self) -> None:
         await self.broker.stop()
         await self.engine.dispose()
+
+
+def counts(processes: list[Process]) -> list[int]:
+    """How many messages each of them has handled and published."""
+    return [size for each in processes for size in (len(each.handled), len(each.published))]
+
+
+def have_gone_on(processes: list[Process], since: list[int]) -> bool:
+    """Whether each of them has handled and published a few more than `since`."""
+    return all(now > then + 5 for now, then in zip(counts(processes), since, strict=True))
 
 
 @pytest.mark.usefixtures("next_version")
@@ -99,51 +118,44 @@ async def test_processes_of_the_version_before_lose_nothing_and_start_again(
 
     async with engine.begin() as connection:
         await connection.run_sync(lambda c: migrate_to(migrate.HEAD, c))
-    handled: Counter[int] = Counter()
     bodies = itertools.count()
-    published: list[int] = []
     upgraded = asyncio.Event()
 
-    async def publish(broker: SqlBroker, count: int) -> None:
-        for queue in QUEUES:
-            new = list(itertools.islice(bodies, count))
-            await broker.publish_batch(*new, queue=queue, key="k")
-            published.extend(new)
-
-    async def publish_until_upgraded(broker: SqlBroker) -> None:
+    async def publish_until_upgraded(process: Process) -> None:
         while not upgraded.is_set():
-            await publish(broker, 1)
+            await process.publish(bodies, 1)
             await asyncio.sleep(0.05)
 
     async def count(statement: str) -> int:
         async with engine.connect() as connection:
             return int(await connection.scalar(text(statement)))
 
-    processes = [Process(database_url, handled) for _ in range(2)]
-    await publish(processes[0].broker, 50)
+    processes = [Process(database_url) for _ in range(2)]
+    await processes[0].publish(bodies, 50)
     for process in processes:
         await process.broker.start()
-    publishing = [asyncio.create_task(publish_until_upgraded(each.broker)) for each in processes]
-    await eventually(lambda: len(handled) > 30)
+    publishing = [asyncio.create_task(publish_until_upgraded(each)) for each in processes]
+    await eventually(lambda: have_gone_on(processes, [0, 0, 0, 0]))
     async with engine.begin() as connection:
         await connection.run_sync(lambda c: migrate.upgrade(c, CONFIG))
-    before = len(handled)
+    before = counts(processes)
     # Both have published and handled with the new tables.
-    await eventually(lambda: len(handled) > before + 20)
+    await eventually(lambda: have_gone_on(processes, before))
     upgraded.set()
     await asyncio.gather(*publishing)
-    await processes.pop().stop()
-    processes.append(Process(database_url, handled))
+    await processes[-1].stop()
+    processes.append(Process(database_url))
     await processes[-1].broker.start()
-    await publish(processes[-1].broker, 10)
+    await processes[-1].publish(bodies, 10)
 
     async def settled() -> bool:
         return await count("SELECT count(*) FROM message") == 0
 
     await eventually(settled)
-    for process in processes:
+    for process in (processes[0], processes[-1]):
         await process.stop()
-    assert set(handled) == set(published)
+    published = [body for each in processes for body in each.published]
+    assert {body for each in processes for body in each.handled} == set(published)
     assert TABLES.archive is not None
     async with engine.connect() as connection:
         rows = select(TABLES.archive.c.state, func.count()).group_by(TABLES.archive.c.state)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from faststream_sqlbroker.cli import COMPLETING, main
-from faststream_sqlbroker.cli.app import COMMANDS, SHORT, Group, Place, app, help_of
+from faststream_sqlbroker.cli.app import COMMANDS, SHORT, Group, ListedCommand, Place, app, help_of
 
 HEAVY = ("faststream", "sqlalchemy", "pyspark", "pyspark_sqlbroker", "pydantic")
 """What the commands work with."""
@@ -118,6 +118,31 @@ def test_an_error_is_json_if_the_output_is(
             assert (error["type"], error["exit_code"]) == (kind, 2)
         assert text in said.err
         assert said.err.startswith("{") is bool(more)
+
+
+def test_a_command_whose_input_ends_says_so_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end_input(*_: object) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(ListedCommand, "load", end_input)
+    for more in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", ["sqlbroker", "check", *more])
+        with pytest.raises(SystemExit) as end:
+            main()
+        # A text is printed to stderr when the process ends, with the exit code 1.
+        assert end.value.code == ("Aborted!" if more else 1)
+
+
+def test_words_behind_two_dashes_are_no_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SQLBROKER_URL", raising=False)
+    monkeypatch.setattr("sys.argv", ["sqlbroker", "publish", "q", "--", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.startswith("error: which database?")
 
 
 @pytest.mark.parametrize("url", ["postgresql+asyncpg://127.0.0.1:1/none", "nonsense", None])
