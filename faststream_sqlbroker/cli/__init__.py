@@ -22,7 +22,9 @@ def main() -> None:
     if warning := shared_files_warning():
         sys.stderr.write(f"warning: {warning}\n")
     try:
-        from faststream_sqlbroker.cli.app import app, typer  # noqa: PLC0415 - Typer is an extra
+        import typer  # noqa: PLC0415 - an extra
+
+        from faststream_sqlbroker.cli.app import app  # noqa: PLC0415 - Typer is an extra
     except ModuleNotFoundError as error:
         if str(error.name).startswith("faststream_sqlbroker"):
             raise

@@ -239,7 +239,7 @@ def _change(
     # Rows may change between the look and the action; what was not changed is reported then.
     if not how.yes:
         refuse_json(how.as_json)
-        check(context, [lambda a, each=each: action(a, each) for each in ids])
+        check(context, (lambda a: action(a, each) for each in ids))  # noqa: B023 - called at once
         _show_first(context, ids, as_json=False)
         how.confirm(f"{what}: {len(ids)} messages")
 
