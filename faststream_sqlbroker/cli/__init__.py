@@ -46,7 +46,8 @@ def main() -> None:
         if as_json:
             from faststream_sqlbroker.cli.output import print_error  # noqa: PLC0415 - as above
 
-            print_error(usage() if usage else str(error), type(error).__name__, 2)
+            text = getattr(error, "format_message", error.__str__)()
+            print_error(text, type(error).__name__, 2)
         else:
             sys.stderr.write(f"error: {error}\n")
         sys.exit(2)

@@ -298,9 +298,10 @@ def policies(
         if len(each.ways) > 1:
             ways = ", ".join(each.ways)
             print_line(f"{each.queue}: no policy is guaranteed, as its subscribers differ: {ways}")
-    if queue is None and len(found) == limit:
-        print_line(f"there may be more: --after {found[-1].queue}")
-    if queue is not None and not found:
+    if queue is None:
+        if len(found) == limit:
+            print_line(f"there may be more: --after {found[-1].queue}")
+    elif not found:
         print_line(f"no live subscriber of {queue} has policies")
         warn_of_queue(context, queue)
 
