@@ -248,7 +248,7 @@ def _in_pages(name: str, limit: float | None = None, least: float | None = None)
 FLOW = ("faststream_sqlbroker/flow",)
 DATABASE = ("faststream_sqlbroker/database",)
 MEASURES = {
-    "code_lines": Measure(each(code_lines), PACKAGES, "", limit=54_650),
+    "code_lines": Measure(each(code_lines), PACKAGES, "", limit=54_900),
     "complex_functions": Measure(each(complex_functions), PACKAGES, "", limit=15),
     "packed_assignments": Measure(each(packed_assignments), PACKAGES, PER_THOUSAND, limit=0),
     "long_lines": Measure(each(long_lines), PACKAGES, PERCENT, limit=0),
