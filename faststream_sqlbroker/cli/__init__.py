@@ -40,14 +40,12 @@ def main() -> None:
         from faststream_sqlbroker.exceptions import SqlBrokerError  # noqa: PLC0415
 
         # Click's errors of usage, of which Typer may have its own classes.
-        usage = getattr(error, "format_message", None)
-        if not isinstance(error, SqlBrokerError) and usage is None:
+        if not isinstance(error, SqlBrokerError) and not hasattr(error, "format_message"):
             raise
         if as_json:
             from faststream_sqlbroker.cli.output import print_error  # noqa: PLC0415 - as above
 
-            text = getattr(error, "format_message", error.__str__)()
-            print_error(text, type(error).__name__, 2)
+            print_error(getattr(error, "format_message", error.__str__)(), type(error).__name__, 2)
         else:
             sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
