@@ -20,7 +20,7 @@ for _ in range(int(sys.argv[2])):
     tries = 1
     while True:
         try:
-            writer.commit(sys.argv[3].encode(), ())
+            writer.commit(writer.write_state(sys.argv[3].encode()), ())
             break
         except ConcurrentLoadError:
             tries += 1

@@ -566,7 +566,7 @@ def test_a_damaged_state_is_named(
 ) -> None:
     lake, _ = lake_of_one(spark, tmp_path, 1)
     content = json.loads(lake.state.pack()) | {part: value}
-    lake.table.commit(json.dumps(content).encode(), ())
+    lake.table.commit(lake.table.write_state(json.dumps(content).encode()), ())
     with pytest.raises(SetupError, match=rf"_state/\d+.json.gz {message}"):
         read_export(spark, str(tmp_path))
 
@@ -576,7 +576,7 @@ def test_a_state_that_cannot_be_read_is_named(
     spark: SparkSession, tmp_path: Path, content: bytes
 ) -> None:
     lake, _ = lake_of_one(spark, tmp_path, 1)
-    lake.table.commit(content, ())
+    lake.table.commit(lake.table.write_state(content), ())
     with pytest.raises(SetupError, match=r"of an export is damaged .* or remove it, and sqlbroker"):
         read_export(spark, str(tmp_path))
 
