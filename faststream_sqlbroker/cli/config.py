@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from faststream_sqlbroker.cli.output import AsJson, print_json, tell
+from faststream_sqlbroker.cli.output import AsJson, PlainConsole, print_json
 from faststream_sqlbroker.exceptions import ConfigError
 
 
@@ -25,12 +25,14 @@ def check(
         check_service(file)
     except ConfigError as error:
         found = error.mistakes
-    # As compilers write it: editors jump there.
+    # As compilers write it, a line each, however long: editors jump there.
     lines = [
         f"{file}:{m.line}:{m.column}: {f'{m.where}: ' if m.where else ''}{m.text}" for m in found
     ]
-    text = lines or [f"{file}: no mistakes"]
-    tell([asdict(mistake) for mistake in found], *text, as_json=as_json)
+    if as_json:
+        print_json([asdict(mistake) for mistake in found])
+    for line in () if as_json else lines or [f"{file}: no mistakes"]:
+        PlainConsole().print(line, soft_wrap=True)
     if found:
         raise typer.Exit(1)
 
