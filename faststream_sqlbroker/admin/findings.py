@@ -71,7 +71,7 @@ class FindingsReport(Queues, Workers, Messages, Schedules, HealthReport):
     ) -> Findings:
         """Look at the database, the queues, the schedules, the subscribers and the dead letters.
 
-        Nothing that is written stays. docs/howto/operating.md lists the kinds of findings, and
+        It leaves nothing in the database. docs/howto/operating.md lists the kinds of findings, and
         which are errors. It reads what `health`, `queues`, `schedules`, `subscribers`,
         `dead_letters` of the last 24 hours and `unknown` read, for up to 100 late queues what
         `policies` reads, one message of up to 20 failing ones, and how large the archive is by the

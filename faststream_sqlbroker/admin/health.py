@@ -56,10 +56,10 @@ class HealthReport(Operations):
         """Look at the server, the tables, the rights, the clocks, the pool and the subscribers of
         this process.
 
-        Nothing that is written stays, and no table of messages is read. `Health.problems` says what
-        is wrong, one line each with what to do. What a database cannot tell, or not to this user,
-        is None, and `Health.database.hidden` names the right that is missing. SQLite tells its
-        version only.
+        It leaves nothing in the database, and reads no table of messages. `Health.problems` says
+        what is wrong, one line each with what to do. What a database cannot tell, or not to this
+        user, is None, and `Health.database.hidden` names the right that is missing. SQLite tells
+        its version only.
 
         Args:
             old_transaction: The age from which an open transaction of any session is a problem:
@@ -115,8 +115,8 @@ class HealthReport(Operations):
         """Look at the database, the tables, the rights, the clock, the pool, the listener, the
         subscribers, the brokers that answers go to and the versions of packages.
 
-        Nothing that is written stays, and no password is told. A part that fails or takes too long
-        says so; the others go on.
+        It leaves nothing in the database, and shows no password. A part that fails or takes too
+        long says so; the others go on.
 
         Args:
             timeout: Longest time of each part, all of which are looked at together: seconds, a

@@ -613,10 +613,10 @@ class SqlBroker(
         limit = time_or_none("timeout", timeout)
         began = self._clock.monotonic()
         answers = await self._store.access.ping(limit, self._rights.activities)
-        rest = None if limit is None else limit - (self._clock.monotonic() - began)
+        remaining = None if limit is None else limit - (self._clock.monotonic() - began)
         # Also if that or a loop fails: the reason may be that nothing can be written.
         loops = (self._scheduler, self._rights, *self.subscribers)
-        fine = await self._write_path.look_within(rest) is None
+        fine = await self._write_path.look_within(remaining) is None
         return answers and fine and all(getattr(loop, "healthy", True) for loop in loops)
 
     async def create_tables(self) -> None:

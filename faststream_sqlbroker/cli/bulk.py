@@ -58,8 +58,8 @@ def redrive(
 ) -> None:
     """Bring failed messages back to their queues, under their ids."""
     warn_of_queue(context, to)
-    given = {"ids": message_ids or None, **how.options(which)}
-    do_bulk(context, how, lambda a: a.redrive(state=state, to=to, **given))
+    options = how.options(which, message_ids)
+    do_bulk(context, how, lambda a: a.redrive(state=state, to=to, **options))
 
 
 def replay(
@@ -75,8 +75,8 @@ def replay(
 ) -> None:
     """Publish archived messages again as new ones; those in a lake: archive replay."""
     warn_of_queue(context, to)
-    given = {"ids": message_ids or None, **how.options(which)}
-    do_bulk(context, how, lambda a: a.replay(name, state=state, to=to, **given))
+    options = how.options(which, message_ids)
+    do_bulk(context, how, lambda a: a.replay(name, state=state, to=to, **options))
 
 
 def audit(

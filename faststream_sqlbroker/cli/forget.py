@@ -101,5 +101,5 @@ def forget_unknown(
     count = run_confirmed(
         context, how, question, lambda a: a.forget_unknown(*message_ids, by=how.by), listed
     )
-    rest = "" if count == len(message_ids) else "; `sqlbroker unknown` shows what is on it"
-    how.tell({"forgotten": count}, f"{count} messages are off the list{rest}")
+    hint = "" if count == len(message_ids) else "; `sqlbroker unknown` shows what is on it"
+    how.tell({"forgotten": count}, f"{count} messages are off the list{hint}")

@@ -21,8 +21,8 @@ def newest(
     as_json: AsJson = False,
 ) -> None:
     """List the newest bulk actions."""
-    found = run(context, lambda broker: broker.admin.audit(bulk=True, limit=limit))
-    show_jobs("Jobs", found, as_json=as_json)
+    page = run(context, lambda broker: broker.admin.audit(bulk=True, limit=limit))
+    show_jobs("Jobs", page, as_json=as_json)
 
 
 def show(context: typer.Context, job_id: JobId, as_json: AsJson = False) -> None:

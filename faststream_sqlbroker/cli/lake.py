@@ -42,7 +42,7 @@ def verify(
         raise SetupError("--database asks the database: give --url or SQLBROKER_URL")
     need_folder(path)
     with database_errors():
-        found = spark.verify_export(
+        result = spark.verify_export(
             how.session(),
             path,
             url=url if database else None,
@@ -51,17 +51,17 @@ def verify(
             until=until,
         )
     where = "rows of the database lie between its windows or before the first"
-    counts = f"{found.files:,} files, {found.windows:,} windows and {found.rows:,} rows"
+    counts = f"{result.files:,} files, {result.windows:,} windows and {result.rows:,} rows"
     tell(
-        {**row_of(found), "intact": found.intact},
-        *_problems("file", found.damaged),
-        *_problems("window", found.differing),
-        *_problems("window", found.lacking),
-        *([f"{found.uncovered:,} {where}"] if found.uncovered else []),
-        f"{counts} were compared: {_verdict(found)}",
+        {**row_of(result), "intact": result.intact},
+        *_problems("file", result.damaged),
+        *_problems("window", result.differing),
+        *_problems("window", result.lacking),
+        *([f"{result.uncovered:,} {where}"] if result.uncovered else []),
+        f"{counts} were compared: {_verdict(result)}",
         as_json=how.as_json,
     )
-    raise typer.Exit(0 if found.intact else 1)
+    raise typer.Exit(0 if result.intact else 1)
 
 
 def _verdict(found: "spark.VerifyResult") -> str:

@@ -66,15 +66,15 @@ def queues(
     as_json: AsJson = False,
 ) -> None:
     """Show what waits in each queue, how fast it grows, and who takes from it."""
-    found = run(context, lambda broker: broker.admin.queues(queue))
+    overviews = run(context, lambda broker: broker.admin.queues(queue))
     if as_json:
-        print_json([{**row_of(each), "problem": each.problem} for each in found])
+        print_json([{**row_of(each), "problem": each.problem} for each in overviews])
         return
-    print_table("Queues", QUEUE_COLUMNS, [queue_row(each) for each in found])
-    for each in found:
+    print_table("Queues", QUEUE_COLUMNS, [queue_row(each) for each in overviews])
+    for each in overviews:
         for finding in queue_findings(each, MAX_AGE):
             print_line(f"{each.queue}: {finding}")
-    if queue is not None and not found[0].has_messages:
+    if queue is not None and not overviews[0].has_messages:
         warn_of_queue(context, queue)
 
 
@@ -288,20 +288,20 @@ def policies(
     as_json: AsJson = False,
 ) -> None:
     """Show what waits for which policy of its queue, and until when."""
-    found = run(context, lambda broker: broker.admin.policies(queue, after=after, limit=limit))
+    page = run(context, lambda broker: broker.admin.policies(queue, after=after, limit=limit))
     if as_json:
-        print_json([row_of(each) for each in found])
+        print_json([row_of(each) for each in page])
         return
     columns = ["queue", "policy", "reason", "messages", "due", "until", "last until"]
-    print_table("Policies", columns, [row for each in found for row in _waits(each)])
-    for each in found:
+    print_table("Policies", columns, [row for each in page for row in _waits(each)])
+    for each in page:
         if len(each.ways) > 1:
             ways = ", ".join(each.ways)
             print_line(f"{each.queue}: no policy is guaranteed, as its subscribers differ: {ways}")
     if queue is None:
-        if len(found) == limit:
-            print_line(f"there may be more: --after {found[-1].queue}")
-    elif not found:
+        if len(page) == limit:
+            print_line(f"there may be more: --after {page[-1].queue}")
+    elif not page:
         print_line(f"no live subscriber of {queue} has policies")
         warn_of_queue(context, queue)
 

@@ -150,9 +150,10 @@ class BulkRun(Change):
         """Whether an option is given that only a job has."""
         return self.no_wait or (self.rate, self.limit) != (None, None)
 
-    def options(self, which: Which) -> dict[str, Any]:
-        """Return the arguments of `broker.admin` for `which` messages."""
-        return {"rate": self.rate, "limit": self.limit, "by": self.by, **which.filters}
+    def options(self, which: Which, message_ids: MessageIds = None) -> dict[str, Any]:
+        """Return the arguments of `broker.admin` for `which` messages, or those with the ids."""
+        how = {"rate": self.rate, "limit": self.limit, "by": self.by}
+        return {"ids": message_ids or None, **how, **which.filters}
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,8 +233,8 @@ def _filters_of(info: Mapping[str, Any]) -> Filters:
         name: None if info[name] is None else from_microseconds(info[name])
         for name in ("since", "until")
     }
-    known = {**info, **moments, "ids": tuple(info.get("ids", ()))}
-    return Filters(**{**known, "state": None if state is None else MessageState[state]})
+    values = {**info, **moments, "ids": tuple(info.get("ids", ()))}
+    return Filters(**{**values, "state": None if state is None else MessageState[state]})
 
 
 def kind_of(error: BaseException) -> str:

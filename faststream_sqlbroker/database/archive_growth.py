@@ -107,12 +107,12 @@ class ArchiveGrowth:
         c = self._archive.c
         # By the primary key, a range in each statement: no server does more than look these up.
         count = self._dialect.use_index(select(func.count(c.id)), self._archive, None)
-        there = 0
+        archived = 0
         for number in range(STRETCHES):
             start = first + drawn * number // STRETCHES
             ids = c.id.between(start + 1, start + width)
-            there += connection.execute(count.where(ids)).scalar_one()
-        return drawn * there // (STRETCHES * width)
+            archived += connection.execute(count.where(ids)).scalar_one()
+        return drawn * archived // (STRETCHES * width)
 
     def _read_size(self, connection: Connection) -> "ArchiveSize | None":
         from faststream_sqlbroker.core.retention import ArchiveSize  # noqa: PLC0415

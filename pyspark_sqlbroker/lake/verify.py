@@ -197,8 +197,8 @@ def _compare_source(
             if not lake.covers(window):
                 uncovered += counts[window].rows
                 continue
-            known = lake.state.entries.get(window.name, nothing).source
-            if counts[window] == known or not is_wanted(window):
+            recorded = lake.state.entries.get(window.name, nothing).source
+            if counts[window] == recorded or not is_wanted(window):
                 continue
             rows = list_rows(database, connection, selection.between(window.start, window.end))
             if rows.figures != counts[window]:  # rows came or went, or the conditions are wrong

@@ -41,17 +41,17 @@ class FilteringReader(BatchReader):
         selection = self._options.selection
         database = database_of(self._options.address)
         fields = {field.name: field for field in selection.fields}
-        rest = []
+        unpushed = []
         for filter_ in filters:
             condition = to_condition(database, fields, filter_)
             if condition is None:
-                rest.append(filter_)
+                unpushed.append(filter_)
                 continue
             selection = replace(
                 _narrowed(selection, filter_), conditions=(*selection.conditions, condition)
             )
         self._options = replace(self._options, selection=selection)
-        return rest
+        return unpushed
 
 
 def to_condition(

@@ -36,7 +36,7 @@ class WritePath:
     def __init__(
         self, store: "Store", heartbeat: Heartbeat, outages: Outages, log: Log, clock: Clock
     ) -> None:
-        """Nothing runs before the first `look`; `outages` is told when a probe fails."""
+        """Probe from the first `look` on; failed probes are reported to `outages`."""
         self._store = store
         self._heartbeat = heartbeat
         self._outages = outages
