@@ -86,8 +86,9 @@ test-faults *args: setup
 test-lake-kills kind="postgresql" *args: setup
     @{{ if kind == "sqlite" { "" } else { servers + " --only " + kind + " --" } }} {{ python }} -m tests.spark.kill_rounds {{ kind }} {{ args }}
 
-# Ruff, formatting, layers
+# Ruff, formatting, layers, and the subjects of new commits
 lint: setup
+    @{{ python }} -m tools.commits
     @.venv/bin/ruff check .
     @.venv/bin/ruff format --check .
     @.venv/bin/lint-imports --no-cache
