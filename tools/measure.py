@@ -247,6 +247,7 @@ def _in_pages(name: str, limit: float | None = None, least: float | None = None)
 
 FLOW = ("faststream_sqlbroker/flow",)
 DATABASE = ("faststream_sqlbroker/database",)
+TESTS = ("tests",)
 MEASURES = {
     "code_lines": Measure(each(code_lines), PACKAGES, "", limit=54_900),
     "complex_functions": Measure(each(complex_functions), PACKAGES, "", limit=15),
@@ -273,6 +274,8 @@ MEASURES = {
         each(database_layers.transaction_wrappers), DATABASE, "", limit=3
     ),
     "split_constructors": Measure(each(database_layers.split_constructors), DATABASE, "", limit=0),
+    "patches": Measure(each(words.patches), TESTS, "", limit=359),
+    "private_stores": Measure(each(words.private_stores), TESTS, "", limit=58),
     "nominal_what": _in_pages("nominal_what", limit=4.86),
     "tell_told": _in_pages("tell_told", limit=1.0),
     "nothing_none": _in_pages("nothing_none", limit=5.22),

@@ -162,3 +162,23 @@ def in_pages(name: str) -> Callable[[File], Iterator[Place]]:
             yield file.place(number + 1, lines[number].strip())
 
     return find
+
+
+PATCH = re.compile(r"\bmonkeypatch\.setattr\(")
+PRIVATE_STORE = re.compile(r"\._store\b")
+
+
+def patches(file: File) -> Iterator[Place]:
+    """Find the lines of tests that replace an attribute of the code under test."""
+    return _matching_lines(file, PATCH)
+
+
+def private_stores(file: File) -> Iterator[Place]:
+    """Find the lines of tests that read the private store of an object."""
+    return _matching_lines(file, PRIVATE_STORE)
+
+
+def _matching_lines(file: File, pattern: re.Pattern[str]) -> Iterator[Place]:
+    for number, line in enumerate(file.lines, 1):
+        if pattern.search(line):
+            yield file.place(number)

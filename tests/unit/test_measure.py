@@ -190,6 +190,18 @@ def test_docstrings_that_need_another_sentence_are_found() -> None:
     assert measure.MEASURES["leaning_docstrings"].figure([File("a.py", text)]) == 200 / 3
 
 
+def test_patches_and_private_stores_are_found() -> None:
+    text = """
+def test(monkeypatch, broker):
+    monkeypatch.setattr(worker, "PAUSE", 0)
+    store = broker._store
+    setattr(worker, "PAUSE", 0)
+    stores = broker._stores
+"""
+    assert lines(words.patches, text) == [3]
+    assert lines(words.private_stores, text) == [4]
+
+
 def test_constants_and_templates_are_found() -> None:
     text = "MOST_ROWS = 1\n_LONGEST_WAIT = 2\nMAX_ROWS = 3\na = b.replace" + '("{c}", d)\n'
     assert lines(words.extreme_constants, text) == [1, 2]
