@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from benchmarks.spark_fill import fill_archive
 from pyspark_sqlbroker import build_session, export_archive, read_archive
+from tools.java import install_spark
 
 ADDRESS = "SQLBROKER_TEST_POSTGRESQL_URL"
 YEAR = 365 * 86_400
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--window", choices=("day", "hour"), default="day")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    if reason := install_spark("postgresql"):
+        parser.error(reason)
     admin = make_url(os.environ[ADDRESS])
     name = f"sqlbroker_export_{os.getpid()}"
     engine = create_engine(admin.set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT")

@@ -17,6 +17,7 @@ from benchmarks.compare import Comparison, Suite, over
 from benchmarks.harness import ROOT, Result, Variant, database
 from benchmarks.spark_fill import fill_archive
 from tests.spark.cluster import Cluster
+from tools.java import DRIVERS, install_spark
 from tools.private import find
 
 PLACES = ("/usr/lib/postgresql/*/bin",)
@@ -156,6 +157,8 @@ def _variants(names: list[str]) -> list[Variant]:
 def measure(rounds: int, rows: int) -> dict[str, dict[str, list[Result]]]:
     """Fill three databases, start the sessions, and take everything in turn; results by suite and
     variant."""
+    if reason := install_spark(*DRIVERS):
+        raise SystemExit(reason)
     results: dict[str, dict[str, list[Result]]] = {}
     with ExitStack() as stack:
         urls, counts = (

@@ -1,36 +1,19 @@
-"""What each Spark needs of this machine."""
+"""Skip tests of Spark where Java or a JDBC driver cannot be installed."""
 
 import os
 
 import pytest
 
-from faststream_sqlbroker.exceptions import SetupError
-from pyspark_sqlbroker.drivers import need_jar, need_java
-from tools.packages import JAVA, install
+from tools.java import DRIVERS, install_spark
 
-DRIVERS = {
-    "postgresql": "libpostgresql-jdbc-java",
-    "mysql": "libmariadb-java",
-    "sqlite": "libxerial-sqlite-jdbc-java",
-}
+__all__ = ("DRIVERS", "need_spark")
 
 
 def need_spark(*kinds: str) -> None:
-    """Install Java, and the drivers of `kinds`, where they are missing; skip without them, fail in
-    CI."""
-    problems = []
-    for package in (None, JAVA, *(DRIVERS[kind] for kind in kinds)):
-        if package is not None:
-            problems.append(install(package) or "")
-        try:
-            need_java()
-            for kind in kinds:
-                need_jar(kind)
-        except SetupError as error:
-            problems.append(str(error))
-        else:
-            return
-    reason = "; ".join(problem for problem in problems if problem)
+    """Install Java and the drivers of `kinds`; skip without them, fail in CI."""
+    reason = install_spark(*kinds)
+    if reason is None:
+        return
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
