@@ -1,4 +1,4 @@
-"""A message broker for FastStream that lives in the relational database you already run."""
+"""A message broker for FastStream in the relational database that you already run."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.testing.broker import TestSqlBroker as TestSqlBroker
     from faststream_sqlbroker.testing.clock import VirtualClock as VirtualClock
 
-_HOMES = {
+_MODULES = {
     "AccessError": ".exceptions",
     "BlockingWait": ".core.policies",
     "BrokerStoppedError": ".exceptions",
@@ -198,26 +198,29 @@ _HOMES = {
     "VirtualClock": ".testing.clock",
     "Window": ".core.policies",
 }
-"""Where each public name lives. Its module is imported when the name is asked for, so a process
-imports what it uses."""
+"""The module of each public name.
 
-__all__ = tuple(_HOMES)
+A module is imported on first use, so a process loads only the parts that it needs.
+"""
+
+__all__ = tuple(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a public name, or the module `name` itself.
+    """Import a public name, or the submodule `name`.
 
-    Names in the pattern of FastStream's brokers, such as `SqlRouter`, lead to `SqlBrokerRouter`.
+    Names in the pattern of FastStream's brokers, such as `SqlRouter`, resolve to `SqlBrokerRouter`
+    and so on.
     """
     if name == "__version__":
         return import_module("importlib.metadata").version("sqlbroker")
-    public = name if name in _HOMES else name.replace("Sql", "SqlBroker", 1)
-    if public not in _HOMES:
+    public_name = name if name in _MODULES else name.replace("Sql", "SqlBroker", 1)
+    if public_name not in _MODULES:
         if find_spec(f".{name}", __name__) is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module(f".{name}", __name__)
-    home, _, renamed = _HOMES[public].partition(":")
-    value = getattr(import_module(home, __name__), renamed or public)
+    module, _, original_name = _MODULES[public_name].partition(":")
+    value = getattr(import_module(module, __name__), original_name or public_name)
     globals()[name] = value
     return value
 

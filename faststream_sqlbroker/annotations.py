@@ -1,6 +1,4 @@
-"""Annotations that inject FastStream's context into handlers: `async def handle(msg:
-SqlBrokerMessage)`.
-"""
+"""Annotations that inject FastStream's context: `async def handle(msg: SqlBrokerMessage)`."""
 
 from typing import Annotated
 
@@ -26,12 +24,12 @@ __all__ = (
 )
 
 SqlBrokerMessage = Annotated[_Message, AsyncContext("message")]
-"""The message that the handler is given."""
+"""The message that the handler processes."""
 SqlBrokerBatchMessage = Annotated[_BatchMessage, AsyncContext("message")]
-"""The batch that the handler is given; for subscribers with batch=True."""
+"""The batch that the handler processes, for subscribers with batch=True."""
 SqlBroker = Annotated[Broker, AsyncContext("broker")]
 """The broker that runs the handler."""
 SqlConnection = Annotated[AsyncConnection, AsyncContext("sql_transaction.connection")]
-"""The connection whose transaction commits with the ack; needs transactional=True."""
+"""The connection whose transaction commits together with the ack; requires transactional=True."""
 SqlSession = Annotated[AsyncSession, AsyncContext("sql_transaction.session")]
-"""A session on that connection."""
+"""A session on the connection of `SqlConnection`; requires transactional=True."""

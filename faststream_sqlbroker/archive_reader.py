@@ -1,4 +1,7 @@
-"""`broker.archive`: what was archived as Arrow's record batches, each row once. Extra `arrow`."""
+"""`broker.archive`: read archived messages as Arrow record batches, each row once.
+
+Requires the extra `arrow`.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -24,14 +27,14 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
 
 BATCH_ROWS = 10_000
-"""Most rows of a batch, where the caller does not say."""
+"""Default for the maximum number of rows in a batch."""
 
 FIRST_ROWS = 100
-"""Rows whose lengths the first batch is chosen from, as long as the size of bodies is unknown."""
+"""Maximum rows of the first batch, whose sizes are measured while the size of bodies is unknown."""
 
 
 class Archive:
-    """What is read of the archive; it needs the database, but no started broker."""
+    """Access to archived messages. Needs the database, but no started broker."""
 
     def __init__(self, store: "Store") -> None:
         self._store = store
@@ -47,41 +50,44 @@ class Archive:
         safety_lag: Duration = "5m",
         margin: Duration = "2s",
     ) -> "ArchiveReader":
-        """Read what was archived after a watermark, in the order of `archived_at`.
+        """Read messages archived after a watermark, in the order of `archived_at`.
 
             reader = broker.archive.read(after=watermark)
             async for batch in reader:
                 ...
             watermark = reader.watermark
 
-        Over successive reads, each after the watermark of the one before, every row of the archive
-        comes exactly once: also rows whose transaction commits late, and messages that were retried
-        for days and have an old id. To this end a read ends at the horizon, before which no row can
-        appear any more; the rest comes with the next read. A message that is redriven and ends
-        again has a new row.
+        If every read starts after the watermark of the previous one, each row of the archive is
+        returned exactly once. This includes rows whose transaction commits late, and messages that
+        were retried for days and have an old id. To guarantee this, a read ends at the horizon: the
+        time before which no new row can appear. Later rows are returned by the next read. A message
+        that is redriven and ends again gets a new row.
 
-        Each batch is read in a transaction of its own, bounded by `statement_timeout`. Between two
-        batches nothing is held: neither a connection nor a snapshot, so a slow reader pins no
-        vacuum. Rows that are deleted before their batch is read do not come.
+        Each batch is read in its own transaction, bounded by `statement_timeout`. No connection and
+        no snapshot are held between batches, so a slow reader does not hold back vacuum. Rows
+        deleted before their batch is read are not returned.
 
         Args:
-            after: The `watermark` of an earlier reader, or a moment: rows archived before it are
-                left out. None begins with the oldest row.
-            queues: Only these queues. A watermark counts for the queues and states it was read by.
-            states: Only these states.
-            decode: Add a column `body`, a string: the body as JSON text, by the rules of
-                `decode_payload`, where a text is a JSON string, and what is neither JSON nor text
+            after: The `watermark` of an earlier reader, or a time; rows archived before it are
+                skipped. None starts with the oldest row.
+            queues: Read only these queues. A watermark is valid only for the queues and states that
+                it was read with.
+            states: Read only these states.
+            decode: Add a string column `body`: the body as JSON text, by the rules of
+                `decode_payload`. Text becomes a JSON string; a body that is neither JSON nor text
                 by its content type is NULL.
-            batch_rows: Most rows of a batch; it also ends with the row that reaches 8 MiB. The
-                first has 100 at most, each later one at most twice as many as the one before.
-            safety_lag: How long a transaction may last at most where transactions cannot be seen:
-                on PostgreSQL without `pg_read_all_stats`, on MySQL and MariaDB without PROCESS, and
-                with the other causes that `find_horizon` names. Rows of this time come later.
-            margin: How long a server takes at most from a statement's start until the statement can
-                be seen.
+            batch_rows: Maximum rows in a batch. A batch also ends with the row that reaches 8 MiB.
+                The first batch has at most 100 rows, each later one at most twice as many as the
+                previous one.
+            safety_lag: Longest possible transaction, assumed where running transactions cannot be
+                observed: on PostgreSQL without `pg_read_all_stats`, on MySQL and MariaDB without
+                PROCESS, and for the other reasons listed at `find_horizon`. Rows of this period are
+                left to a later read.
+            margin: Longest time between the start of a statement and the moment the server shows it
+                as running.
 
         Raises:
-            SetupError: an argument cannot be, or there is no archive.
+            SetupError: an argument is not valid, or there is no archive.
             MissingExtraError: pyarrow is not installed.
         """
         try:
@@ -115,21 +121,22 @@ class Archive:
 
 
 class ArchiveReader:
-    """One read of the archive: an asynchronous iterator of Arrow's record batches.
+    """One read of the archive: an asynchronous iterator of Arrow record batches.
 
-    An error ends no read: ask for the next batch again, or go on with a reader from the watermark.
+    An error does not end the read: request the next batch again, or continue with a new reader from
+    the watermark.
 
     Raises (from the iteration):
-        RuntimeError: another task waits for the next batch of this reader.
+        RuntimeError: another task is waiting for the next batch of this reader.
         TransientStoreError: the database could not be reached or was busy; try again.
-        StoreError: the database refused the statement; or a row has a value that its column's type
-            does not allow.
+        StoreError: the database refused the statement, or a row has a value that the type of its
+            column does not allow.
 
     Attributes:
-        schema: Arrow's schema of every batch, the columns and types of Spark's `ARCHIVE_SCHEMA`:
-            `payload` is binary, times are microseconds in UTC.
-        horizon: Where the read ends and how that is known, a `Horizon`; None before the first
-            batch was asked for.
+        schema: The Arrow schema of every batch, with the columns and types of Spark's
+            `ARCHIVE_SCHEMA`: `payload` is binary, times are microseconds in UTC.
+        horizon: The end of the read and how it was determined, a `Horizon`; None before the first
+            batch is requested.
     """
 
     def __init__(
@@ -147,7 +154,7 @@ class ArchiveReader:
         self._selection = selection
         self._position = start
         self._batch_rows = batch_rows
-        self._most = min(batch_rows, FIRST_ROWS)
+        self._max_rows = min(batch_rows, FIRST_ROWS)
         self._find = find
         self._is_last = False
         self._lock = asyncio.Lock()
@@ -156,26 +163,26 @@ class ArchiveReader:
 
     @property
     def watermark(self) -> str | None:
-        """Up to where rows have been handed out, as text: what the next read begins after.
+        """The position after the last returned row, as text; pass it to the next read as `after`.
 
-        Store it when the batches before are stored, or together with them: after each batch, or
-        once at the end. None if nothing has been read from the beginning on.
+        Store it together with the batches, or after they are stored: after each batch, or once at
+        the end. None if nothing has been read since the beginning.
         """
         return None if self._position is None else str(self._position)
 
     def __aiter__(self) -> Self:
-        """This reader: a second loop goes on where the first was left."""
+        """Return this reader; a second loop continues after the last returned batch."""
         return self
 
     async def __anext__(self) -> "pa.RecordBatch":
-        """The next batch; it holds one row at least."""
+        """Return the next batch, which is never empty."""
         if self._lock.locked():
             # Not a queue: the watermark of one task's batch would be stored with another's.
             raise RuntimeError("another task waits for this reader's next batch: await it first")
         async with self._lock:
-            return await self._next()
+            return await self._read_next_batch()
 
-    async def _next(self) -> "pa.RecordBatch":
+    async def _read_next_batch(self) -> "pa.RecordBatch":
         if self.horizon is None:
             self.horizon = await self._store.read(
                 lambda c: self._find(self._database, c.execution_options(no_parameters=True))
@@ -185,16 +192,16 @@ class ArchiveReader:
         while not self._is_last:
             # The database may read every body whose length is asked for. If that takes too long,
             # the next try is with fewer.
-            most, self._most = self._most, max(self._most // 10, 1)
+            max_rows, self._max_rows = self._max_rows, max(self._max_rows // 10, 1)
             page = await self._store.read(
                 partial(
-                    read_page, self._database, selection=window, start=self._position, most=most
+                    read_page, self._database, selection=window, start=self._position, most=max_rows
                 )
             )
             if page is None:
                 break
             batch = await self._convert(page) if page.rows else None
-            self._most = min(self._batch_rows, 2 * max(len(page.rows), 1))
+            self._max_rows = min(self._batch_rows, 2 * max(len(page.rows), 1))
             self._is_last = page.is_last
             self._position = page.end
             if batch is not None:

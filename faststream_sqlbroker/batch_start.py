@@ -1,8 +1,8 @@
-"""Records whether the handler of a batch has started, and which messages kept it from starting.
+"""Record whether the handler of a batch has started, and which messages prevented the start.
 
-One body that cannot be decoded, or that does not fit the handler's annotation, fails the call for
-the whole batch before the handler's first line. The decoder and the validation record the error
-here. The subscriber then delivers the batch again in parts.
+A single body that cannot be decoded, or that does not fit the handler's annotation, fails the call
+for the whole batch before the first line of the handler. The decoder and the validation record the
+error here; the subscriber then redelivers the batch in parts.
 """
 
 from collections.abc import Callable, Collection
@@ -16,64 +16,66 @@ _MARKS = "__sqlbroker_marks_start__"
 
 
 class BatchStart:
-    """One call of a batch handler, from its parser on."""
+    """The state of a batch handler's call, beginning with the parser."""
 
-    __slots__ = ("begun", "culprits", "error")
+    __slots__ = ("culprits", "error", "started")
 
     def __init__(self) -> None:
-        self.begun = False
-        """The handler's first line was reached: from then on the batch is not split."""
+        self.started = False
+        """True once the first line of the handler was reached; the batch is then not split."""
         self.error: Exception | None = None
-        """The error that kept the handler from starting, if a message may have caused it."""
+        """The error that prevented the start, if a message may have caused it."""
         self.culprits: frozenset[int] = frozenset()
-        """Positions in the batch of the messages that caused `error`; empty if not known."""
+        """Positions in the batch of the messages that caused `error`; empty if unknown."""
 
 
-starting: ContextVar[BatchStart | None] = ContextVar("sqlbroker_batch_start", default=None)
-"""The call that is under way in this context."""
+current_batch_start: ContextVar[BatchStart | None] = ContextVar(
+    "sqlbroker_batch_start", default=None
+)
+"""The batch call in progress in this context."""
 
 
-def note_fault(error: Exception, culprits: Collection[int] = ()) -> None:
+def record_fault(error: Exception, culprits: Collection[int] = ()) -> None:
     """Record that messages of the batch caused `error`.
 
-    Outside of a batch call, and once the handler has started, this does nothing.
+    Does nothing outside of a batch call, and once the handler has started.
 
     Args:
-        error: What kept the handler from starting.
-        culprits: Positions in the batch of the messages that caused it; empty if not known.
+        error: The error that prevented the start.
+        culprits: Positions in the batch of the messages that caused it; empty if unknown.
     """
-    start = starting.get()
-    if start is not None and not start.begun:
+    start = current_batch_start.get()
+    if start is not None and not start.started:
         start.error = error
         if culprits:
             start.culprits = frozenset(culprits)
 
 
-def marking_start(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """`handler`, wrapped to record that its first line was reached."""
+def mark_start(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `handler` to record that the handler has started."""
     begin: Callable[..., Any]
     if is_coroutine_callable(handler):
 
         @wraps(handler)
         async def begin(*args: Any, **kwargs: Any) -> Any:
-            _begin()
+            _record_start()
             return await handler(*args, **kwargs)
     else:
 
         @wraps(handler)
         def begin(*args: Any, **kwargs: Any) -> Any:
-            _begin()
+            _record_start()
             return handler(*args, **kwargs)
 
     setattr(begin, _MARKS, True)
     return begin
 
 
-def marks_start(handler: Callable[..., Any]) -> bool:
-    """Whether `handler` was made by `marking_start`."""
+def is_marking_start(handler: Callable[..., Any]) -> bool:
+    """Return True if `handler` was wrapped by `mark_start`."""
     return bool(getattr(handler, _MARKS, False))
 
 
-def _begin() -> None:
-    if (start := starting.get()) is not None:
-        start.begun = True
+def _record_start() -> None:
+    if (start := current_batch_start.get()) is not None:
+        start.started = True

@@ -1,4 +1,4 @@
-"""Call assertions of handlers and publishers under a test broker, with the fields of `publish`."""
+"""Assertions about the calls of handlers and publishers under a test broker."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,34 +23,37 @@ if TYPE_CHECKING:
 
 
 class ExpectedMessage(TypedDict, total=False):
-    """Fields that the message of a call is compared by."""
+    """Expected fields of the message of a call; omitted fields are not compared."""
 
     headers: Any
-    """Headers that the message has, perhaps among others."""
+    """Headers that the message must have, possibly among others."""
     correlation_id: Any
-    """Its correlation id."""
+    """The correlation id."""
     reply_to: Any
-    """The queue for its answer."""
+    """The queue for the answer."""
     content_type: Any
-    """Its content type."""
+    """The content type."""
     path: Any
-    """Always {}: queues have no templates."""
+    """Always {}, because queue names have no path templates."""
     context: Mapping[str, Any]
-    """Names of FastStream's context with their values."""
+    """Names in FastStream's context and their values."""
     queue: Any
-    """Its full name."""
+    """The full name of the queue."""
     key: Any
-    """Its key; None: it has none."""
+    """The key; None if the message has none."""
     priority: Any
-    """Its priority."""
+    """The priority."""
     delay: Any
-    """The delay that it was published with: seconds, a timedelta or text like "5m"."""
+    """The delay of the publish: seconds, a timedelta or text like "5m"."""
     attempt: Any
-    """The number of the attempt, from 1."""
+    """The number of the attempt, starting at 1."""
 
 
 class SqlCallAssertions(CallAssertions):
-    """FastStream's, and with `queue`, `key`, `priority`, `delay` and `attempt`."""
+    """FastStream's call assertions with the fields of this broker.
+
+    These are `queue`, `key`, `priority`, `delay` and `attempt`.
+    """
 
     __slots__ = ()
 
@@ -58,19 +61,20 @@ class SqlCallAssertions(CallAssertions):
     async def assert_called_once_with(
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
-        """Assert that there was a single call, with this message; what is left out is not compared.
+        """Assert that there was a single call, with this message.
 
         Args:
-            body: A dict, a model or a matcher; it goes through the codec.
+            body: A dict, a model or a matcher, encoded by the codec before the comparison.
             expected: See `ExpectedMessage`.
 
         Raises:
-            AssertionError: it was not; the text names all differences, and what waits.
-            SetupError: it is not under a test broker, or the call was a batch and more than `body`
-                is given.
+            AssertionError: there was another call or none. The text lists all differences and the
+                waiting messages.
+            SetupError: the broker is not under test, or the call was a batch and more than `body`
+                was passed.
         """
         with naming_what_waits(self._recorder.mock):
-            await self._assert_called_once_with(_call(body, expected))
+            await self._assert_called_once_with(_make_expected_call(body, expected))
 
     @override
     async def assert_called_with(
@@ -78,25 +82,25 @@ class SqlCallAssertions(CallAssertions):
     ) -> None:
         """Assert that the last call was with this message; see `assert_called_once_with`."""
         with naming_what_waits(self._recorder.mock):
-            await self._assert_called_with(_call(body, expected))
+            await self._assert_called_with(_make_expected_call(body, expected))
 
     @override
     async def assert_any_call(
         self, body: Any = EMPTY, /, **expected: Unpack[ExpectedMessage]
     ) -> None:
-        """Assert that any call was with this message; see `assert_called_once_with`."""
+        """Assert that any of the calls was with this message; see `assert_called_once_with`."""
         with naming_what_waits(self._recorder.mock):
-            await self._assert_any_call(_call(body, expected))
+            await self._assert_any_call(_make_expected_call(body, expected))
 
 
 @contextmanager
 def naming_what_waits(mock: Any) -> Iterator[None]:
-    """Add what waits to an AssertionError, once, if `mock` can tell it."""
+    """Append the waiting messages to an AssertionError once, if `mock` can list messages."""
     try:
         yield
     except AssertionError as error:
-        what_waits: Callable[[], str] | None = mock.__dict__.get("what_waits")
-        text = "" if what_waits is None else what_waits()
+        describe_waiting: Callable[[], str] | None = mock.__dict__.get("what_waits")
+        text = "" if describe_waiting is None else describe_waiting()
         if not text or text in str(error):
             raise
         raise AssertionError(f"{error}\n{text}") from None
@@ -105,7 +109,7 @@ def naming_what_waits(mock: Any) -> Iterator[None]:
 class SqlHandlerCallWrapper(
     SqlCallAssertions, HandlerCallWrapper[P_HandlerParams, T_HandlerReturn]
 ):
-    """A handler, whose calls a test can assert with the fields of this broker."""
+    """A handler whose calls can be asserted in tests with the fields of this broker."""
 
     __slots__ = ()
 
@@ -113,26 +117,26 @@ class SqlHandlerCallWrapper(
     def __call__(
         self, *args: P_HandlerParams.args, **kwargs: P_HandlerParams.kwargs
     ) -> T_HandlerReturn:
-        """Call the handler as written, not as adapted by subscribers."""
+        """Call the original handler, without the adaptation by subscribers."""
         return self._declared_call(*args, **kwargs)
 
 
-def _call(body: Any, expected: ExpectedMessage) -> ExpectedCall:
-    given: dict[str, Any] = {n: value for n, value in expected.items() if value is not EMPTY}
-    everyones = {name: given.pop(name, EMPTY) for name in _EVERYONES}
-    if unknown := given.keys() - ExpectedMessage.__annotations__:
-        known = ", ".join(ExpectedMessage.__annotations__)
-        raise TypeError(f"a call is not compared by {min(unknown)!r}, but by {known}")
-    if isinstance(delay := given.get("delay"), int | float | str | timedelta):
-        given["delay"] = delay_seconds(delay)
-    return ExpectedCall(body=body, **everyones, broker_fields=BrokerFields(given, _read))
+def _make_expected_call(body: Any, expected: ExpectedMessage) -> ExpectedCall:
+    fields: dict[str, Any] = {n: value for n, value in expected.items() if value is not EMPTY}
+    common_fields = {name: fields.pop(name, EMPTY) for name in _COMMON_FIELDS}
+    if unknown := fields.keys() - ExpectedMessage.__annotations__:
+        allowed = ", ".join(ExpectedMessage.__annotations__)
+        raise TypeError(f"a call is not compared by {min(unknown)!r}, but by {allowed}")
+    if isinstance(delay := fields.get("delay"), int | float | str | timedelta):
+        fields["delay"] = delay_seconds(delay)
+    return ExpectedCall(body=body, **common_fields, broker_fields=BrokerFields(fields, _read_field))
 
 
-_EVERYONES = "headers", "correlation_id", "reply_to", "content_type", "path", "context"
-"""What can be expected with any broker."""
+_COMMON_FIELDS = "headers", "correlation_id", "reply_to", "content_type", "path", "context"
+"""Fields that FastStream compares with any broker."""
 
 
-def _read(name: str, message: "StreamMessage[Any]") -> Any:
+def _read_field(name: str, message: "StreamMessage[Any]") -> Any:
     row = message.raw_message
     if not isinstance(row, ClaimedMessage):
         raise SetupError(
@@ -143,6 +147,6 @@ def _read(name: str, message: "StreamMessage[Any]") -> Any:
         return row.attempts_count + 1
     if name == "delay":
         # A retry has another due time.
-        waited = max(0.0, (row.next_attempt_at - row.created_at).total_seconds())
-        return waited if not row.attempts_count else None
+        delay = max(0.0, (row.next_attempt_at - row.created_at).total_seconds())
+        return delay if not row.attempts_count else None
     return getattr(row, name)

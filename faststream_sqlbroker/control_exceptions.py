@@ -1,8 +1,9 @@
 """Exceptions that a handler raises to choose the outcome of its message.
 
-They are FastStream's HandlerExceptions: one log line at the broker's log level, never an error.
-They work under every AckPolicy except ACK_FIRST, MANUAL included. In a batch handler they apply to
-every message that is not settled yet. A message that has an outcome already keeps it.
+All of them are FastStream HandlerExceptions, so each produces one log line at the broker's log
+level and never an error. They work with every AckPolicy except ACK_FIRST, including MANUAL. In a
+batch handler they apply to every message that is not settled yet. A message that already has an
+outcome keeps it.
 """
 
 import logging
@@ -23,29 +24,29 @@ from faststream_sqlbroker.exceptions import SetupError
 __all__ = ("ControlException", "Move", "NotReadyYet", "Postpone", "RetryPossible")
 
 
-class _Kept:
-    """The type of KEPT."""
+class _Unchanged:
+    """The type of `UNCHANGED`."""
 
     def __repr__(self) -> str:
         return "<the same body>"
 
 
-KEPT: Any = _Kept()
-"""Stands for the body that the message has; None is a body of its own."""
+UNCHANGED: Any = _Unchanged()
+"""Marks an unchanged body, because None is a valid new body."""
 
 
 class ControlException(HandlerException):
-    """Base of these exceptions; `except ControlException: raise` lets all of them pass."""
+    """Base of all control exceptions; use `except ControlException: raise` to let them pass."""
 
     extra_options: dict[str, Any]
-    """Keyword arguments with which FastStream calls the message's `ack` or `nack`."""
+    """Keyword arguments that FastStream passes to `ack` or `nack` of the message."""
 
 
 class Postpone(NackMessage, ControlException):
-    """The message is due again after `delay`; neither the attempt nor the delivery is counted."""
+    """Deliver the message again after `delay`, without counting an attempt or a delivery."""
 
     def __init__(self, delay: Duration) -> None:
-        """`raise Postpone(...) from error` keeps the error in `last_error`.
+        """Create the exception; `raise Postpone(...) from error` stores the error in `last_error`.
 
         Args:
             delay: Seconds, a timedelta or text like "1.5h"; a negative value means now.
@@ -61,24 +62,25 @@ class Postpone(NackMessage, ControlException):
 
 
 class NotReadyYet(NackMessage, ControlException):
-    """A precondition of the message is not met yet: try again after `retry_in`, up to a deadline.
+    """Try the message again after `retry_in`, because a precondition is not met yet.
 
-    Works like `Postpone(retry_in)` until `give_up_after` has passed since the handler's first run
-    for this message ended. Then the message is FAILED with reason "not_ready". The last try is at
-    the deadline. A first run that failed counts, too; one that ended in Postpone does not. All
-    times are by the database's clock.
+    Works like `Postpone(retry_in)` until `give_up_after` has passed since the end of the handler's
+    first run for this message. Then the message is FAILED with reason "not_ready". The last attempt
+    is made at the deadline. A failed first run counts, too; a run that ended in Postpone does not.
+    All times are by the database's clock.
     """
 
     def __init__(self, retry_in: Duration, give_up_after: Duration) -> None:
-        """`raise NotReadyYet(...) from error` keeps the error in `last_error`.
+        """Create the exception; `raise NotReadyYet(...) from error` sets `last_error`.
 
         Args:
-            retry_in: Time until the next try: seconds, a timedelta or text like "1.5h"; a negative
-                value means now.
-            give_up_after: Time after which the message is FAILED; longer than 0.
+            retry_in: Time until the next attempt: seconds, a timedelta or text like "1.5h"; a
+                negative value means now.
+            give_up_after: Time after which the message is FAILED; greater than 0.
 
         Raises:
-            SetupError: one of them is not a valid duration, or `give_up_after` is not above 0.
+            SetupError: one of the arguments is not a valid duration, or `give_up_after` is not
+                greater than 0.
         """
         self.retry_in = delay_seconds(retry_in, name="retry_in")
         self.give_up_after = positive_seconds("give_up_after", give_up_after)
@@ -91,22 +93,22 @@ class NotReadyYet(NackMessage, ControlException):
 
 
 class Move(AckMessage, ControlException):
-    """The message moves to another queue, in the transaction that settles it.
+    """Move the message to another queue, in the transaction that settles the message.
 
-    It keeps its id, key, priority, headers, publishing time and expiry. Attempts and deliveries
-    start again from 0, and the dedup_id is dropped. Messages published with the ack are written
-    with the move, and so is what a handler with transactional=True wrote.
+    The message keeps its id, key, priority, headers, publishing time and expiry. Attempts and
+    deliveries restart at 0, and the dedup_id is dropped. Messages published with the ack are
+    written together with the move, as are the changes of a handler with transactional=True.
     """
 
-    def __init__(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
-        """The body is encoded after the handler has ended.
+    def __init__(self, queue: str, *, body: Any = UNCHANGED, delay: Duration = 0.0) -> None:
+        """Create the exception; the body is encoded after the handler has ended.
 
         Args:
-            queue: Its full name; no router adds a prefix.
-            body: A new body, encoded as by `publish`, with its content type. Without it the message
+            queue: The full name of the queue, to which no router adds a prefix.
+            body: A new body, encoded with its content type as by `publish`. By default the message
                 keeps its body.
-            delay: Time until the message is due there: seconds, a timedelta or text like "1.5h"; a
-                negative value means now.
+            delay: Time until the message is due in that queue: seconds, a timedelta or text like
+                "1.5h"; a negative value means now.
 
         Raises:
             SetupError: `queue` is not a valid name, or `delay` is not a valid duration.
@@ -119,17 +121,19 @@ class Move(AckMessage, ControlException):
 
 
 class RetryPossible(NackMessage, ControlException):
-    """The message may be tried again: a nack, also with policies that end a message on an error.
+    """Allow another attempt: a nack, even with policies that end a message on an error.
 
-    With `Once` the key becomes free again; any other error ends the message there.
+    With `Once`, the key becomes free again; any other error ends the message there.
     """
 
     def __init__(self, *, delay: Duration | None = None) -> None:
-        """`raise RetryPossible() from error` gives the retry strategy and `last_error` the error.
+        """Create the exception; `raise RetryPossible() from error` passes the error on.
+
+        The retry strategy and `last_error` then receive the error.
 
         Args:
-            delay: Time until the next attempt, in place of the retry strategy's; a negative value
-                means now.
+            delay: Time until the next attempt, instead of the delay of the retry strategy; a
+                negative value means now.
 
         Raises:
             SetupError: `delay` is not a valid duration.
@@ -146,80 +150,84 @@ class MoveTarget:
     """The queue, body and delay of a move or of a republish.
 
     Raises:
-        SetupError: as `Move`.
+        SetupError: as for `Move`.
     """
 
     queue: str | None
-    """None, allowed with `published_again` only: the message stays in its queue."""
+    """None keeps the message in its queue; allowed only for a republish."""
     body: Any
     delay: Duration
-    published_again: bool = False
+    is_republish: bool = False
 
     def __post_init__(self) -> None:
-        stays = self.published_again and self.queue is None
-        if not stays:
+        keeps_queue = self.is_republish and self.queue is None
+        if not keeps_queue:
             checked_queue(self.queue)
         object.__setattr__(self, "delay", delay_seconds(self.delay))
 
 
-Said = outcomes.Outcome | MoveTarget
-"""The decision that an exception carries, and that the message's methods build."""
+Decision = outcomes.Outcome | MoveTarget
+"""The decision carried by a control exception or recorded by a method of the message."""
 
 
-async def follow(rows: Sequence[ClaimedMessage], said: Said) -> None:
-    """Record `said` for those of `rows` that have no outcome yet.
+async def apply_decision(rows: Sequence[ClaimedMessage], decision: Decision) -> None:
+    """Record `decision` for the rows that have no outcome yet.
 
     Raises:
-        SetupError: ACK_FIRST acked them before their handler started.
+        SetupError: ACK_FIRST acked the rows before their handler started.
         Exception: the codec cannot encode the body; nothing was recorded.
     """
     if any(row.holder is not None and row.holder.ack_first for row in rows):
-        raise SetupError(_GONE)
-    if isinstance(said, MoveTarget):
-        await _move([row for row in rows if row.outcome is None], said)
+        raise SetupError(_ALREADY_ACKED)
+    if isinstance(decision, MoveTarget):
+        await _record_move([row for row in rows if row.outcome is None], decision)
         return
-    if isinstance(said, outcomes.Defer | outcomes.NotReady | outcomes.Nack):
-        said = replace(said, error=current_error())
+    if isinstance(decision, outcomes.Defer | outcomes.NotReady | outcomes.Nack):
+        decision = replace(decision, error=get_current_error())
     for row in rows:
-        row.settle_as(said)
+        row.settle_as(decision)
 
 
-async def follow_raised(rows: Sequence[ClaimedMessage], said: Said) -> None:
-    """`follow`, after the handler has ended. On an error the rows are nacked, so they are retried.
+async def apply_raised(rows: Sequence[ClaimedMessage], decision: Decision) -> None:
+    """Apply a decision after the handler has ended; on an error, nack the rows for a retry.
 
     Raises:
-        Exception: as `follow`.
+        Exception: as for `apply_decision`.
     """
     try:
-        await follow(rows, said)
+        await apply_decision(rows, decision)
     except Exception as error:
         for row in rows:
             row.settle_as(outcomes.Nack(error=error))
         raise
 
 
-async def follow_unacknowledged(raw: Any, said: ControlException, log: Callable[..., None]) -> None:
-    """`follow_raised` for AckPolicy.MANUAL, where FastStream does not acknowledge the message.
+async def apply_unacknowledged(
+    raw: Any, exception: ControlException, log: Callable[..., None]
+) -> None:
+    """Apply a control exception under AckPolicy.MANUAL, where FastStream acknowledges nothing.
 
-    Errors are only logged, as FastStream's acknowledgement does.
+    Errors are only logged, as in FastStream's acknowledgement.
 
     Args:
         raw: A row, or a tuple of rows.
-        said: The exception that the handler raised.
+        exception: The exception that the handler raised.
         log: The subscriber's log function.
     """
     rows: Sequence[ClaimedMessage] = raw if isinstance(raw, tuple) else (raw,)
     try:
-        await follow_raised(rows, said.extra_options["instead"])
+        await apply_raised(rows, exception.extra_options["instead"])
     except Exception as error:  # noqa: BLE001 - the message is nacked, or was acked before
-        text = f"{type(said).__name__} of message {rows[0].id} could not be carried out: {error}"
+        text = (
+            f"{type(exception).__name__} of message {rows[0].id} could not be carried out: {error}"
+        )
         log(logging.ERROR, text, message_id=rows[0].id)
 
 
-async def _move(rows: Sequence[ClaimedMessage], place: MoveTarget) -> None:
+async def _record_move(rows: Sequence[ClaimedMessage], target: MoveTarget) -> None:
     payload = None
     changes = None
-    if rows and place.body is not KEPT:
+    if rows and target.body is not UNCHANGED:
         holder = rows[0].holder
         if holder is None or holder.encode is None:
             msg = (
@@ -227,29 +235,29 @@ async def _move(rows: Sequence[ClaimedMessage], place: MoveTarget) -> None:
                 "leave body out"
             )
             raise SetupError(msg)
-        payload, content_type = await holder.encode(place.body)
+        payload, content_type = await holder.encode(target.body)
         changes = {"content-type": content_type or None}
     for row in rows:
         headers = None if changes is None else replace_headers(row.stored_headers, changes)
-        delay = float(place.delay)  # type: ignore[arg-type] # checked
-        queue = row.queue if place.queue is None else place.queue
-        row.settle_as(outcomes.Relocate(queue, payload, headers, delay, place.published_again))
+        delay = float(target.delay)  # type: ignore[arg-type] # checked
+        queue = row.queue if target.queue is None else target.queue
+        row.settle_as(outcomes.Relocate(queue, payload, headers, delay, target.is_republish))
 
 
-def skip(raw: Any) -> None:
+def record_skip(raw: Any) -> None:
     """Record for `raw`, a row or a tuple of rows, that SkipMessage was raised."""
     for row in raw if isinstance(raw, tuple) else (raw,):
         row.settle_as(outcomes.Skip())
 
 
-def warn_of_ignored(
-    rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], known: str
+def warn_ignored_options(
+    rows: Sequence[ClaimedMessage], method: str, options: Mapping[str, Any], supported: str
 ) -> None:
-    """Warn, once per subscriber, that `method` was called with options that only others have.
+    """Warn once per subscriber that `method` was called with options of other brokers.
 
     Raises:
-        SetupError: the handler itself gave `requeue`, with which other brokers choose between
-            methods that are two here. An exception's options come too late for an error.
+        SetupError: the handler itself passed `requeue`, which selects between two methods in other
+            brokers. For the options of an exception an error would come too late.
     """
     if "requeue" in options and not isinstance(sys.exception(), HandlerException):
         raise SetupError(
@@ -262,18 +270,18 @@ def warn_of_ignored(
         return
     holder.warned.add(key)
     text = (
-        f"{method} of a message takes {known}; {names} is ignored, and the message is settled "
+        f"{method} of a message takes {supported}; {names} is ignored, and the message is settled "
         "without it"
     )
     holder.log(logging.WARNING, text, message_id=rows[0].id)
 
 
-async def extend(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
-    """Extend the leases of `rows` to `duration` from now; whether all of them are still held.
+async def extend_leases(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
+    """Extend the leases of `rows` to `duration` from now; return True if all are still held.
 
     Raises:
-        SetupError: `duration` is not a duration above 0; no running subscriber holds the rows; or
-            ACK_FIRST acked them before their handler started.
+        SetupError: `duration` is not a duration greater than 0, no running subscriber holds the
+            rows, or ACK_FIRST acked the rows before their handler started.
         StoreError: the database did not answer, or another transaction locked a row for too long.
     """
     seconds = positive_seconds("duration", duration)
@@ -282,12 +290,12 @@ async def extend(rows: Sequence[ClaimedMessage], duration: Duration) -> bool:
         msg = "only a message that a subscriber has claimed has a lease"
         raise SetupError(msg)
     if holder.ack_first:
-        raise SetupError(_GONE)
+        raise SetupError(_ALREADY_ACKED)
     return await holder.extend(rows, seconds)
 
 
-def current_error() -> BaseException | None:
-    """The exception being handled, in a handler's `except` or in FastStream's acknowledgement."""
+def get_current_error() -> BaseException | None:
+    """Return the exception being handled in a handler's `except` or by FastStream."""
     error = sys.exception()
     while isinstance(error, HandlerException):
         # `raise NackMessage() from error` chooses an outcome; its cause is the actual error.
@@ -295,25 +303,23 @@ def current_error() -> BaseException | None:
     return error
 
 
-def nack_or_refuse(
-    delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]
-) -> outcomes.Nack:
-    """The nack. With an invalid `delay` a plain nack is recorded first, so the message is retried.
+def build_nack(delay: Duration | None, settle: Callable[[outcomes.Outcome], Any]) -> outcomes.Nack:
+    """Build a nack; with an invalid `delay`, record a plain nack first, so the message is retried.
 
     Raises:
         SetupError: `delay` is not a valid duration.
     """
     try:
         if delay is None:
-            return outcomes.Nack(error=current_error())
-        return outcomes.Nack(delay=delay_seconds(delay), error=current_error())
+            return outcomes.Nack(error=get_current_error())
+        return outcomes.Nack(delay=delay_seconds(delay), error=get_current_error())
     except SetupError as error:
         settle(outcomes.Nack(error=error))
         raise
 
 
-def reject_outcome(reason: str | None, error: BaseException | None) -> outcomes.Reject:
-    """The reject, with `error` or the one that is being handled.
+def build_reject(reason: str | None, error: BaseException | None) -> outcomes.Reject:
+    """Build a reject with `error`, by default with the exception being handled.
 
     Raises:
         SetupError: `reason` is not a string, or `error` is not an exception.
@@ -322,10 +328,10 @@ def reject_outcome(reason: str | None, error: BaseException | None) -> outcomes.
         raise SetupError(f"reason must be a string or None, got {reason!r}")
     if error is not None and not isinstance(error, BaseException):
         raise SetupError(f"error must be an exception or None, got {error!r}: give text as reason")
-    return outcomes.Reject(reason=reason, error=error or current_error())
+    return outcomes.Reject(reason=reason, error=error or get_current_error())
 
 
-_GONE = (
+_ALREADY_ACKED = (
     "AckPolicy.ACK_FIRST acked the message before its handler started, so its outcome is final: "
     "use another policy for handlers that postpone, move or hold their messages"
 )

@@ -1,9 +1,9 @@
-"""Every error the broker raises on purpose; each is a FastStreamException, too.
+"""All errors that the broker raises on purpose; each is also a FastStreamException.
 
 SqlBrokerError
-├── SetupError                  wrong options or wrong use; nothing was written (also FastStream's)
+├── SetupError                  invalid options or use; nothing was written (also FastStream's)
 │   ├── MissingExtraError       an optional package is not installed
-│   ├── ConfigError             a file of YAML has mistakes; the text has the place of each
+│   ├── ConfigError             a YAML file has mistakes; the text lists the position of each
 │   ├── SchemaError             the tables are not those that this version needs
 │   └── RightsError             the database user lacks rights that this process needs
 ├── PublishError                the message cannot be stored as given (also a ValueError)
@@ -16,7 +16,7 @@ SqlBrokerError
 ├── BrokerStoppedError          the broker was stopped while a request waited for its reply
 ├── LockLostError               a lock lost its lease; another holder may have it
 ├── LockNotAcquiredError        another holder kept the lock for the whole waiting time
-├── HttpError                   a server has refused a request of `faststream_sqlbroker.client`
+├── HttpError                   a server refused a request of `faststream_sqlbroker.client`
 ├── ExportMismatchError         an export wrote other data than the database holds
 ├── ConcurrentLoadError         two loads used one state at the same time
 └── StoreError                  the database answered with an error
@@ -39,19 +39,19 @@ class SqlBrokerError(FastStreamException):
 
 
 class SetupError(SqlBrokerError, FastStreamSetupError):
-    """Wrong options or wrong use; raised before anything is written."""
+    """Invalid options or wrong use, raised before anything is written."""
 
 
 class MissingExtraError(SetupError, ImportError):
-    """An optional package is missing; the message names the extra that installs it."""
+    """A missing optional package; the message names the extra to install."""
 
 
 class ConfigError(SetupError):
-    """A file of YAML has mistakes.
+    """Mistakes in a YAML file.
 
     Attributes:
-        mistakes: All that were found, each with `line`, `column`, `where` (the keys that lead to
-            it) and `text`.
+        mistakes: All mistakes, each with `line`, `column`, `where` (the keys that lead to it) and
+            `text`.
     """
 
     def __init__(self, path: object, mistakes: Sequence[Any]) -> None:
@@ -61,28 +61,28 @@ class ConfigError(SetupError):
 
 
 class SchemaError(SetupError):
-    """The tables differ from what this version needs.
+    """Differences between the tables and the schema that this version needs.
 
     The message names each difference and how to remove it.
     """
 
 
 class RightsError(SetupError):
-    """The database user lacks rights that this process needs.
+    """Rights that this process needs and the database user lacks.
 
     The message names each right and the GRANT that gives it.
     """
 
 
 class PublishError(SqlBrokerError, ValueError):
-    """The message cannot be stored as given; nothing was written."""
+    """A message that cannot be stored as given; nothing was written."""
 
 
 class QueueFullError(SqlBrokerError):
-    """The queue has as many due messages as its `max_depth` allows; nothing was written.
+    """A queue with as many due messages as its `max_depth` allows; nothing was written.
 
     Attributes:
-        queue: Its name.
+        queue: The name of the queue.
     """
 
     def __init__(self, queue: str, text: str) -> None:
@@ -91,34 +91,34 @@ class QueueFullError(SqlBrokerError):
 
 
 class NotSupportedError(SqlBrokerError, FeatureNotSupportedException):
-    """This database or driver cannot do what was asked; the message says which can."""
+    """A feature that this database or driver lacks; the message names the alternatives."""
 
 
 class TransactionEndedError(SqlBrokerError):
-    """A handler's transaction (transactional=True) ended before the ack could join it."""
+    """A handler's transaction (transactional=True) that ended before the ack."""
 
 
 class LeaseLostError(SqlBrokerError):
-    """A reservation lost its lease. Nothing was written; another worker may have the message."""
+    """A lost lease. Nothing was written; another worker may have the message."""
 
 
 class BrokerStoppedError(SqlBrokerError):
-    """The broker was stopped while a request waited for its reply; one may still be written."""
+    """A stop of the broker while a request waited for its reply, which may still be written."""
 
 
 class LockLostError(SqlBrokerError):
-    """A lock lost its lease, or could not renew it in time: another holder may have the lock."""
+    """A lock whose lease was lost or not renewed in time; another holder may have the lock."""
 
 
 class LockNotAcquiredError(SqlBrokerError):
-    """Another holder kept the lock for the whole waiting time."""
+    """A lock that another holder kept for the whole waiting time."""
 
 
 class HttpError(SqlBrokerError):
-    """A server has refused a request of `faststream_sqlbroker.client`.
+    """A request of `faststream_sqlbroker.client` that the server refused.
 
     Attributes:
-        status: The code of its answer.
+        status: The HTTP status code of the response.
     """
 
     def __init__(self, status: int, text: str) -> None:
@@ -127,7 +127,7 @@ class HttpError(SqlBrokerError):
 
 
 class ExportMismatchError(SqlBrokerError):
-    """The written data differs from its source; the export's state has not advanced.
+    """A difference between the written data and the source; the export's state has not advanced.
 
     Attributes:
         window: Name of the window.
@@ -143,22 +143,22 @@ class ExportMismatchError(SqlBrokerError):
 
 
 class ConcurrentLoadError(SqlBrokerError):
-    """Another load of the same state ran at the same time; the state is that of the other load."""
+    """Two simultaneous loads of the same state; the state is that of the other load."""
 
 
 class StoreError(SqlBrokerError):
-    """The database refused a statement; repeating it unchanged would fail again."""
+    """A statement that the database refused; repeating the same statement would fail again."""
 
 
 class AccessError(StoreError):
-    """The statement needs a right that the database user lacks, or a table that does not exist.
+    """A statement that needs a right the database user lacks, or a table that does not exist.
 
-    The text names the right, the user and the GRANT, if the database could be asked for them.
+    The text names the right, the user and the GRANT, if the database could be queried for them.
 
     Attributes:
-        only_answers: The database refused outcomes only because messages published with some of
-            them need a right that is missing.
-        every_answer: In addition, the user can publish no message at all.
+        only_answers: True if the database refused outcomes only because messages published with
+            some of them need a missing right.
+        every_answer: True if, in addition, the user cannot publish any message.
     """
 
     only_answers = False
@@ -166,17 +166,19 @@ class AccessError(StoreError):
 
 
 class MessageTooLargeError(PublishError, StoreError):
-    """The message exceeds the database's limit on a statement or a row, or the `max_payload` of the
-    broker; it was not sent.
+    """A message over the database's limits or the broker's `max_payload`; it was not sent.
+
+    The database limits the size of a statement or a row.
     """
 
 
 class TransientStoreError(StoreError):
-    """The statement may succeed when repeated.
+    """A failed statement that may succeed when repeated.
 
-    Causes are a lost connection, a deadlock, a serialization failure, a busy database, a full disk.
+    Causes are a lost connection, a deadlock, a serialization failure, a busy database or a full
+    disk.
     """
 
 
 class UnknownOutcomeError(TransientStoreError):
-    """The connection broke while a COMMIT was under way: the work may or may not be committed."""
+    """A connection lost during a COMMIT: the work may or may not be committed."""

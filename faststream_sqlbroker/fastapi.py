@@ -1,7 +1,7 @@
 """A FastAPI router with a broker: endpoints and handlers share FastAPI's dependencies.
 
-This needs the extra `fastapi`. The names are those of FastStream's other brokers; annotations of
-`faststream_sqlbroker` do not work in its handlers, those of this module do.
+Requires the extra `fastapi`. The names match FastStream's other brokers. In the handlers of this
+router, use the annotations of this module, not those of `faststream_sqlbroker`.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.broker.broker import SqlBroker as _Broker
-from faststream_sqlbroker.broker.registrator import HandlerOptions, PublisherOptions
+from faststream_sqlbroker.broker.registrator import PublisherOptions, RegistrationOptions
 from faststream_sqlbroker.core.depth import MaxDepth
 from faststream_sqlbroker.core.metrics import Recorder
 from faststream_sqlbroker.core.retention import Retention
@@ -81,58 +81,58 @@ __all__ = (
 )
 
 
-class _Named(NamedTuple):
-    """What an annotation asks the context for; the start of a subscriber reads it."""
+class _ContextName(NamedTuple):
+    """The context name that an annotation requests, checked when the subscriber starts."""
 
     name: str
 
 
 SqlBrokerMessage = Annotated[_Message, Context("message")]
-"""The message that the handler is given."""
+"""The message that the handler processes."""
 SqlBrokerBatchMessage = Annotated[_BatchMessage, Context("message")]
-"""The batch that the handler is given; for subscribers with batch=True."""
+"""The batch that the handler processes, for subscribers with batch=True."""
 SqlBroker = Annotated[_Broker, Context("broker")]
 """The broker that runs the handler."""
 SqlConnection = Annotated[
     AsyncConnection,
     Context(f"{TRANSACTION}.connection"),
-    _Named(f"{TRANSACTION}.connection"),
+    _ContextName(f"{TRANSACTION}.connection"),
 ]
-"""The connection whose transaction commits with the ack; needs transactional=True."""
+"""The connection whose transaction commits together with the ack; requires transactional=True."""
 SqlSession = Annotated[
-    AsyncSession, Context(f"{TRANSACTION}.session"), _Named(f"{TRANSACTION}.session")
+    AsyncSession, Context(f"{TRANSACTION}.session"), _ContextName(f"{TRANSACTION}.session")
 ]
-"""A session on that connection."""
+"""A session on the connection of `SqlConnection`; requires transactional=True."""
 
 
 def shared_session(make: Callable[[], AbstractAsyncContextManager[AsyncSession]]) -> params.Depends:
-    """A dependency that gives an AsyncSession to endpoints and handlers alike.
+    """Return a dependency that provides an AsyncSession to endpoints and handlers alike.
 
-    In a handler with transactional=True it is the session of the handler's transaction, which
-    commits with the ack. Elsewhere it is a new one in a transaction of its own: it is committed
+    In a handler with transactional=True, the session belongs to the handler's transaction, which
+    commits together with the ack. Elsewhere it is a new session in its own transaction, committed
     after the endpoint returns and before the response is sent, and rolled back if the endpoint
     raises. `broker.publish(..., session=session)` joins either transaction.
 
     Args:
-        make: Makes a session: an async_sessionmaker on the broker's database.
+        make: Creates a session: an async_sessionmaker on the broker's database.
     """
 
-    async def session() -> AsyncIterator[AsyncSession]:
+    async def open_session() -> AsyncIterator[AsyncSession]:
         transaction = current.get()
         if transaction is not None:
             yield transaction.session
             return
-        async with make() as own, own.begin():
-            yield own
+        async with make() as new_session, new_session.begin():
+            yield new_session
 
     # FastAPI would end a dependency of the scope "request" only after the response was sent: a
     # COMMIT that fails would be too late for its client.
-    dependency: params.Depends = Depends(session, scope="function")
+    dependency: params.Depends = Depends(open_session, scope="function")
     return dependency
 
 
 class BrokerOptions(TypedDict, total=False):
-    """Those keyword arguments of `SqlBroker` that do not come from FastAPI."""
+    """Keyword arguments of `SqlBroker` that do not come from FastAPI."""
 
     schema: SqlBrokerSchemaConfig | None
     validate_schema_on_start: bool
@@ -167,10 +167,10 @@ class BrokerOptions(TypedDict, total=False):
 
 
 class RouterOptions(BrokerOptions, total=False):
-    """Keyword arguments of `SqlBrokerRouter`: FastAPI's APIRouter, and FastStream's additions."""
+    """Keyword arguments of `SqlBrokerRouter`: FastAPI's APIRouter plus FastStream's additions."""
 
     prefix: str
-    """Put before the paths of the endpoints; queues have no prefix."""
+    """Prefix of the endpoints' paths; queues have no prefix."""
     tags: list[str | Enum] | None
     """Tags of the endpoints in OpenAPI."""
     dependencies: Sequence[params.Depends] | None
@@ -188,23 +188,23 @@ class RouterOptions(BrokerOptions, total=False):
     lifespan: "Lifespan[Any] | None"
     deprecated: bool | None
     include_in_schema: bool
-    """The endpoints are part of OpenAPI, and the AsyncAPI document is served."""
+    """Include the endpoints in OpenAPI and serve the AsyncAPI document."""
     generate_unique_id_function: "Callable[[APIRoute], str]"
     setup_state: bool
-    """The application's state has the broker; default True."""
+    """Add the broker to the application's state; default True."""
     specification: "SpecificationFactory | None"
-    """Makes the AsyncAPI document."""
+    """Creates the AsyncAPI document."""
     specification_tags: "Iterable[Tag | TagDict]"
     """Tags of the server in the AsyncAPI document."""
     schema_url: str | None
-    """Path of the AsyncAPI document; default "/asyncapi". None serves none."""
+    """Path of the AsyncAPI document; default "/asyncapi". None disables it."""
 
 
-class StreamOptions(SubscriberOptions, HandlerOptions, total=False):
+class StreamOptions(SubscriberOptions, RegistrationOptions, total=False):
     """Keyword arguments of `SqlBrokerRouter.subscriber`."""
 
     dependencies: Iterable[params.Depends]
-    """FastAPI's dependencies of the handler, in addition to the router's."""
+    """FastAPI dependencies of the handler, in addition to those of the router."""
     response_model: Any
     """Type to which the answer is converted, as in FastAPI."""
     response_model_include: "IncEx | None"
@@ -216,25 +216,26 @@ class StreamOptions(SubscriberOptions, HandlerOptions, total=False):
 
 
 class SqlBrokerRouter(StreamRouter[ClaimedMessage]):
-    """FastAPI's APIRouter with a broker, `router.broker`, which starts and stops with the
-    application.
+    """FastAPI's APIRouter with a broker that starts and stops with the application.
+
+    The broker is `router.broker`.
     """
 
     broker_class: ClassVar[type[_Broker]] = _Broker  # type: ignore[misc]
     broker: _Broker
 
     def __init__(self, engine: AsyncEngine | URL | str, **options: Unpack[RouterOptions]) -> None:
-        """Make a router and its broker.
+        """Create a router with a broker.
 
         Args:
             engine: As for `SqlBroker`.
-            options: See `RouterOptions`; those of the broker are explained at `SqlBroker`.
+            options: See `RouterOptions`; the options of the broker are explained at `SqlBroker`.
 
         Raises:
-            SetupError: as `SqlBroker`.
+            SetupError: as for `SqlBroker`.
         """
-        given: dict[str, Any] = {"context": None, **options}
-        super().__init__(engine, **given)
+        arguments: dict[str, Any] = {"context": None, **options}
+        super().__init__(engine, **arguments)
 
     @override
     def subscriber(  # type: ignore[override]
@@ -246,14 +247,16 @@ class SqlBrokerRouter(StreamRouter[ClaimedMessage]):
         """Subscribe a handler whose parameters FastAPI fills; see `SqlBroker.subscriber`.
 
         Raises:
-            SetupError: as `SqlBroker.subscriber`.
+            SetupError: as for `SqlBroker.subscriber`.
         """
-        given: dict[str, Any] = {**options}
-        if given.get("forward_to") is not None:
-            return self.broker.subscriber(queues, *more_queues, **given)
-        subscriber: Any = super().subscriber(queues, *more_queues, **{**_PLAIN, **given})  # type: ignore[arg-type]
-        made: QueueSubscriber = subscriber
-        return made
+        arguments: dict[str, Any] = {**options}
+        if arguments.get("forward_to") is not None:
+            return self.broker.subscriber(queues, *more_queues, **arguments)
+        subscriber: Any = super().subscriber(
+            queues, *more_queues, **{**_ROUTE_DEFAULTS, **arguments}
+        )  # type: ignore[arg-type]
+        queue_subscriber: QueueSubscriber = subscriber
+        return queue_subscriber
 
     @override
     def publisher(self, queue: str = "", **options: Unpack[PublisherOptions]) -> QueuePublisher:
@@ -261,7 +264,7 @@ class SqlBrokerRouter(StreamRouter[ClaimedMessage]):
         return self.broker.publisher(queue, **options)
 
 
-_PLAIN: dict[str, Any] = {
+_ROUTE_DEFAULTS: dict[str, Any] = {
     "dependencies": (),
     "response_model": Default(None),
     "response_model_include": None,
@@ -271,4 +274,4 @@ _PLAIN: dict[str, Any] = {
     "response_model_exclude_defaults": False,
     "response_model_exclude_none": False,
 }
-"""What FastStream's router wants to be told in any case."""
+"""Arguments that FastStream's router always requires."""

@@ -1,6 +1,6 @@
-"""Adapts handlers: synchronous ones run in threads, and what a handler returns is awaited.
+"""Adapt handlers: run synchronous handlers in threads, and await awaitable results.
 
-A generator function is refused, because calling it runs none of its lines.
+Generator functions are refused, because calling such a function runs none of its lines.
 """
 
 import inspect
@@ -17,15 +17,18 @@ from faststream_sqlbroker.flow.publish_on_ack import current_delivery
 from faststream_sqlbroker.flow.threads import own_in_thread
 
 MAX_AWAITS = 10
-"""A decorator's coroutine may give another one. An object that gives itself, such as a pipeline of
-Redis, would hold the event loop for ever without a limit."""
+"""Maximum number of awaits of a result.
+
+A decorator's coroutine may return another coroutine. An object that returns itself, such as a Redis
+pipeline, would block the event loop forever without a limit.
+"""
 _IN_THREAD = "__sqlbroker_in_thread__"
 
 
-def named(handler: Any) -> Any:
-    """Return `handler`, with a `__name__` for documents and logs if it has none.
+def ensure_name(handler: Any) -> Any:
+    """Return `handler` with a `__name__` for documents and logs, set if missing.
 
-    A callable object gets that of its class, a `functools.partial` that of its function.
+    A callable object gets the name of its class, a `functools.partial` the name of its function.
     """
     if isinstance(handler, HandlerCallWrapper) or getattr(handler, "__name__", None):
         return handler
@@ -39,88 +42,89 @@ def named(handler: Any) -> Any:
     return handler
 
 
-def _in_time(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """`handler`, unless its thread has come too late for the slot of a Throttle."""
+def _postpone_if_late(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `handler` to postpone the message if the thread started too late for a Throttle slot."""
 
     @wraps(handler)
     def call(*args: Any, **kwargs: Any) -> Any:
-        here = current_delivery.get()
-        if here is not None and not here.may_start():
+        delivery = current_delivery.get()
+        if delivery is not None and not delivery.may_start():
             raise Postpone(0)  # the outcome is known: the message goes back
         return handler(*args, **kwargs)
 
     return call
 
 
-def runs_in_thread(handler: Callable[..., Any]) -> bool:
-    """Return whether `handler`, adapted or not, is synchronous: nothing can cancel it."""
+def is_synchronous(handler: Callable[..., Any]) -> bool:
+    """Return True if `handler`, adapted or not, is synchronous and so cannot be cancelled."""
     return getattr(handler, _IN_THREAD, False) or not is_coroutine_callable(handler)
 
 
-def refuse_generator(handler: Any) -> None:
-    """Refuse a generator or async generator function.
+def check_not_generator(handler: Any) -> None:
+    """Raise an error for a generator or async generator function.
 
     Raises:
-        SetupError: `handler` is one, also inside of `functools.partial`, or its `__call__` is.
+        SetupError: `handler` is such a function, also inside of `functools.partial` or as
+            `__call__`.
     """
-    function = _function_of(handler)
+    function = _get_function(handler)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise SetupError(_refusal(handler))
+        raise SetupError(_format_generator_error(handler))
 
 
-def adapt(handler: Callable[..., Any], *, returns_are_checked: bool) -> Callable[..., Any]:
-    """Make `handler` a coroutine function that awaits what `handler` returns.
+def adapt_handler(handler: Callable[..., Any], *, validates_result: bool) -> Callable[..., Any]:
+    """Convert `handler` to a coroutine function that awaits an awaitable result.
 
     Args:
         handler: The application's function or object.
-        returns_are_checked: Whether a result that does not fit the annotation is an error: then an
-            async handler that returns None stays as it is.
+        validates_result: True if a result that does not fit the annotation is an error. An async
+            handler that returns None is then returned unchanged.
     """
-    in_loop = is_coroutine_callable(handler)
-    returns = _return_type(handler)
-    if in_loop and returns_are_checked and returns in (None, type(None)):
+    is_async = is_coroutine_callable(handler)
+    returns = _get_return_type(handler)
+    if is_async and validates_result and returns in (None, type(None)):
         return handler
-    start = handler if in_loop else partial(own_in_thread, _in_time(handler))
+    run = handler if is_async else partial(own_in_thread, _postpone_if_late(handler))
 
     @wraps(handler)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        result = await start(*args, **kwargs)
+        result = await run(*args, **kwargs)
         for _ in range(MAX_AWAITS):
             if result is None or not inspect.isawaitable(result):
                 break
             result = await result
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
-            _refuse_unrun(handler, result)
+            _check_not_unrun(handler, result)
         return result
 
-    setattr(call, _IN_THREAD, not in_loop)
-    if _names_awaitable(returns):
+    setattr(call, _IN_THREAD, not is_async)
+    if _has_awaitable(returns):
         # What is checked is the awaited value.
-        is_one = _names_awaitable(get_origin(returns) or returns)
-        awaited = (get_args(returns) or (Any,))[-1] if is_one else Any
+        is_awaitable = _has_awaitable(get_origin(returns) or returns)
+        result_type = (get_args(returns) or (Any,))[-1] if is_awaitable else Any
         signature = inspect.signature(handler)
-        call.__signature__ = signature.replace(return_annotation=awaited)  # type: ignore[attr-defined]
+        call.__signature__ = signature.replace(return_annotation=result_type)  # type: ignore[attr-defined]
     return call
 
 
-def _names_awaitable(annotation: Any) -> bool:
-    """Return whether `annotation` is an awaitable type, or has one as a part."""
+def _has_awaitable(annotation: Any) -> bool:
+    """Return True if `annotation` is or contains an awaitable type."""
     origin = get_origin(annotation) or annotation
     if isinstance(origin, type) and issubclass(origin, Awaitable):
         return True
-    return any(_names_awaitable(part) for part in get_args(annotation))
+    return any(_has_awaitable(part) for part in get_args(annotation))
 
 
-def _return_type(handler: Any) -> Any:
-    """Return the annotation of the result; Any if it has none, or one that cannot be read."""
+def _get_return_type(handler: Any) -> Any:
+    """Return the annotation of the result; Any if missing or unreadable."""
     try:
-        return get_type_hints(_function_of(handler), include_extras=True).get("return", Any)
+        return get_type_hints(_get_function(handler), include_extras=True).get("return", Any)
     except Exception:  # noqa: BLE001 - names that are known at the call only
         return Any
 
 
-def _function_of(handler: Any) -> Any:
-    """Return the function that a call of `handler` runs."""
+def _get_function(handler: Any) -> Any:
+    """Return the function that runs when `handler` is called."""
     while True:
         if isinstance(handler, HandlerCallWrapper):
             handler = handler._declared_call  # noqa: SLF001 - FastStream's
@@ -132,21 +136,22 @@ def _function_of(handler: Any) -> Any:
             return type(handler).__call__ if callable(handler) else handler
 
 
-def _refuse_unrun(handler: Any, result: Any) -> None:
-    """Fail for a decorated generator function, which has returned its generator `result`.
+def _check_not_unrun(handler: Any, result: Any) -> None:
+    """Raise an error if `result` is the unstarted generator of the (decorated) handler itself.
 
-    A generator that the handler has made for a publisher is another one's.
+    A generator that the handler created for a publisher belongs to another function and is
+    accepted.
     """
-    code = getattr(inspect.unwrap(_function_of(handler)), "__code__", None)
+    code = getattr(inspect.unwrap(_get_function(handler)), "__code__", None)
     if code is not None and code in (
         getattr(result, "gi_code", None),
         getattr(result, "ag_code", None),
     ):
-        raise TypeError(_refusal(handler))
+        raise TypeError(_format_generator_error(handler))
 
 
-def _refusal(handler: Any) -> str:
-    name = getattr(_function_of(handler), "__qualname__", repr(handler))
+def _format_generator_error(handler: Any) -> str:
+    name = getattr(_get_function(handler), "__qualname__", repr(handler))
     return (
         f"the handler {name!r} is a generator function, whose body would never run: use a function "
         "or an async function without yield, and publish each result"

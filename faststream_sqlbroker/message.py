@@ -1,8 +1,8 @@
 """The messages that handlers receive, and the methods that choose their outcome.
 
 `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` only record an outcome on the row.
-The subscriber writes it after the handler has ended, together with others, if the lease is still
-held. The first recorded outcome wins.
+The subscriber writes it after the handler has ended, together with other outcomes, if the lease is
+still held. The first recorded outcome wins.
 """
 
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from faststream.message import AckStatus, StreamMessage
 
-from faststream_sqlbroker.batch_start import note_fault
+from faststream_sqlbroker.batch_start import record_fault
 from faststream_sqlbroker.control_exceptions import (
-    KEPT,
+    UNCHANGED,
+    Decision,
     MoveTarget,
-    Said,
-    extend,
-    follow,
-    follow_raised,
-    nack_or_refuse,
-    reject_outcome,
-    warn_of_ignored,
+    apply_decision,
+    apply_raised,
+    build_nack,
+    build_reject,
+    extend_leases,
+    warn_ignored_options,
 )
 from faststream_sqlbroker.core.outcome import Ack, Defer, Discard, Outcome, Reject, Relocate
 from faststream_sqlbroker.core.rows import ClaimedMessage
@@ -40,18 +40,18 @@ __all__ = (
 )
 
 
-_MAX_PROGRESS_TEXT = 1_000
-"""Bytes of the text that a handler says of its progress; longer text is cut."""
+_MAX_PROGRESS_BYTES = 1_000
+"""Maximum bytes of a handler's progress text; longer text is cut."""
 
 
-async def _report(row: ClaimedMessage, fraction: float, text: str | None) -> bool:
-    """Write how far the handler of `row` has come; whether the lease is held, as far as is known.
+async def _report_progress(row: ClaimedMessage, fraction: float, text: str | None) -> bool:
+    """Write the progress of the handler of `row`; return False if the lease is known to be lost.
 
     Raises:
         SetupError: an argument is not valid, or no running subscriber holds the row.
     """
-    number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-    if not number or not 0 <= fraction <= 1:
+    is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    if not is_number or not 0 <= fraction <= 1:
         raise SetupError(f"fraction must be a number from 0 to 1, got {short(fraction)}")
     if text is not None and not isinstance(text, str):
         raise SetupError(f"text must be text, got {short(text)}")
@@ -61,98 +61,98 @@ async def _report(row: ClaimedMessage, fraction: float, text: str | None) -> boo
             "only a message that a subscriber has leased tells of its progress; ACK_FIRST has "
             "removed it before its handler starts"
         )
-    said = None if text is None else clean_text(text, limit=_MAX_PROGRESS_TEXT)
-    return await holder.progress(row, float(fraction), said)
+    cleaned = None if text is None else clean_text(text, limit=_MAX_PROGRESS_BYTES)
+    return await holder.progress(row, float(fraction), cleaned)
 
 
 _ACK = Ack()
 
 
 class ClaimedProperties:
-    """What the row of a claimed message says of it."""
+    """Properties of a claimed message that are read from its row."""
 
     raw_message: ClaimedMessage
 
     @property
     def queue(self) -> str:
-        """The queue it was claimed from."""
+        """The queue of the message."""
         return self.raw_message.queue
 
     @property
     def key(self) -> str | None:
-        """The key it was published with."""
+        """The key that was passed to `publish`."""
         return self.raw_message.key
 
     @property
     def priority(self) -> int:
-        """-100 to 100; higher ones are claimed first."""
+        """The priority, -100 to 100; higher priorities are claimed first."""
         return self.raw_message.priority
 
     @property
     def attempts_count(self) -> int:
-        """Handler runs that started and ended before this delivery."""
+        """The number of handler runs that started and ended before this delivery."""
         return self.raw_message.attempts_count
 
     @property
     def deliveries_count(self) -> int:
-        """Times it was claimed, this delivery included."""
+        """The number of claims, including this delivery."""
         return self.raw_message.deliveries_count
 
     @property
     def publish_count(self) -> int:
-        """How often it was published: 1, plus one for each `republish` and each replay."""
+        """The number of publishes: 1, plus 1 for each `republish` and each replay."""
         return self.raw_message.publish_count
 
     @property
     def created_at(self) -> datetime:
-        """When it was published, by the database's clock (aware, UTC)."""
+        """The time of the publish by the database's clock (aware, UTC)."""
         return self.raw_message.created_at
 
 
 class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
-    """One delivery of one message."""
+    """A single delivery of a message."""
 
-    async def ack(self, *, instead: Said | None = None, **ignored: Any) -> None:
+    async def ack(self, *, instead: Decision | None = None, **ignored: Any) -> None:
         """Record the outcome COMPLETED.
 
         Args:
-            instead: Only FastStream passes it: the decision of an exception that the handler
+            instead: Passed only by FastStream: the decision of an exception that the handler
                 raised.
-            ignored: Options of other brokers; they have no effect. One warning per subscriber names
+            ignored: Options of other brokers, without effect. One warning per subscriber names
                 them.
 
         Raises:
-            SetupError: `requeue` is given.
+            SetupError: `requeue` is passed.
         """
         if ignored:
-            warn_of_ignored([self.raw_message], "ack", ignored, "no options")
+            warn_ignored_options([self.raw_message], "ack", ignored, "no options")
         if instead is None:
-            self._settle(_ACK)
+            self._record_outcome(_ACK)
         else:
-            await self._follow_raised(instead)
+            await self._apply_raised(instead)
         await super().ack()
 
     async def nack(
-        self, *, delay: Duration | None = None, instead: Said | None = None, **ignored: Any
+        self, *, delay: Duration | None = None, instead: Decision | None = None, **ignored: Any
     ) -> None:
-        """Record that the message is to be tried again, if the retry strategy allows an attempt.
+        """Record a failed attempt: the message is tried again if the retry strategy allows.
 
         Args:
-            delay: Time until the next attempt, in place of the strategy's: seconds, a timedelta or
+            delay: Time until the next attempt, instead of the strategy's: seconds, a timedelta or
                 text like "1.5h"; a negative value means now.
-            instead: Only FastStream passes it: the decision of an exception that the handler
+            instead: Passed only by FastStream: the decision of an exception that the handler
                 raised.
-            ignored: Options of other brokers; they have no effect.
+            ignored: Options of other brokers, without effect.
 
         Raises:
-            SetupError: `delay` is not a valid duration, or `requeue` is given.
+            SetupError: `delay` is not a valid duration, or `requeue` is passed.
         """
         if ignored:
-            warn_of_ignored([self.raw_message], "nack", ignored, "delay")
+            warn_ignored_options([self.raw_message], "nack", ignored, "delay")
         if instead is None:
-            self._settle(nack_or_refuse(delay, self._settle))
+            self._record_outcome(build_nack(delay, self._record_outcome))
         else:
-            await self._follow_raised(instead)
+            await self._apply_raised(instead)
         await super().nack()
 
     async def reject(
@@ -161,23 +161,21 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         """Record the outcome FAILED: the message is never tried again.
 
         Args:
-            reason: Why, in a few words; stored in the archive's column `reason`.
-            error: Stored in `last_error`; None is the exception that is being handled.
-            ignored: Options of other brokers; they have no effect.
+            reason: A short reason, stored in the archive's column `reason`.
+            error: Stored in `last_error`; by default the exception being handled.
+            ignored: Options of other brokers, without effect.
 
         Raises:
             SetupError: `reason` is not a string, `error` is not an exception, or `requeue` is
-                given.
+                passed.
         """
         if ignored:
-            warn_of_ignored([self.raw_message], "reject", ignored, "reason and error")
-        self._settle(reject_outcome(reason, error))
+            warn_ignored_options([self.raw_message], "reject", ignored, "reason and error")
+        self._record_outcome(build_reject(reason, error))
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:
-        """Record that the message is due again after `delay`.
-
-        Neither the attempt nor the delivery is counted.
+        """Deliver the message again after `delay`, without counting an attempt or a delivery.
 
         Args:
             delay: Seconds, a timedelta or text like "1.5h"; a negative value means now.
@@ -185,78 +183,82 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: `delay` is not a valid duration, or ACK_FIRST has removed the message.
         """
-        await follow([self.raw_message], Defer(delay_seconds(delay)))
+        await apply_decision([self.raw_message], Defer(delay_seconds(delay)))
         self.note_outcome()
 
-    async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
-        """Record that the message moves to another queue; see `Move`.
+    async def move_to(self, queue: str, *, body: Any = UNCHANGED, delay: Duration = 0.0) -> None:
+        """Record a move of the message to another queue; see `Move`.
 
         Args:
-            queue: Its full name; no router adds a prefix.
-            body: A new body, encoded as by `publish`. Without it the message keeps its body.
-            delay: Time until the message is due there: seconds, a timedelta or text like "1.5h"; a
-                negative value means now.
+            queue: The full name of the queue, to which no router adds a prefix.
+            body: A new body, encoded as by `publish`. By default the message keeps its body.
+            delay: Time until the message is due in that queue: seconds, a timedelta or text like
+                "1.5h"; a negative value means now.
 
         Raises:
             SetupError: `queue` is not a valid name, `delay` is not a valid duration, or ACK_FIRST
                 has removed the message.
             Exception: the codec cannot encode `body`; nothing is recorded.
         """
-        await follow([self.raw_message], MoveTarget(queue, body, delay))
+        await apply_decision([self.raw_message], MoveTarget(queue, body, delay))
         self.note_outcome()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
-        """Record that the message is published again; `publish_count` grows by one.
+        """Publish the message again, and increase `publish_count` by 1.
 
-        The transaction that settles the message writes it, as with `move_to`, together with
-        messages published with the ack. It keeps its id, body, headers, key, priority, publishing
-        time and expiry. Attempts and deliveries start again from 0, so the retry strategy never
-        ends it: the handler must check `publish_count` and stop. With `Once`, a message that stays
-        in its queue frees its key. `move_to`, `forward_to` and retries do not change
-        `publish_count`.
+        Like `move_to`, the republish is written in the transaction that settles the message,
+        together with messages published with the ack. The message keeps its id, body, headers, key,
+        priority, publishing time and expiry. Attempts and deliveries restart at 0, so the retry
+        strategy never ends the message: the handler must check `publish_count` and stop. With
+        `Once`, a message that stays in its queue frees its key. `move_to`, `forward_to` and retries
+        do not change `publish_count`.
 
         Args:
-            queue: Its full name; no router adds a prefix. None: the queue that it is in.
+            queue: The full name of the queue, to which no router adds a prefix. None keeps the
+                current queue.
             delay: Time until the message is due: seconds, a timedelta or text like "1.5h"; a
                 negative value means now.
 
         Raises:
-            SetupError: as `move_to`.
+            SetupError: as for `move_to`.
         """
-        await follow([self.raw_message], MoveTarget(queue, KEPT, delay, published_again=True))
+        await apply_decision(
+            [self.raw_message], MoveTarget(queue, UNCHANGED, delay, is_republish=True)
+        )
         self.note_outcome()
 
     async def extend_lease(self, duration: Duration) -> bool:
         """Extend the lease to at least `duration` from now, even past `max_lease`.
 
-        It never shortens the lease. Most handlers do not need it: leases are renewed while the
-        handler awaits. It is for handlers that block the event loop longer than
+        The lease is never shortened. Most handlers do not need this method, because leases are
+        renewed while the handler awaits. It is for handlers that block the event loop longer than
         `release_stuck_timeout`, or that need more than `max_lease`. With transactional=True the
-        row's lock is the lease; then this only checks that it is held.
+        row's lock is the lease; then this only checks that it is still held.
 
         Args:
-            duration: Longer than 0: seconds, a timedelta or text like "1.5h".
+            duration: Greater than 0: seconds, a timedelta or text like "1.5h".
 
         Returns:
-            Whether the lease is still held. If it is not, no outcome of this delivery is written.
+            True if the lease is still held. Otherwise no outcome of this delivery is written.
 
         Raises:
-            SetupError: `duration` is not a duration above 0, or ACK_FIRST has removed the message.
+            SetupError: `duration` is not a duration greater than 0, or ACK_FIRST has removed the
+                message.
             StoreError: the database did not answer, or another transaction locked the row for too
                 long.
         """
-        return await extend([self.raw_message], duration)
+        return await extend_leases([self.raw_message], duration)
 
     async def progress(self, fraction: float, text: str | None = None) -> bool:
-        """Tell operators how far the handler has come: `admin.message(id)` shows it.
+        """Report the progress of the handler, shown to operators by `admin.message(id)`.
 
-        At most one call a second is written, in a transaction of its own; the others cost nothing.
-        A database that fails ends no handler. In a handler with transactional=True on SQLite
-        nothing is written: its own transaction is the only one that can write there.
+        At most one call per second is written, in its own transaction; further calls cost nothing.
+        A failing database does not fail the handler. In a handler with transactional=True on SQLite
+        nothing is written, because the handler's transaction is the only one that can write there.
 
         Args:
             fraction: From 0 to 1.
-            text: For people, such as "page 40 of 100"; cut to 1 000 bytes.
+            text: A description for operators, such as "page 40 of 100", cut to 1 000 bytes.
 
         Returns:
             False if the lease is lost, so that no outcome of this delivery is written.
@@ -264,31 +266,31 @@ class SqlBrokerMessage(ClaimedProperties, StreamMessage[ClaimedMessage]):
         Raises:
             SetupError: an argument is not valid, or ACK_FIRST has removed the message.
         """
-        return await _report(self.raw_message, fraction, text)
+        return await _report_progress(self.raw_message, fraction, text)
 
-    async def _follow_raised(self, said: Said) -> None:
+    async def _apply_raised(self, decision: Decision) -> None:
         try:
-            await follow_raised([self.raw_message], said)
+            await apply_raised([self.raw_message], decision)
         finally:
             self.note_outcome()
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _record_outcome(self, outcome: Outcome) -> None:
         self.raw_message.settle_as(outcome)
         self.note_outcome()
 
     def note_outcome(self) -> None:
-        """Give FastStream the outcome of the delivery, if there is one."""
+        """Update the acknowledgement status for FastStream from the recorded outcome, if any."""
         if self.committed is None and self.raw_message.outcome is not None:
             # The row's outcome, not the caller's: another object of the same row may have settled
             # it first.
-            self.committed = _status(self.raw_message.outcome)
+            self.committed = _get_ack_status(self.raw_message.outcome)
 
 
 class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
-    """The messages of one call of a batch handler.
+    """The messages of a batch handler's call.
 
-    `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` apply to those of `messages` that
-    were not settled one by one.
+    `ack`, `nack`, `reject`, `postpone`, `move_to` and `republish` apply to all messages that were
+    not settled individually.
     """
 
     def __init__(
@@ -300,14 +302,14 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         decoder: "AsyncCallable",
         **kwargs: Any,
     ) -> None:
-        """Make the batch; the single messages are made when `messages` is first read.
+        """Create the batch; the single messages are created on the first read of `messages`.
 
         Args:
             raw_message: The rows.
-            body: Their payloads.
-            parse: Makes a single message of a row.
+            body: The payloads of the rows.
+            parse: Creates a single message from a row.
             decoder: Decodes the body of a single message.
-            kwargs: Those of FastStream's StreamMessage.
+            kwargs: Arguments of FastStream's StreamMessage.
         """
         super().__init__(raw_message, body, **kwargs)
         self._parse = parse
@@ -316,7 +318,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
 
     @property
     def opened(self) -> bool:
-        """Whether `messages` was read."""
+        """True if `messages` was read."""
         return self._messages is not None
 
     @property
@@ -329,7 +331,7 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         return self._messages
 
     def set_decoder(self, decoder: "AsyncCallable") -> None:
-        """Decode with `decoder`. Of a codec's `decode_batch`, single messages use its `decode`."""
+        """Set the decoder; single messages use `decode` of a codec instead of `decode_batch`."""
         super().set_decoder(decoder)
         decode = getattr(getattr(decoder, "__self__", None), "decode", None)
         if callable(decode):
@@ -338,19 +340,19 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
                 message.set_decoder(decode)
 
     async def decode(self) -> Any:
-        """The decoded bodies; an error of the decoder is recorded for splitting the batch."""
+        """Return the decoded bodies; a decoder error is recorded so that the batch can be split."""
         try:
             return await super().decode()
         except Exception as error:
-            note_fault(error)
+            record_fault(error)
             raise
 
-    async def ack(self, *, instead: Said | None = None, **ignored: Any) -> None:
-        """`SqlBrokerMessage.ack` for every message not settled yet."""
+    async def ack(self, *, instead: Decision | None = None, **ignored: Any) -> None:
+        """Ack every message that is not settled yet; see `SqlBrokerMessage.ack`."""
         if ignored:
-            warn_of_ignored(self.raw_message, "ack", ignored, "no options")
+            warn_ignored_options(self.raw_message, "ack", ignored, "no options")
         if instead is not None:
-            await self._follow_raised(instead)
+            await self._apply_raised(instead)
         elif self._messages is None:
             for row in self.raw_message:
                 row.settle_as(_ACK)
@@ -360,13 +362,13 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
         await super().ack()
 
     async def nack(
-        self, *, delay: Duration | None = None, instead: Said | None = None, **ignored: Any
+        self, *, delay: Duration | None = None, instead: Decision | None = None, **ignored: Any
     ) -> None:
-        """`SqlBrokerMessage.nack` for every message not settled yet."""
+        """Nack every message that is not settled yet; see `SqlBrokerMessage.nack`."""
         if ignored:
-            warn_of_ignored(self.raw_message, "nack", ignored, "delay")
+            warn_ignored_options(self.raw_message, "nack", ignored, "delay")
         if instead is not None:
-            await self._follow_raised(instead)
+            await self._apply_raised(instead)
         else:
             for message in self.messages:
                 await message.nack(delay=delay)
@@ -375,51 +377,59 @@ class SqlBrokerBatchMessage(StreamMessage[tuple[ClaimedMessage, ...]]):
     async def reject(
         self, *, reason: str | None = None, error: BaseException | None = None, **ignored: Any
     ) -> None:
-        """`SqlBrokerMessage.reject` for every message not settled yet."""
+        """Reject every message that is not settled yet; see `SqlBrokerMessage.reject`."""
         if ignored:
-            warn_of_ignored(self.raw_message, "reject", ignored, "reason and error")
-        reject_outcome(reason, error)
+            warn_ignored_options(self.raw_message, "reject", ignored, "reason and error")
+        build_reject(reason, error)
         for message in self.messages:
             await message.reject(reason=reason, error=error)
         await super().reject()
 
     async def postpone(self, delay: Duration) -> None:
-        """`SqlBrokerMessage.postpone` for every message not settled yet."""
-        await follow(self.raw_message, Defer(delay_seconds(delay)))
-        self._note_outcomes()
+        """Postpone every message that is not settled yet; see `SqlBrokerMessage.postpone`."""
+        await apply_decision(self.raw_message, Defer(delay_seconds(delay)))
+        self._update_statuses()
         await super().nack()
 
-    async def move_to(self, queue: str, *, body: Any = KEPT, delay: Duration = 0.0) -> None:
-        """`SqlBrokerMessage.move_to` for every message not settled yet; `body` is for each."""
-        await follow(self.raw_message, MoveTarget(queue, body, delay))
-        self._note_outcomes()
+    async def move_to(self, queue: str, *, body: Any = UNCHANGED, delay: Duration = 0.0) -> None:
+        """Move every message that is not settled yet; see `SqlBrokerMessage.move_to`.
+
+        A new `body` is used for each message.
+        """
+        await apply_decision(self.raw_message, MoveTarget(queue, body, delay))
+        self._update_statuses()
         await super().ack()
 
     async def republish(self, queue: str | None = None, *, delay: Duration = 0.0) -> None:
-        """`SqlBrokerMessage.republish` for every message not settled yet.
+        """Republish every message that is not settled yet; see `SqlBrokerMessage.republish`.
 
         Without `queue` each message stays in its own queue.
         """
-        await follow(self.raw_message, MoveTarget(queue, KEPT, delay, published_again=True))
-        self._note_outcomes()
+        await apply_decision(
+            self.raw_message, MoveTarget(queue, UNCHANGED, delay, is_republish=True)
+        )
+        self._update_statuses()
         await super().ack()
 
     async def extend_lease(self, duration: Duration) -> bool:
-        """`SqlBrokerMessage.extend_lease` for the whole batch; whether all are still held."""
-        return await extend(self.raw_message, duration)
+        """Extend the leases of the whole batch; return True if all are still held.
 
-    async def _follow_raised(self, said: Said) -> None:
+        See `SqlBrokerMessage.extend_lease`.
+        """
+        return await extend_leases(self.raw_message, duration)
+
+    async def _apply_raised(self, decision: Decision) -> None:
         try:
-            await follow_raised(self.raw_message, said)
+            await apply_raised(self.raw_message, decision)
         finally:
-            self._note_outcomes()
+            self._update_statuses()
 
-    def _note_outcomes(self) -> None:
+    def _update_statuses(self) -> None:
         for message in self._messages or ():
             message.note_outcome()
 
 
-def _status(outcome: Outcome | None) -> AckStatus:
+def _get_ack_status(outcome: Outcome | None) -> AckStatus:
     if isinstance(outcome, Ack | Relocate):
         return AckStatus.ACKED
     if isinstance(outcome, Reject | Discard):

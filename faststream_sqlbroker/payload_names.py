@@ -1,4 +1,4 @@
-"""Names of schemas in an AsyncAPI document, in which FastStream keeps one schema of each name."""
+"""Unique schema names for AsyncAPI documents, in which FastStream keeps one schema per name."""
 
 import json
 from collections.abc import Iterator
@@ -9,60 +9,66 @@ _DEFINITION = "#/$defs/"
 Payloads = list[tuple[dict[str, Any], str]]
 
 
-def with_own_names(payloads: Payloads, config: Any) -> Payloads:
-    """Put a number behind each name that another schema of the document has.
+def make_names_unique(payloads: Payloads, config: Any) -> Payloads:
+    """Append a number to each name that another schema of the document already uses.
 
     Args:
         payloads: JSON schemas with their definitions, each with the name of its handler.
-        config: The broker's; it keeps the names.
+        config: The broker's configuration, which stores the names.
     """
-    return [(_renamed(payload, config.payload_names), handler) for payload, handler in payloads]
+    return [
+        (_rename_schemas(payload, config.payload_names), handler) for payload, handler in payloads
+    ]
 
 
-def _renamed(payload: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def _rename_schemas(payload: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     schemas: dict[str, Any] = dict(payload.get("$defs", {}))
     title = payload.get("title")
     if title is not None:
         schemas[title] = {key: value for key, value in payload.items() if key != "$defs"}
-    renamed = {}
+    new_names = {}
     for name in schemas:
-        text = _text(name, schemas)
-        unique = name
+        schema_text = _serialize_schema(name, schemas)
+        unique_name = name
         for number in count(2):
-            if names.setdefault(unique, text) == text:
+            if names.setdefault(unique_name, schema_text) == schema_text:
                 break
-            unique = f"{name}{number}"
-        renamed[name] = unique
-    result: dict[str, Any] = _with_references(payload, renamed)
+            unique_name = f"{name}{number}"
+        new_names[name] = unique_name
+    result: dict[str, Any] = _replace_references(payload, new_names)
     if "$defs" in result:
-        result["$defs"] = {renamed[name]: schema for name, schema in result["$defs"].items()}
+        result["$defs"] = {new_names[name]: schema for name, schema in result["$defs"].items()}
     if title is not None:
-        result["title"] = renamed[title]
+        result["title"] = new_names[title]
     return result
 
 
-def _text(name: str, schemas: dict[str, Any]) -> str:
-    """Return the schema called `name` as text, with all that it refers to."""
-    reached = [name]
-    for each in reached:
-        reached += [to for to in _references(schemas[each]) if to in schemas and to not in reached]
-    parts = {each: schemas[each] for each in reached}
+def _serialize_schema(name: str, schemas: dict[str, Any]) -> str:
+    """Serialize the schema called `name` together with all schemas that it refers to."""
+    reachable = [name]
+    for reference in reachable:
+        reachable += [
+            target
+            for target in _iter_references(schemas[reference])
+            if target in schemas and target not in reachable
+        ]
+    parts = {reference: schemas[reference] for reference in reachable}
     return json.dumps(parts, sort_keys=True, default=repr)
 
 
-def _references(value: Any) -> Iterator[str]:
+def _iter_references(value: Any) -> Iterator[str]:
     if isinstance(value, str) and value.startswith(_DEFINITION):
         yield value.removeprefix(_DEFINITION)
     elif isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _references(part)
+            yield from _iter_references(part)
 
 
-def _with_references(value: Any, renamed: dict[str, str]) -> Any:
+def _replace_references(value: Any, new_names: dict[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _with_references(part, renamed) for key, part in value.items()}
+        return {key: _replace_references(part, new_names) for key, part in value.items()}
     if isinstance(value, list):
-        return [_with_references(part, renamed) for part in value]
-    for name in _references(value):
-        return _DEFINITION + renamed.get(name, name)
+        return [_replace_references(part, new_names) for part in value]
+    for name in _iter_references(value):
+        return _DEFINITION + new_names.get(name, name)
     return value

@@ -1,3 +1,3 @@
-"""The scheduling policies, which `faststream_sqlbroker` has as well."""
+"""The scheduling policies, also available from `faststream_sqlbroker`."""
 
 from faststream_sqlbroker.core.policies import *  # noqa: F403 - under another name

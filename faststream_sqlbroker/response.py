@@ -1,4 +1,4 @@
-"""The options of a publish, its command, and the response that a handler may return."""
+"""Options and commands of a publish, and the response that a handler may return."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -21,46 +21,55 @@ if TYPE_CHECKING:
 
 
 class RowOptions(TypedDict, total=False):
-    """What a publish stores besides body and headers; None is the same as leaving one out."""
+    """Values that a publish stores besides body and headers; None means omitted."""
 
     priority: int | None
-    """-100 to 100; higher ones are claimed first. Default 0."""
+    """The priority, -100 to 100; higher priorities are claimed first. Default 0."""
     key: str | None
-    """1 to 255 characters; names what the message is about."""
+    """The subject of the message, such as a customer id: 1 to 255 characters."""
     delay: Duration | None
-    """Time until it is due: seconds, a timedelta or text like "1.5h"; a negative value means now.
-    Not together with next_attempt_at."""
+    """Time until the message is due: seconds, a timedelta or text like "1.5h"; a negative value
+    means now. Cannot be combined with next_attempt_at.
+    """
     next_attempt_at: datetime | float | timedelta | str | None
-    """When it is due: a datetime with a time zone, or Unix seconds. A timedelta or text like
-    "2h45m" counts from now by the database's clock. Not together with delay."""
+    """Time at which the message is due: a datetime with a time zone, or Unix seconds. A timedelta
+    or text like "2h45m" counts from now by the database's clock. Cannot be combined with delay.
+    """
     expires_in: Duration | None
-    """Time after which no handler starts for it any more; longer than 0."""
+    """Time after which no handler starts for the message; greater than 0."""
     destination: str | None
-    """Queue that the message is meant for, stored as a header: a subscriber of `queue` with
-    forward_to=DESTINATION moves the message there."""
+    """Final queue of the message, stored as a header: a subscriber of `queue` with
+    forward_to=DESTINATION moves the message there.
+    """
     dedup_id: str | None
-    """1 to 255 characters. While the queue has a message with it, a second one is not stored."""
+    """Deduplication id, 1 to 255 characters. While the queue has a message with this id, a second
+    one is not stored.
+    """
     lookup: str | None
-    """1 to 255 characters by which `broker.admin.mirrored` finds the message until it leaves."""
+    """A value of 1 to 255 characters by which `broker.admin.mirrored` finds the message until it
+    leaves.
+    """
     info: str | None
     """Text of at most 1,000 characters about a message with a lookup value; `broker.admin.set_info`
-    changes it."""
+    changes it.
+    """
 
 
 class MessageOptions(RowOptions, total=False):
-    """Keyword arguments of every publish. None is the same as leaving an argument out."""
+    """Keyword arguments of every publish. None is the same as omitting an argument."""
 
     headers: dict[str, Any] | None
     """JSON values by name."""
     correlation_id: str | None
-    """Default: what `id_generator` makes. Without one, it is made of the message's
-    id and the database's."""
+    """The correlation id, by default created by `id_generator`. Without a generator, it is derived
+    from the ids of the message and of the database.
+    """
     reply_to: str
-    """Queue for the handler's answer."""
+    """The queue for the handler's answer."""
 
 
 class TransactionOptions(TypedDict, total=False):
-    """The caller's transaction: at most one of them."""
+    """The caller's transaction: at most one of these arguments."""
 
     connection: "AsyncConnection | None"
     """Publish in the transaction of this connection."""
@@ -72,44 +81,48 @@ class PublishOptions(MessageOptions, TransactionOptions, total=False):
     """Keyword arguments of `publish` and `publish_batch`."""
 
     with_ack: bool | None
-    """True, only in a handler: publish in the transaction that acks its message, and only if it is
-    acked. `publish` then returns None instead of an id. False: commit at once, also in a handler
-    with transactional=True, whose transaction a publish joins otherwise; not there on SQLite."""
+    """True, only in a handler: publish in the transaction that acks the handler's message, and only
+    if it is acked. `publish` then returns None instead of an id. False: commit immediately, even
+    in a handler with transactional=True, whose transaction a publish joins by default; not
+    possible there on SQLite.
+    """
 
 
 class RequestOptions(TypedDict, total=False):
-    """Keyword arguments of `request`. None is the same as leaving an argument out."""
+    """Keyword arguments of `request`. None is the same as omitting an argument."""
 
     headers: dict[str, Any] | None
     """JSON values by name."""
     correlation_id: str | None
-    """Default: what `id_generator` makes. The reply has the same, unless its handler gives it
-    another."""
+    """The correlation id, by default created by `id_generator`. The reply has the same id, unless
+    its handler sets another.
+    """
     priority: int | None
-    """-100 to 100; higher ones are claimed first. Default 0."""
+    """The priority, -100 to 100; higher priorities are claimed first. Default 0."""
     key: str | None
-    """1 to 255 characters; names what the message is about."""
+    """The subject of the message, such as a customer id: 1 to 255 characters."""
     expires_in: Duration | None
-    """Time after which no handler starts for it any more; longer than 0. Default: the request's
-    timeout."""
+    """Time after which no handler starts for the request; greater than 0. Default: the timeout of
+    the request.
+    """
     destination: str | None
-    """As of `publish`."""
+    """As for `publish`."""
 
 
 class SqlBrokerPublishCommand(BatchPublishCommand):
-    """One publish on its way through the middlewares; `make_row` checks its values afterwards.
+    """A publish on the way through the middlewares; `make_row` validates the values afterwards.
 
-    `options` holds those of priority, key, dedup_id, delay, next_attempt_at, expires_in,
-    destination, lookup and info that were given. `connection` is the caller's AsyncConnection or
+    `options` holds the passed values of priority, key, dedup_id, delay, next_attempt_at,
+    expires_in, destination, lookup and info. `connection` is the caller's AsyncConnection or
     AsyncSession, or None.
     """
 
     timeout: float | None = None
-    """Seconds that a request waits for its reply; None: it is no request."""
+    """Seconds that a request waits for its reply; None if this is not a request."""
     id_generator: "Callable[[], str]" = staticmethod(gen_cor_id)
-    """Makes the correlation id when it is first read, if none was given."""
+    """Creates the correlation id on the first read, if none was passed."""
     responses: "list[SqlBrokerResponse | None]"
-    """Of each body its response; None if the body was given as it is."""
+    """The response of each body; None for a body that was passed without options."""
     _correlation_id: str | None
 
     def __init__(
@@ -127,10 +140,12 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
         with_ack: bool | None = None,
         **options: Unpack[RowOptions],
     ) -> None:
-        """The arguments are those of `publish`; `messages` are the further bodies of a batch.
+        """Create a command from the arguments of `publish`.
+
+        `messages` are the further bodies of a batch.
 
         Raises:
-            PublishError: more than one of connection, session and with_ack was given, or a
+            PublishError: more than one of connection, session and with_ack was passed, or a
                 connection or session is not asynchronous.
         """
         super().__init__(
@@ -144,20 +159,20 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
             correlation_id=correlation_id,
             reply_to=reply_to,
         )
-        self._hold((message, *messages))
-        self.options = _given(options)
-        self.connection = _one_transaction(connection, session, with_ack=with_ack)
+        self._set_messages((message, *messages))
+        self.options = _filter_options(options)
+        self.connection = _get_transaction(connection, session, with_ack=with_ack)
         self.with_ack = with_ack
         self.stacked = False
-        """Whether this is a handler's answer; it joins the handler's ack if that is possible."""
+        """True for a handler's answer, which joins the handler's ack if possible."""
         self.codec: CodecProto | None = None
-        """The codec of the publisher's router; None: the broker's codec encodes the bodies."""
+        """The codec of the publisher's router; None selects the broker's codec."""
         self.publisher: Any = None
-        """The publisher that was called or is stacked; a test records what it publishes."""
+        """The called or stacked publisher; a test records its messages."""
 
     @property
     def queue(self) -> str:
-        """The queue's name; the same as `destination`."""
+        """The name of the queue; an alias of `destination`."""
         return self.destination
 
     @queue.setter
@@ -166,7 +181,7 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 
     @property
     def correlation_id(self) -> str:
-        """The id that was given, else one of `id_generator`, which is then stored."""
+        """The correlation id; created by `id_generator` and stored on the first read if missing."""
         if not self._correlation_id:
             self._correlation_id = self.id_generator()
         return self._correlation_id
@@ -177,64 +192,68 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
 
     @property
     def stored_correlation_id(self) -> str | None:
-        """The id to store: None if the broker has no generator of its own, and no middleware has
-        read the id; messages without one have an id that is made of theirs.
+        """The correlation id to store, or None to store none.
+
+        None if the broker has no custom generator and no middleware has read the id. Handlers of
+        such a message see an id derived from the message's id.
         """
-        own = self.id_generator is not gen_cor_id
-        return self.correlation_id if own else self._correlation_id
+        has_generator = self.id_generator is not gen_cor_id
+        return self.correlation_id if has_generator else self._correlation_id
 
     @property
     def batch_bodies(self) -> tuple[Any, ...]:
         """The bodies of all messages; a `SqlBrokerResponse` is represented by its body.
 
-        A middleware may replace them. The options of a message stay with its body, or else with its
-        place; what may be meant either way is refused.
+        A middleware may replace the bodies. The options of a message stay with its body, or else
+        with its position; ambiguous replacements are refused.
         """
         return () if self._is_empty and self.body is None else (self.body, *self.extra_bodies)
 
     @batch_bodies.setter
     def batch_bodies(self, bodies: "Sequence[Any]") -> None:
-        self.responses = self._aligned(bodies) if any(self.responses) else [None] * len(bodies)
-        self._keep(bodies)
+        self.responses = (
+            self._align_responses(bodies) if any(self.responses) else [None] * len(bodies)
+        )
+        self._set_bodies(bodies)
 
-    def _aligned(self, bodies: "Sequence[Any]") -> list[Any]:
-        """Return the response whose options each of the new `bodies` has, or None.
+    def _align_responses(self, bodies: "Sequence[Any]") -> list[Any]:
+        """Return for each of the new `bodies` the response whose options apply, or None.
 
         Raises:
-            PublishError: that is not clear.
+            PublishError: the assignment is ambiguous.
         """
-        own = self.responses
-        aligned = _matched(self.batch_bodies, own, bodies)
-        if _in_place(aligned, own):
-            return own
-        if not _is_clear(aligned, own, bodies):
+        responses = self.responses
+        aligned = _match_responses(self.batch_bodies, responses, bodies)
+        if _is_in_place(aligned, responses):
+            return responses
+        if not _is_unambiguous(aligned, responses, bodies):
             raise PublishError(
-                f"a middleware gave {len(bodies)} other bodies for {len(own)} with options of "
-                "their own: replace bodies, or change their number or order"
+                f"a middleware gave {len(bodies)} other bodies for {len(responses)} with options "
+                "of their own: replace bodies, or change their number or order"
             )
-        return [None if response is OTHERS else response for response in aligned]
+        return [None if response is UNMATCHED else response for response in aligned]
 
-    def _hold(self, messages: "Sequence[Any]") -> None:
-        """Take `messages` apart into bodies and the responses that have options of their own."""
+    def _set_messages(self, messages: "Sequence[Any]") -> None:
+        """Split `messages` into bodies and responses with options."""
         self.responses = [m if isinstance(m, SqlBrokerResponse) else None for m in messages]
-        self._keep([m.body if isinstance(m, SqlBrokerResponse) else m for m in messages])
+        self._set_bodies([m.body if isinstance(m, SqlBrokerResponse) else m for m in messages])
 
-    def _keep(self, bodies: "Sequence[Any]") -> None:
+    def _set_bodies(self, bodies: "Sequence[Any]") -> None:
         self._is_empty = not bodies
-        self.body, *rest = bodies or (None,)
-        self.extra_bodies = tuple(rest)
+        self.body, *extra_bodies = bodies or (None,)
+        self.extra_bodies = tuple(extra_bodies)
 
     @classmethod
     def from_cmd(cls, cmd: PublishCommand, *, batch: bool = False) -> "SqlBrokerPublishCommand":
-        """Convert any broker's command; a SqlBrokerPublishCommand is returned itself.
+        """Convert a command of any broker; return a SqlBrokerPublishCommand unchanged.
 
         Args:
-            cmd: Any broker's command.
-            batch: Whether a body that is a list or tuple holds several messages.
+            cmd: A command of any broker.
+            batch: True if a body that is a list or tuple holds several messages.
         """
-        own = cmd
-        if not isinstance(own, cls):
-            own = cls(
+        command = cmd
+        if not isinstance(command, cls):
+            command = cls(
                 cmd.body,
                 queue=cmd.destination,
                 headers=cmd.headers,
@@ -242,47 +261,51 @@ class SqlBrokerPublishCommand(BatchPublishCommand):
                 reply_to=cmd.reply_to,
                 _publish_type=cmd.publish_type,
             )
-        if batch and not own.extra_bodies:
-            body = own.body
-            several = isinstance(body, list | tuple)
-            own._hold(body if several else () if body is None else (body,))
-        return own
+        if batch and not command.extra_bodies:
+            body = command.body
+            is_batch = isinstance(body, list | tuple)
+            command._set_messages(body if is_batch else () if body is None else (body,))
+        return command
 
 
-def _matched(old: "Sequence[Any]", own: "list[Any]", new: "Sequence[Any]") -> "list[Any]":
-    """Return that of `own` which belongs to each of the `new` bodies, or `OTHERS`."""
-    waiting: dict[int, list[Any]] = {}
-    for body, response in zip(old, own, strict=False):
-        waiting.setdefault(id(body), []).append(response)
-    return [(waiting.get(id(body)) or [OTHERS]).pop(0) for body in new]
+def _match_responses(
+    old_bodies: "Sequence[Any]", responses: "list[Any]", new_bodies: "Sequence[Any]"
+) -> "list[Any]":
+    """Return for each new body the response of the identical old body, or `UNMATCHED`."""
+    unused: dict[int, list[Any]] = {}
+    for body, response in zip(old_bodies, responses, strict=False):
+        unused.setdefault(id(body), []).append(response)
+    return [(unused.get(id(body)) or [UNMATCHED]).pop(0) for body in new_bodies]
 
 
-def _is_clear(aligned: "list[Any]", own: "list[Any]", bodies: "Sequence[Any]") -> bool:
-    """Whether the bodies have moved, or are fewer or more, and no options are lost.
+def _is_unambiguous(aligned: "list[Any]", responses: "list[Any]", bodies: "Sequence[Any]") -> bool:
+    """Return True if bodies only moved, were added or removed, and no options are lost.
 
-    Equal numbers and texts may be one object, so that a new body may look like another one that
-    has moved. All may be False and True in turn, as `not` makes them.
+    Equal numbers and texts may be the same object, so a new body may look like another body that
+    has moved. All bodies may swap between False and True, as `not` produces them.
     """
-    replaced = OTHERS in aligned
-    if len(aligned) == len(own):
-        return not replaced and {*map(type, bodies)} != {bool}
-    return not replaced or all(each is None or each in aligned for each in own)
+    is_replaced = UNMATCHED in aligned
+    if len(aligned) == len(responses):
+        return not is_replaced and {*map(type, bodies)} != {bool}
+    return not is_replaced or all(response is None or response in aligned for response in responses)
 
 
-def _in_place(aligned: "list[Any]", own: "list[Any]") -> bool:
-    """Whether each of `aligned` is `OTHERS`, or that of `own` at its place.
+def _is_in_place(aligned: "list[Any]", responses: "list[Any]") -> bool:
+    """Return True if each aligned response is `UNMATCHED` or still at its position.
 
-    The options of a body that is replaced stay at its place.
+    The options of a replaced body stay at its position.
     """
-    pairs = zip(aligned, own, strict=False)
-    return len(aligned) == len(own) and all(each in {OTHERS, one} for each, one in pairs)
+    pairs = zip(aligned, responses, strict=False)
+    return len(aligned) == len(responses) and all(
+        aligned_response in {UNMATCHED, response} for aligned_response, response in pairs
+    )
 
 
 class SqlBrokerResponse(Response):
-    """A body with its own options, to return from a handler or to pass to `publish_batch`.
+    """A body with options, to return from a handler or to pass to `publish_batch`.
 
-    In `publish_batch` its options override the call's arguments. Returned from a handler, it goes
-    to each stacked `@broker.publisher`; a publisher's own queue overrides `queue`.
+    In `publish_batch` its options override the arguments of the call. When returned from a handler,
+    it goes to each stacked `@broker.publisher`; the queue of a publisher overrides `queue`.
     """
 
     def __init__(
@@ -294,23 +317,23 @@ class SqlBrokerResponse(Response):
         correlation_id: str | None = None,
         **options: Unpack[RowOptions],
     ) -> None:
-        """The arguments are those of `broker.publish`.
+        """Create a response from the arguments of `broker.publish`.
 
         Raises:
             SetupError: `next_attempt_at` has no time zone.
         """
-        at = options.get("next_attempt_at")
-        if isinstance(at, datetime) and at.utcoffset() is None:
+        next_attempt_at = options.get("next_attempt_at")
+        if isinstance(next_attempt_at, datetime) and next_attempt_at.utcoffset() is None:
             raise SetupError(
-                f"next_attempt_at must have a time zone, got {at!r}: "
+                f"next_attempt_at must have a time zone, got {next_attempt_at!r}: "
                 "use datetime.now(timezone.utc), or delay"
             )
         super().__init__(body, headers=headers, correlation_id=correlation_id)
         self.queue = queue
-        self.options = _given(options)
+        self.options = _filter_options(options)
 
     def as_publish_command(self) -> SqlBrokerPublishCommand:
-        """A new command; each publisher gets one of its own."""
+        """Create a new command, separately for each publisher."""
         return SqlBrokerPublishCommand(
             self.body,
             queue=self.queue or "",
@@ -321,11 +344,11 @@ class SqlBrokerResponse(Response):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, *_: Any) -> dict[str, Any]:
-        """Any body: AsyncAPI documents describe a handler that returns a response."""
+        """Return an empty schema, which allows any body in AsyncAPI documents."""
         return {}
 
     def get_publish_key(self) -> str | None:
-        """The message's key; FastStream asks for it."""
+        """Return the message's key, for FastStream."""
         key: str | None = self.options.get("key")
         return key
 
@@ -336,47 +359,47 @@ SqlBrokerPublishMessage = SqlBrokerResponse
 def make_request(
     message: Any, queue: str, timeout: float, options: RequestOptions
 ) -> SqlBrokerPublishCommand:
-    """The command of a request that waits `timeout` seconds.
+    """Create the command of a request that waits `timeout` seconds for the reply.
 
     Raises:
-        PublishError: `options` has one that only `publish` takes; the text says why.
+        PublishError: `options` has an option that only `publish` takes; the text gives the reason.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    for name, why in _NOT_OF_REQUESTS.items():
-        if given.get(name, False) is not False:
-            raise PublishError(f"request does not take {name}=: {why}")
-        given.pop(name, None)
+    arguments = {name: value for name, value in options.items() if value is not None}
+    for name, reason in _PUBLISH_ONLY_OPTIONS.items():
+        if arguments.get(name, False) is not False:
+            raise PublishError(f"request does not take {name}=: {reason}")
+        arguments.pop(name, None)
     cmd = SqlBrokerPublishCommand(
         message,
         queue=queue,
         _publish_type=PublishType.REQUEST,
-        **given,  # type: ignore[arg-type] # the names are checked by the call
+        **arguments,  # type: ignore[arg-type] # the names are checked by the call
     )
     cmd.timeout = timeout
     return cmd
 
 
-_WAITS_FOR_EVER = (
+_NEVER_COMMITTED = (
     "it waits for a reply, and no handler sees a message before the transaction is committed; "
     "leave it out, the request is then committed at once, or publish with reply_to="
 )
-_AT_ONCE = "its caller waits, so it is due at once: leave it out, or publish with reply_to="
-_NOT_OF_REQUESTS = {
-    "connection": _WAITS_FOR_EVER,
-    "session": _WAITS_FOR_EVER,
-    "with_ack": _WAITS_FOR_EVER,
-    "delay": _AT_ONCE,
-    "next_attempt_at": _AT_ONCE,
+_DUE_IMMEDIATELY = "its caller waits, so it is due at once: leave it out, or publish with reply_to="
+_PUBLISH_ONLY_OPTIONS = {
+    "connection": _NEVER_COMMITTED,
+    "session": _NEVER_COMMITTED,
+    "with_ack": _NEVER_COMMITTED,
+    "delay": _DUE_IMMEDIATELY,
+    "next_attempt_at": _DUE_IMMEDIATELY,
     "dedup_id": "a message that is not stored gets no reply; leave it out",
     "lookup": "its caller waits for it: leave it out, or publish with reply_to=",
     "info": "it belongs to a lookup value, which a request has not: leave it out",
     "reply_to": "the reply goes to its caller; to send it to a queue, publish with reply_to=",
 }
-"""Options of `publish` only, and why."""
+"""Options of `publish` that `request` does not take, with the reason."""
 
 
 _OPTIONS = frozenset(RowOptions.__annotations__)
-FOREIGN = advice(
+FOREIGN_OPTIONS = advice(
     ("routing_key topic subject channel stream list", "use queue"),
     ("exchange", "leave it out, and publish to each queue by its name"),
     ("expiration ttl expires", "use expires_in"),
@@ -385,42 +408,45 @@ FOREIGN = advice(
     ("partition partition_key", "use key"),
     ("persist mandatory no_confirm", "leave it out, each publish is stored"),
 )
-"""Options of other brokers, and what to do here."""
+"""Options of other brokers, with the replacement."""
 
 
-def _given(options: RowOptions) -> dict[str, Any]:
-    """Those of `options` that are not None; most messages have none.
+def _filter_options(options: RowOptions) -> dict[str, Any]:
+    """Return the options that are not None; most messages have none.
 
     Raises:
-        UnknownOptionError: one of another name; also a TypeError.
+        UnknownOptionError: an unknown option; also a TypeError.
     """
     if options and not options.keys() <= _OPTIONS:
-        refuse_unknown("a publish", options, PublishOptions.__annotations__, FOREIGN)
+        refuse_unknown("a publish", options, PublishOptions.__annotations__, FOREIGN_OPTIONS)
     return {name: value for name, value in options.items() if value is not None}
 
 
-OTHERS: Any = object()
-"""`only_transaction` of options that have others."""
+UNMATCHED: Any = object()
+"""Returned by `get_only_transaction` if there are further options; also marks a body without a
+matching response.
+"""
 
 
-def only_transaction(options: PublishOptions) -> Any:
-    """The connection or session in whose transaction to publish, None for none, if `options` say
-    nothing else; else `OTHERS`.
+def get_only_transaction(options: PublishOptions) -> Any:
+    """Return the connection or session to publish with, if `options` contain nothing else.
+
+    Return None for no transaction, and `UNMATCHED` if there are other options.
 
     Raises:
-        PublishError: both were given, or one that is not asynchronous.
+        PublishError: both were passed, or a connection or session is not asynchronous.
     """
     if not options:
         return None
-    if not options.keys() <= _TRANSACTIONS:
-        return OTHERS
-    return _one_transaction(options.get("connection"), options.get("session"), with_ack=None)
+    if not options.keys() <= _TRANSACTION_OPTIONS:
+        return UNMATCHED
+    return _get_transaction(options.get("connection"), options.get("session"), with_ack=None)
 
 
-_TRANSACTIONS = frozenset(("connection", "session"))
+_TRANSACTION_OPTIONS = frozenset(("connection", "session"))
 
 
-def _one_transaction(connection: Any, session: Any, *, with_ack: bool | None) -> Any:
+def _get_transaction(connection: Any, session: Any, *, with_ack: bool | None) -> Any:
     if connection is None and session is None and with_ack is None:
         return None
     if not isinstance(with_ack, bool | None):
@@ -429,12 +455,12 @@ def _one_transaction(connection: Any, session: Any, *, with_ack: bool | None) ->
         raise PublishError(
             "give only one of connection=, session= and with_ack=True: each names a transaction"
         )
-    given = connection if connection is not None else session
-    if given is not None and not (
-        hasattr(given, "sync_connection") or hasattr(given, "sync_session")
+    transaction = connection if connection is not None else session
+    if transaction is not None and not (
+        hasattr(transaction, "sync_connection") or hasattr(transaction, "sync_session")
     ):
         raise PublishError(
-            f"connection and session take an AsyncConnection or AsyncSession, got {given!r}: "
+            f"connection and session take an AsyncConnection or AsyncSession, got {transaction!r}: "
             "use publish_sync for a synchronous one"
         )
-    return given
+    return transaction

@@ -1,4 +1,4 @@
-"""FastStream's security objects as logins and TLS of a database connection."""
+"""Convert FastStream's security objects to the login and TLS of a database connection."""
 
 import ssl
 from typing import Any
@@ -10,20 +10,20 @@ from faststream_sqlbroker.exceptions import NotSupportedError, SetupError
 
 __all__ = ("BaseSecurity", "SASLPlaintext", "SASLScram256", "parse_security")
 
-WITH_SSL_CONTEXT = ("asyncpg", "aiomysql", "asyncmy")
-"""Drivers whose `connect` takes an SSLContext as `ssl`."""
+SSL_CONTEXT_DRIVERS = ("asyncpg", "aiomysql", "asyncmy")
+"""Drivers whose `connect` accepts an SSLContext as `ssl`."""
 
 
 def parse_security(security: BaseSecurity | None, url: URL) -> tuple[URL, dict[str, Any]]:
-    """`url` with the login of `security`, and the `connect_args` of its TLS.
+    """Return `url` with the login of `security`, and the `connect_args` for TLS.
 
     `use_ssl=True` without an SSLContext trusts the system's certificates; certificate and host name
     are checked.
 
     Raises:
-        SetupError: the database has no such login (SQLite has none), or URL and security both
-            name one.
-        NotSupportedError: an SSLContext for psycopg, which takes none.
+        SetupError: the database does not support such a login (SQLite has none), or URL and
+            security both name a login.
+        NotSupportedError: an SSLContext for psycopg, which accepts none.
     """
     if security is None:
         return url, {}
@@ -32,10 +32,10 @@ def parse_security(security: BaseSecurity | None, url: URL) -> tuple[URL, dict[s
             "security= is for database servers, and SQLite is a file: leave it out, and restrict "
             "the rights on the file"
         )
-    return _with_login(security, url), _tls(security, url.get_driver_name())
+    return _add_login(security, url), _build_tls_args(security, url.get_driver_name())
 
 
-def _with_login(security: BaseSecurity, url: URL) -> URL:
+def _add_login(security: BaseSecurity, url: URL) -> URL:
     if type(security) is BaseSecurity:
         return url
     allowed: tuple[type[SASLPlaintext | SASLScram256], ...] = (SASLPlaintext,)
@@ -54,10 +54,10 @@ def _with_login(security: BaseSecurity, url: URL) -> URL:
     return url.set(username=security.username, password=security.password)
 
 
-def _tls(security: BaseSecurity, driver: str) -> dict[str, Any]:
+def _build_tls_args(security: BaseSecurity, driver: str) -> dict[str, Any]:
     if not security.use_ssl:
         return {}
-    if driver in WITH_SSL_CONTEXT:
+    if driver in SSL_CONTEXT_DRIVERS:
         return {"ssl": security.ssl_context or ssl.create_default_context()}
     if security.ssl_context is not None:
         raise NotSupportedError(

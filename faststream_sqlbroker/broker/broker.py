@@ -1,4 +1,4 @@
-"""`SqlBroker`: makes the parts, connects them to FastStream, and starts and stops them."""
+"""`SqlBroker`: create the components, connect them to FastStream, and start and stop them."""
 
 import asyncio
 import logging
@@ -88,7 +88,10 @@ class SqlBroker(
     SqlBrokerConfigured,
     SqlBrokerUnderTest,
 ):
-    """A message broker that lives in a relational database."""
+    """A FastStream message broker in a relational database.
+
+    Messages are rows of a table in PostgreSQL, MySQL, MariaDB or SQLite.
+    """
 
     def __init__(
         self,
@@ -130,75 +133,76 @@ class SqlBroker(
         id_generator: "IdGenerator" = EMPTY,
         underlying_driver_annotations: "UnderlyingDriverAnnotations | None" = None,
     ) -> None:
-        """Make a broker; it does not connect to the database yet.
+        """Create a broker, without connecting to the database yet.
 
         Durations are seconds, a timedelta or text like "1.5m".
 
         Args:
             engine: An AsyncEngine, or a database URL. The broker disposes only of an engine that it
-                made from a URL.
+                created from a URL.
             schema: Names of the tables.
-            validate_schema_on_start: `start` compares the tables with those that are needed.
-            statement_timeout: Longest time of each of the broker's transactions, including the
-                wait for a connection; longer than 0.
-            max_connections: Most connections for claiming, writing outcomes and maintenance
-                together; default half of the engine's pool. Publishing takes one more, LISTEN
-                another.
-            pgbouncer: The engine leads to a PgBouncer in transaction mode: the broker uses no named
-                statements, and LISTEN only through `listen_url`.
-            listen_url: A URL for LISTEN that bypasses PgBouncer: straight to the same database,
-                with asyncpg.
-            graceful_timeout: How long `stop` waits for running handlers, 0 or more; None without
-                limit.
+            validate_schema_on_start: Compare the tables with the required schema in `start`.
+            statement_timeout: Maximum duration of each of the broker's transactions, including the
+                wait for a connection; greater than 0.
+            max_connections: Maximum number of connections for claiming, writing outcomes and
+                maintenance together; default half of the engine's pool. Publishing takes one more
+                connection, LISTEN another.
+            pgbouncer: The engine connects to a PgBouncer in transaction mode: the broker then uses
+                no named statements, and LISTEN only through `listen_url`.
+            listen_url: A URL for LISTEN that bypasses PgBouncer and connects directly to the same
+                database, with asyncpg.
+            graceful_timeout: Time that `stop` waits for running handlers, 0 or more; None waits
+                without limit.
             presence_interval: Time between two heartbeats of this process's subscribers in the
-                database, 100 ms or more. Within it they learn of paused queues. A process counts as
-                dead after four intervals without a heartbeat.
-            max_payload: Most bytes of a body that this process publishes, answers included; None
-                leaves it to the database.
-            max_depth: How many due messages a queue may have before this process's publishes to it
-                wait, raise or are dropped, by the queue's full name; a number is a `MaxDepth` of
-                it.
-            retention: How long finished messages stay in the archive; one process of the fleet
-                removes the older ones. None keeps all, and the start says how fast they grow.
-            metrics: Where the broker's own metrics go, such as `SqlBrokerPrometheusMetrics`; None:
-                they are not taken.
+                database, 100 ms or more. Within this time they learn of paused queues. A process
+                counts as dead after four intervals without a heartbeat.
+            max_payload: Maximum size in bytes of a body that this process publishes, including
+                answers; None leaves the limit to the database.
+            max_depth: Maximum number of due messages in a queue, by the queue's full name. Beyond
+                it, publishes of this process to the queue wait, raise or are dropped; a number is
+                short for a `MaxDepth` with that limit.
+            retention: Time that finished messages stay in the archive; one process of the fleet
+                removes older messages. None keeps all messages, and the log reports at the start
+                how fast the archive grows.
+            metrics: Recorder of the broker's own metrics, such as `SqlBrokerPrometheusMetrics`;
+                None disables them.
             health_port: Serve /health/live, /health/ready and /metrics without authentication on
-                this port while the broker runs: a number (of all addresses), or "host:port". Each
-                process needs a port of its own: with "8081-8084" it takes the first that is free,
-                with 0 any; the log says which. It needs the extra `http`.
-            debug_header: The name of a header, such as "X-Debug", with which a message asks that
-                each of its steps is logged, with its time, whatever the level of the logger is; at
-                most 60 messages a minute of a process. None: no message can ask for it.
-            ack_policy: Default policy of all subscribers.
+                this port while the broker runs: a number (on all addresses), or "host:port". Each
+                process needs its own port: with "8081-8084" the broker takes the first free port of
+                the range, with 0 any free port; the log names it. Requires the extra `http`.
+            debug_header: Name of a header, such as "X-Debug", by which a message requests that each
+                of its steps is logged with a timestamp, at any log level; at most 60 messages per
+                minute and process. None disables this.
+            ack_policy: Default ack policy of all subscribers.
             decoder: Default decoder of bodies.
             parser: Default parser of rows.
-            codec: Encodes and decodes bodies; give it or a decoder, not both.
+            codec: Encodes and decodes bodies; pass either a codec or a decoder.
             dependencies: Dependencies of every handler.
             middlewares: Middlewares of every handler and publish.
             routers: Routers to include.
-            security: User, password and TLS of the connections that the broker makes from a URL
-                (`listen_url` too), and the server's security in AsyncAPI documents. An AsyncEngine
-                keeps its own.
+            security: User, password and TLS of the connections that the broker opens from a URL
+                (including `listen_url`), and the server's security in AsyncAPI documents. An
+                AsyncEngine keeps its own.
             specification_url: Address in AsyncAPI documents; default the engine's host, port and
                 database, without user, password and other parameters.
             protocol: Protocol in AsyncAPI documents; default the database's name.
             protocol_version: Version of the protocol in AsyncAPI documents.
             description: Description of the server in AsyncAPI documents.
             tags: Tags of the server in AsyncAPI documents.
-            logger: A logger; None logs nothing.
+            logger: A logger; None disables logging.
             log_level: Level of FastStream's own log lines.
-            apply_types: Handlers' arguments are validated and converted by their annotations.
+            apply_types: Validate and convert handler arguments by their annotations.
             serializer: FastDepends' serializer.
             provider: FastDepends' provider.
             context: FastStream's context.
-            id_generator: Makes the correlation id of a message that is published without one;
-                `faststream.message.gen_cor_id` makes a random UUID. By default none is stored,
-                which would take a fifth more CPU of a publish, and handlers see a UUID that is made
-                of the message's id and of random bits of the database.
+            id_generator: Creates the correlation id of a message that is published without one,
+                such as `faststream.message.gen_cor_id` for a random UUID. By default no id is
+                stored, because storing one would add a fifth to the CPU time of a publish; handlers
+                then see a UUID derived from the message's id and random bits of the database.
             underlying_driver_annotations: Classes that handlers must not be annotated with, each
                 with the annotation to use instead, or with a faststream.UnderlyingDriverAnnotation
-                that names its import. They are added to those of the broker: AsyncConnection,
-                AsyncSession and its own classes.
+                that names its import. They are added to the broker's defaults: AsyncConnection,
+                AsyncSession and the broker's own classes.
 
         Raises:
             SetupError: the engine cannot be used (synchronous, of another database, in-memory
@@ -243,8 +247,8 @@ class SqlBroker(
         if debug_header is not None:
             from faststream_sqlbroker.flow.debug_log import DebugLog, checked_header  # noqa: PLC0415
 
-            self._debug = DebugLog(checked_header(debug_header), self._tell_debug, clock)
-        self._serve_probes(health_port, metrics)
+            self._debug = DebugLog(checked_header(debug_header), self._log_debug, clock)
+        self._create_probes(health_port, metrics)
         self._work_on(store, clock)
         self._sampler = self._make_sampler()
         publisher = Publisher(store, self._wakeups, self._publish_limits(store, clock), self._debug)
@@ -268,7 +272,7 @@ class SqlBroker(
                 broker_decoder=decoder,
                 broker_codec=codec,
                 logger=make_queue_logger_state(logger=logger, log_level=log_level),
-                fd_config=_injection(apply_types, serializer, provider, context),
+                fd_config=_build_di_config(apply_types, serializer, provider, context),
                 broker_dependencies=dependencies,
                 graceful_timeout=time_or_none("graceful_timeout", graceful_timeout),
                 ack_policy=ack_policy,
@@ -277,7 +281,7 @@ class SqlBroker(
                 extra_context={"broker": self},
             ),
             specification=BrokerSpec(
-                url=_urls(specification_url, self.engine),
+                url=_build_urls(specification_url, self.engine),
                 protocol=protocol or self._store.dialect_name,
                 protocol_version=protocol_version,
                 description=description,
@@ -288,13 +292,13 @@ class SqlBroker(
         )
 
     def _work_on(self, store: Store, clock: Clock) -> None:
-        """Make the parts that work on `store` and live by `clock`."""
+        """Create the components that use `store` and `clock`."""
         self._clock = clock
         self._store = store
         if self._debug is not None:
             store.policies.tell_decisions(self._debug.decided)
         self._wakeups = Wakeups(store, self._log_of_loops, clock)
-        self._serve_application(store, self._wakeups, self._log_of_loops, self._recorder)
+        self._build_application_services(store, self._wakeups, self._log_of_loops, self._recorder)
         self._heartbeat = Heartbeat(
             self._store,
             self._log_of_loops,
@@ -302,7 +306,7 @@ class SqlBroker(
             outages=self._wakeups.outages,
             clock=self._clock,
         )
-        self._wakeups.on_pauses = self._state_changed
+        self._wakeups.on_pauses = self._on_state_changed
         self._lookout = Lookout(
             store, clock, self._heartbeat, is_told=lambda: self._wakeups.listening
         )
@@ -323,7 +327,7 @@ class SqlBroker(
             self._pruning = RetentionLoop(store, self._retention, self._log_of_loops, clock)
 
     def _publish_limits(self, store: Store, clock: Clock) -> "PublishLimits | None":
-        """What publishes are held to; None if nothing."""
+        """Create the limits of publishes; None if no limit is set."""
         if self._max_payload is None and not self._max_depth:
             return None
         from faststream_sqlbroker.flow.publish_limits import PublishLimits  # noqa: PLC0415
@@ -337,14 +341,17 @@ class SqlBroker(
             recorder=self._recorder,
         )
 
-    def _state_changed(self) -> None:
-        """Another process may have paused a queue, redefined a schedule, or begun a job."""
+    def _on_state_changed(self) -> None:
+        """Wake the loops after a change of the shared state.
+
+        Another process may have paused a queue, changed a schedule or started a job.
+        """
         self._heartbeat.wake()
         self._scheduler.wake()
         self._jobs.look()
 
     def _make_sampler(self) -> "Sampler | None":
-        """What reads gauges; None if no metrics are asked for."""
+        """Create the sampler of gauges; None without metrics."""
         recorder = self._recorder
         if recorder is None:
             return None
@@ -356,13 +363,13 @@ class SqlBroker(
             recorder,
             log,
             self._clock,
-            self._running_consumers,
+            self._iter_running_consumers,
             self._count_findings,
             self._write_path.look,
         )
 
     async def _count_findings(self) -> dict[tuple[str, ...], float]:
-        """What an operator has to look at; nothing if this process may not read it."""
+        """Count the findings for an operator; return an empty dict without the right to do so."""
         # A refused statement would count as a right that its subscribers lack.
         access = await self._store.access.find_lacks(frozenset({Activity.OPERATE}))
         if access.lacks:
@@ -370,7 +377,7 @@ class SqlBroker(
         # One series is always there, so that alerts can ask whether any process tells findings.
         return {("no subscriber", "error", ""): 0, **(await self.admin.findings()).counts}
 
-    def _running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
+    def _iter_running_consumers(self) -> "Iterator[tuple[tuple[str, ...], Consumer]]":
         for subscriber in self.subscribers:
             consumer: Consumer | None = getattr(subscriber, "consumer", None)
             if consumer is not None:
@@ -378,7 +385,7 @@ class SqlBroker(
 
     @property
     def admin(self) -> "Admin":
-        """Operations for operators, such as pausing a queue; they work before `start`, too."""
+        """Operations for operators, such as pausing a queue; available before `start`, too."""
         from faststream_sqlbroker.admin import Admin  # noqa: PLC0415
 
         return Admin(
@@ -391,24 +398,24 @@ class SqlBroker(
             woken=self._wakeups.published,
             rescheduled=self._scheduler.wake,
             publish=self._publish_noted,
-            process=self._process_health,
-            surroundings=self._surroundings,
+            process=self._get_process_health,
+            surroundings=self._get_surroundings,
             write_problem=self._write_path.look,
         )
 
     @property
     def archive(self) -> "Archive":
-        """Reads what was archived, as Arrow's record batches; it works before `start`, too."""
+        """Access to archived messages as Arrow record batches; available before `start`, too."""
         from faststream_sqlbroker.archive_reader import Archive  # noqa: PLC0415 - knows the readers
 
         return Archive(self._store)
 
-    def _surroundings(self) -> "Surroundings":
+    def _get_surroundings(self) -> "Surroundings":
         from faststream_sqlbroker.core.health import Surroundings  # noqa: PLC0415
 
         relays: dict[str, bool] = {}
-        for each in self.subscribers:
-            relays |= getattr(each, "relays", {})
+        for subscriber in self.subscribers:
+            relays |= getattr(subscriber, "relays", {})
         awaited = self._store.can_listen and self._wakeups.awaited
         return Surroundings(
             listening=self._wakeups.listening if awaited else None,
@@ -416,10 +423,10 @@ class SqlBroker(
             is_running=self.running,
         )
 
-    def _process_health(self) -> "ProcessHealth":
+    def _get_process_health(self) -> "ProcessHealth":
         from faststream_sqlbroker.core.health import ProcessHealth  # noqa: PLC0415
 
-        running = tuple(consumer.health for _, consumer in self._running_consumers())
+        running = tuple(consumer.health for _, consumer in self._iter_running_consumers())
         return ProcessHealth(self._activities, running)
 
     # -- start and stop ------------------------------------------------------------------------
@@ -429,29 +436,29 @@ class SqlBroker(
         config: Any = self.config
         serializer = config.fd_config._serializer  # noqa: SLF001
         config.producer.connect(serializer, config.broker_codec, lambda: config.context)
-        self._plain.look(self)
+        self._plain.check_broker(self)
         self._serving_ended = False
         self._write_path.open()
         return self.engine
 
     @override
     async def start(self) -> None:
-        """Check the database, its tables and the rights on them, then start the subscribers.
+        """Check the database, the tables and the rights on the tables, then start the subscribers.
 
-        Calls of `start` and `stop` take turns, and the last one wins: if `stop` is called in the
-        meantime, the broker is stopped when this returns.
+        Calls of `start` and `stop` take turns, and the last call wins: if `stop` is called in the
+        meantime, the broker is stopped when this method returns.
 
         Raises:
             RightsError: the database user lacks rights that this process needs; the text names each
-                with its GRANT.
-            SchemaError: the tables differ from those needed; the text names every difference and
-                how to remove it. Or a subscriber has max_fetch_interval=None without triggers.
+                right with its GRANT.
+            SchemaError: the tables differ from the required schema; the text names every difference
+                and how to remove it. Or a subscriber has max_fetch_interval=None without triggers.
             SetupError: a setting of the server does not work with the broker, two schedules have
-                the same name, dead letters would go in a circle for ever, or a subscriber has the
-                queue of a pull consumer.
+                the same name, dead letters would circulate forever, or a subscriber has the queue
+                of a pull consumer.
             StoreError: the database cannot be reached.
         """
-        async with self._start_stop.starting() as is_wanted:
+        async with self._start_stop.wait_to_start() as is_wanted:
             if is_wanted():
                 await self._start_all()
                 if not is_wanted():
@@ -465,35 +472,38 @@ class SqlBroker(
         if self._validate_schema:
             await self._check_schema()
         await self._check_trigger()
-        await self._refuse_pull_queues()
-        from faststream_sqlbroker.broker.startup_warnings import startup_warnings  # noqa: PLC0415
+        await self._check_pull_queues()
+        from faststream_sqlbroker.broker.startup_warnings import iter_startup_warnings  # noqa: PLC0415
 
-        for level, text in startup_warnings(self._store, self.subscribers):
+        for level, text in iter_startup_warnings(self._store, self.subscribers):
             self._log_of_loops(level, text)
         self._scheduler.plan(self.schedules)
         if self.subscribers:
             self._jobs.start()
-        await self._with_probes(super().start)
+        await self._start_with_probes(super().start)
         self._scheduler.start()
         if self._sampler is not None:
             self._sampler.start(self._wakeups.outages)
-        await self._start_archive()
+        await self._start_archive_upkeep()
 
-    async def _start_archive(self) -> None:
-        """Start what keeps the archive in shape, or tell that nothing does."""
-        if self._adds_partitions and self._partitions is not None:
+    async def _start_archive_upkeep(self) -> None:
+        """Start the maintenance of the archive, or log that there is none."""
+        if self._is_adding_partitions and self._partitions is not None:
             self._partitions.start(self._wakeups.outages)
         if self._pruning is not None:
             self._pruning.start(self._wakeups.outages)
         elif self.subscribers:
-            from faststream_sqlbroker.broker.startup_warnings import growth_line  # noqa: PLC0415
+            from faststream_sqlbroker.broker.startup_warnings import format_archive_growth  # noqa: PLC0415
 
-            if growth := await growth_line(self._store):
+            if growth := await format_archive_growth(self._store):
                 self._log_of_loops(logging.INFO, growth)
 
     @property
-    def _adds_partitions(self) -> bool:
-        """Whether this process looks for missing partitions: one that only publishes does not."""
+    def _is_adding_partitions(self) -> bool:
+        """True if this process creates missing partitions.
+
+        A process that only publishes does not.
+        """
         return self._has_partitions and bool(self.subscribers or self._retention)
 
     @property
@@ -502,35 +512,35 @@ class SqlBroker(
 
     @property
     def _activities(self) -> Activities:
-        """What the declared subscribers, publishers and schedules do in the database."""
-        found = {Activity.SCHEDULE} if self.schedules else set()
+        """The activities of the declared subscribers, publishers and schedules in the database."""
+        activities = {Activity.SCHEDULE} if self.schedules else set()
         for subscriber in self.subscribers:
-            found |= getattr(subscriber, "activities", set())
+            activities |= getattr(subscriber, "activities", set())
         if self.publishers or self.schedules:
-            found.add(Activity.PUBLISH)
+            activities.add(Activity.PUBLISH)
         if self._max_depth:
-            found.add(Activity.COUNT)
+            activities.add(Activity.COUNT)
         if self._retention is not None:
-            found |= {Activity.PRUNE, Activity.LOCK}
-        if self._adds_partitions:
-            found.add(Activity.LOCK)
-        return frozenset(found)
+            activities |= {Activity.PRUNE, Activity.LOCK}
+        if self._is_adding_partitions:
+            activities.add(Activity.LOCK)
+        return frozenset(activities)
 
     async def _check_schema(self) -> None:
-        problems = await self._store.server.differences()
-        if problems:
+        differences = await self._store.server.differences()
+        if differences:
             from faststream_sqlbroker.schema.validate import advice  # noqa: PLC0415
 
-            msg = f"{advice(problems)}\nvalidate_schema_on_start=False starts all the same"
+            msg = f"{advice(differences)}\nvalidate_schema_on_start=False starts all the same"
             # `faststream run` prints a long traceback before the text; the log shows it at once.
             self._log_of_loops(logging.CRITICAL, msg.splitlines()[0])
             raise SchemaError(msg)
 
     async def _check_trigger(self) -> None:
         subscribers: list[Any] = self.subscribers
-        told_only = any(each.config.settings.told_only for each in subscribers)
+        is_notify_only = any(subscriber.config.settings.told_only for subscriber in subscribers)
         if (
-            told_only
+            is_notify_only
             and self._store.can_listen
             and not await self._store.server.has_notify_trigger()
         ):
@@ -549,17 +559,19 @@ class SqlBroker(
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stop claiming, wait up to `graceful_timeout` for running handlers, write their outcomes.
+        """Stop claiming, wait for running handlers, and write their outcomes.
+
+        Handlers get up to `graceful_timeout` to end.
 
         The broker can be started again. An engine that the caller passed is not disposed of. A
-        `start` that runs is waited for first, for up to `graceful_timeout`, unless it has called
-        this, by a hook or a handler.
+        running `start` is awaited first, for up to `graceful_timeout`, unless it has called this
+        method itself, in a hook or a handler.
 
         Raises:
-            SetupError: it belongs to another event loop, which is still open.
+            SetupError: the broker belongs to another event loop, which is still open.
         """
         self._store.refuse_other_loop()
-        async with self._start_stop.stopping(self.config.graceful_timeout):
+        async with self._start_stop.wait_to_stop(self.config.graceful_timeout):
             await self._stop_all(exc_type, exc_val, exc_tb)
 
     async def _stop_all(
@@ -582,7 +594,7 @@ class SqlBroker(
             await self._partitions.stop()
         if self._pruning is not None:
             await self._pruning.stop()
-        await self._end_serving()
+        await self._stop_serving()
         await self._requests.stop()
         await self._shielded.close()
         await self._wakeups.stop()
@@ -597,37 +609,40 @@ class SqlBroker(
 
     @override
     async def ping(self, timeout: Duration | None = 3.0) -> bool:
-        """Whether the database takes writes within `timeout` and every running loop works.
+        """Return True if the database accepts writes within `timeout` and every running loop works.
 
-        A sign of life of the last 8 seconds proves that, else a small write does of which nothing
-        is left, and which calls at the same time share. It is False, too, while a table is missing,
-        and from the first statement that was refused for a missing right until that right is given.
+        A sign of life of the last 8 seconds is sufficient proof; otherwise the broker makes a small
+        write that leaves nothing behind and that simultaneous calls share. The result is also False
+        while a table is missing, and from the first statement that was refused for a missing right
+        until the right is granted.
 
         Args:
-            timeout: Seconds, a timedelta or text like "3s"; None is `statement_timeout`.
+            timeout: Seconds, a timedelta or text like "3s"; None uses `statement_timeout`.
 
         Raises:
             SetupError: `timeout` is not a valid duration, or the broker belongs to another event
                 loop, which is still open.
         """
         limit = time_or_none("timeout", timeout)
-        began = self._clock.monotonic()
-        answers = await self._store.access.ping(limit, self._rights.activities)
-        remaining = None if limit is None else limit - (self._clock.monotonic() - began)
+        started_at = self._clock.monotonic()
+        is_reachable = await self._store.access.ping(limit, self._rights.activities)
+        remaining = None if limit is None else limit - (self._clock.monotonic() - started_at)
         # Also if that or a loop fails: the reason may be that nothing can be written.
         loops = (self._scheduler, self._rights, *self.subscribers)
-        fine = await self._write_path.look_within(remaining) is None
-        return answers and fine and all(getattr(loop, "healthy", True) for loop in loops)
+        is_writable = await self._write_path.look_within(remaining) is None
+        return (
+            is_reachable and is_writable and all(getattr(loop, "healthy", True) for loop in loops)
+        )
 
     async def create_tables(self) -> None:
-        """Create the tables that are missing; for development and tests.
+        """Create missing tables; for development and tests.
 
         Raises:
-            SchemaError: a table of that name exists and is not the broker's.
+            SchemaError: a table of that name exists and does not belong to the broker.
         """
         await self._store.server.create_tables()
 
-    def _tell_debug(self, text: str, message_id: int | None, queue: str) -> None:
+    def _log_debug(self, text: str, message_id: int | None, queue: str) -> None:
         self._setup_logger()
         logger = self.config.logger
         extra = {"queue": queue, "message_id": "" if message_id is None else str(message_id)}
@@ -643,16 +658,19 @@ class SqlBroker(
         )
 
 
-def _urls(given: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
-    """The server's addresses in AsyncAPI documents, which are public: a query may hold secrets."""
-    if given is None:
-        own = engine.url
-        shown = URL.create(own.drivername, host=own.host, port=own.port, database=own.database)
-        return [shown.render_as_string()]
-    return [given] if isinstance(given, str) else list(given)
+def _build_urls(urls: str | Iterable[str] | None, engine: AsyncEngine) -> list[str]:
+    """Return the server's addresses for AsyncAPI documents.
+
+    The documents are public, so queries are left out: they may hold secrets.
+    """
+    if urls is None:
+        url = engine.url
+        public_url = URL.create(url.drivername, host=url.host, port=url.port, database=url.database)
+        return [public_url.render_as_string()]
+    return [urls] if isinstance(urls, str) else list(urls)
 
 
-def _injection(
+def _build_di_config(
     apply_types: bool, serializer: Any, provider: Any, context: Any
 ) -> FastDependsConfig:
     return FastDependsConfig(

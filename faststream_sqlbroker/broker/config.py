@@ -1,4 +1,4 @@
-"""The configuration that the broker shares with its routers, publishers and subscribers."""
+"""The configuration that a broker shares with its routers, publishers and subscribers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.flow.debug_log import DebugLog
 
 
-def _driver_annotations() -> dict[Any, Any]:
-    """Classes that a handler may be annotated with by mistake, and the right annotation of each."""
+def _build_driver_annotations() -> dict[Any, Any]:
+    """Map classes that a handler may be annotated with by mistake to the right annotations."""
     # Imported here: `annotations` imports the broker, which imports this module.
     from faststream_sqlbroker import annotations, message  # noqa: PLC0415
 
@@ -46,13 +46,13 @@ def _driver_annotations() -> dict[Any, Any]:
     }
 
 
-def _not_noted(_rows: Any, _error: BaseException) -> None:
-    """Do nothing: the log has the error."""
+def _ignore_failure(_rows: Any, _error: BaseException) -> None:
+    """Do nothing, because the log has the error."""
 
 
 @dataclass(kw_only=True)
 class SqlBrokerConfig(BrokerConfig):
-    """A broker's configuration; publishers and subscribers reach the store through it."""
+    """A broker's configuration, which gives publishers and subscribers access to the store."""
 
     store: Store
     wakeups: Wakeups
@@ -64,34 +64,34 @@ class SqlBrokerConfig(BrokerConfig):
     recorder: Recorder | None = None
     debug: "DebugLog | None" = None
     make_consumer: "Callable[..., Consumer] | None" = None
-    """Makes the loops of a subscriber in place of `Consumer`; a test moves them on by itself."""
-    note_failure: Callable[[Any, BaseException], None] = _not_noted
-    """Told of a row, or a batch, and what its handler has raised; for tests."""
+    """Creates the loops of a subscriber instead of `Consumer`, for tests."""
+    note_failure: Callable[[Any, BaseException], None] = _ignore_failure
+    """Called with a row or a batch and the error that its handler raised; for tests."""
     payload_names: dict[str, str] = field(default_factory=dict)
-    """Names of AsyncAPI's schemas, with the schema of each as text."""
-    default_driver_annotations: Any = field(default_factory=_driver_annotations)
+    """Names of AsyncAPI schemas, with the text of each schema."""
+    default_driver_annotations: Any = field(default_factory=_build_driver_annotations)
 
     @property
     def engine(self) -> AsyncEngine:
-        """The broker's, as `SqlBroker.engine`."""
+        """The broker's engine, as `SqlBroker.engine`."""
         return self.store.engine
 
 
 @dataclass(kw_only=True)
 class SqlBrokerRouterConfig(BrokerConfig):
-    """A router's configuration; the store and the rest come from the broker that includes it."""
+    """A router's configuration; everything else comes from the broker that includes the router."""
 
-    default_driver_annotations: Any = field(default_factory=_driver_annotations)
+    default_driver_annotations: Any = field(default_factory=_build_driver_annotations)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse names that only a broker has.
 
         Raises:
-            IncorrectState: the router is not part of one yet.
-            AttributeError: a broker has none either.
+            IncorrectState: the router is not part of a broker yet.
+            AttributeError: a broker does not have the name either.
         """
-        raise IncorrectState(_NOT_INCLUDED) if name in _OF_BROKERS else AttributeError(name)
+        raise IncorrectState(_NOT_INCLUDED) if name in _BROKER_ONLY_FIELDS else AttributeError(name)
 
 
-_OF_BROKERS = frozenset(each.name for each in fields(SqlBrokerConfig))
+_BROKER_ONLY_FIELDS = frozenset(each.name for each in fields(SqlBrokerConfig))
 _NOT_INCLUDED = "this router is not part of a broker yet: call broker.include_router(router) first"

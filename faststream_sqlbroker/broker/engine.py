@@ -1,4 +1,4 @@
-"""The engine of a broker: the caller's, or one made from a URL."""
+"""The engine of a broker: passed by the caller, or created from a URL."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,61 +24,61 @@ EXTRAS = {
     "asyncmy": "asyncmy",
     "aiosqlite": "sqlite",
 }
-"""The extra that installs a driver."""
+"""The extra that installs each driver."""
 BACKENDS = frozenset({"postgresql", "mysql", "mariadb", "sqlite"})
-BEGINNINGS = (
+URL_PREFIXES = (
     "postgresql+asyncpg, postgresql+psycopg, mysql+aiomysql, mysql+asyncmy, mariadb+aiomysql or "
     "sqlite+aiosqlite"
 )
-"""How a URL may begin, for errors."""
+"""Valid beginnings of a URL, for error messages."""
 
 PYMYSQL_LIMIT = (1, 2)
 """The first release of PyMySQL with which aiomysql 0.3.2 cannot bind bytes."""
 
 
 def make_engine(
-    given: Any, *, pgbouncer: bool = False, security: "BaseSecurity | None" = None
+    source: Any, *, pgbouncer: bool = False, security: "BaseSecurity | None" = None
 ) -> tuple[AsyncEngine, bool]:
-    """The engine, and whether it was made here; then `stop` of the broker disposes of it.
+    """Return the engine, and True if the engine was created here and must be disposed of.
 
-    `security` is used with a URL only: the caller's engine has its own.
+    `security` is used only with a URL; the caller's engine has its own.
 
     Raises:
-        SetupError: `given` is neither an AsyncEngine nor a URL of a supported database, or
+        SetupError: `source` is neither an AsyncEngine nor a URL of a supported database, or
             `security` does not fit the URL.
         MissingExtraError: the URL's driver is not installed.
         NotSupportedError: `pgbouncer` is set and the database is not PostgreSQL, or the driver
             cannot use `security`.
     """
-    engine = given if isinstance(given, AsyncEngine) else _engine_of_url(given, security)
-    _refuse_bad_pair(engine)
+    engine = source if isinstance(source, AsyncEngine) else _create_engine(source, security)
+    _check_driver_versions(engine)
     if pgbouncer:
         through_pgbouncer(engine)
-    return engine, engine is not given
+    return engine, engine is not source
 
 
-def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
-    if isinstance(given, Engine):
+def _create_engine(url: Any, security: "BaseSecurity | None") -> AsyncEngine:
+    if isinstance(url, Engine):
         msg = (
             "the broker needs an AsyncEngine, got a synchronous Engine: make it with "
             "sqlalchemy.ext.asyncio.create_async_engine"
         )
         raise SetupError(msg)
-    if not isinstance(given, str | URL):
+    if not isinstance(url, str | URL):
         # Only the type is shown: the value may hold a password.
         raise SetupError(
             "engine must be an AsyncEngine or a database URL as text or URL, "
-            f"got {type(given).__name__}"
+            f"got {type(url).__name__}"
         )
     try:
-        parsed = make_url(given)
-        _refuse_other_databases(parsed)
+        parsed = make_url(url)
+        _check_backend(parsed)
         if security is None:
-            return create_async_engine(given)
+            return create_async_engine(url)
         from faststream_sqlbroker.security import parse_security  # noqa: PLC0415
 
-        url, arguments = parse_security(security, parsed)
-        return create_async_engine(url, connect_args=arguments)
+        login_url, arguments = parse_security(security, parsed)
+        return create_async_engine(login_url, connect_args=arguments)
     except SqlBrokerError:
         raise
     except ModuleNotFoundError as error:
@@ -96,7 +96,7 @@ def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
     except InvalidRequestError as error:
         msg = (
             f"the database URL begins with {parsed.drivername}, whose driver is not asynchronous: "
-            f"begin it with {BEGINNINGS}"
+            f"begin it with {URL_PREFIXES}"
         )
         raise SetupError(msg) from error
     except Exception as error:  # noqa: BLE001 - a dialect may raise anything
@@ -109,17 +109,20 @@ def _engine_of_url(given: Any, security: "BaseSecurity | None") -> AsyncEngine:
         raise SetupError(msg) from None
 
 
-def _refuse_other_databases(url: URL) -> None:
-    """Before its driver is looked for: an error that names it would let people install it."""
+def _check_backend(url: URL) -> None:
+    """Refuse unsupported databases before the driver is imported.
+
+    An error that names the missing driver would make users install it in vain.
+    """
     if url.get_backend_name() not in BACKENDS:
         raise SetupError(
             f"the database URL begins with {short(url.drivername)}, which is no database of the "
-            f"broker: begin it with {BEGINNINGS}"
+            f"broker: begin it with {URL_PREFIXES}"
         )
 
 
 def make_listen_engine(url: Any, *, security: "BaseSecurity | None" = None) -> AsyncEngine | None:
-    """An engine for LISTEN only; None without a URL.
+    """Create an engine for LISTEN only; return None without a URL.
 
     Raises:
         SetupError: `url` is not a URL of PostgreSQL with asyncpg, or `security` does not fit it.
@@ -142,25 +145,25 @@ def make_listen_engine(url: Any, *, security: "BaseSecurity | None" = None) -> A
 
 
 def through_pgbouncer(engine: AsyncEngine) -> None:
-    """Make the engine's new connections work through PgBouncer in transaction mode.
+    """Make new connections of the engine work through PgBouncer in transaction mode.
 
-    There each transaction may get another server connection, so a named prepared statement of an
-    earlier transaction may not exist. Existing connections of the engine do not change.
+    In this mode each transaction may get another server connection, so a named prepared statement
+    of an earlier transaction may not exist. Existing connections of the engine do not change.
 
     Raises:
-        NotSupportedError: `engine` is not PostgreSQL's.
+        NotSupportedError: `engine` does not connect to PostgreSQL.
     """
     if engine.dialect.name != "postgresql":
         msg = f"pgbouncer=True is for PostgreSQL, this is {engine.dialect.name}: leave it out"
         raise NotSupportedError(msg)
-    options = _UNNAMED.get(engine.dialect.driver, {})
+    options = _UNNAMED_STATEMENT_ARGS.get(engine.dialect.driver, {})
 
     @event.listens_for(engine.sync_engine, "do_connect")
     def connect(_dialect: Any, _record: Any, _args: Any, arguments: dict[str, Any]) -> None:
         arguments.update(options)
 
 
-_UNNAMED: dict[str, dict[str, Any]] = {
+_UNNAMED_STATEMENT_ARGS: dict[str, dict[str, Any]] = {
     "asyncpg": {
         "statement_cache_size": 0,
         "prepared_statement_cache_size": 0,
@@ -168,13 +171,13 @@ _UNNAMED: dict[str, dict[str, Any]] = {
     },
     "psycopg": {"prepare_threshold": None},
 }
-"""Arguments of each driver's `connect` that keep it from using named prepared statements."""
+"""Arguments of each driver's `connect` that prevent named prepared statements."""
 
 
-def _refuse_bad_pair(engine: AsyncEngine) -> None:
-    """Refuse versions of aiomysql and PyMySQL that fail together.
+def _check_driver_versions(engine: AsyncEngine) -> None:
+    """Refuse versions of aiomysql and PyMySQL that do not work together.
 
-    aiomysql 0.3.2 calls a function of PyMySQL that is a string from PyMySQL 1.2 on.
+    aiomysql 0.3.2 calls a function of PyMySQL that is a string since PyMySQL 1.2.
 
     Raises:
         SetupError: such versions are installed.

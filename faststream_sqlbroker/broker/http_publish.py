@@ -1,4 +1,4 @@
-"""Publishes of HTTP clients, which pass the broker's middlewares as those of `publish` do."""
+"""Publish messages of HTTP clients through the broker's middlewares, like `publish`."""
 
 import json
 from collections.abc import Sequence
@@ -13,55 +13,62 @@ from faststream_sqlbroker.response import SqlBrokerPublishCommand, SqlBrokerResp
 
 _ENCODED = {"queue", "payload", "headers"}
 OPTIONS = tuple(one.name for one in fields(NewMessage) if one.name not in _ENCODED)
-"""Of a row, by the names that a publish has for them, too."""
+"""Fields of a row that are also options of a publish."""
 
 
 class HttpPublish:
-    """Writes rows that a request has made, in one transaction."""
+    """Publishes the rows of a request in a single transaction."""
 
     def __init__(self, broker: Any) -> None:
-        """Through the middlewares of `broker`, and by the producer that it has now."""
+        """Use the middlewares and the current producer of `broker`."""
         self._broker = broker
         self._producer = broker.config.producer
 
     async def __call__(
         self, rows: Sequence[NewMessage], destination: str | None = None
     ) -> list[int | None]:
-        """Write `rows`; their ids, None for one whose dedup_id its queue has already.
+        """Write `rows` and return their ids, with None for duplicates.
 
-        Middlewares see one publish: of a message for one row to its own queue, else of a batch to
-        `destination` (default: the first row's queue) whose bodies are `SqlBrokerResponse`s. If
-        one of them does not go on, nothing is written and all ids are None.
+        A row is a duplicate if its queue already has a message with its dedup_id.
+
+        Middlewares see a single publish: of a message for one row to its own queue, otherwise of a
+        batch to `destination` (default: the first row's queue) whose bodies are
+        `SqlBrokerResponse`s. If a middleware does not pass the publish on, nothing is written and
+        all ids are None.
 
         Raises:
-            PublishError: a middleware has made a message that cannot be stored.
-            QueueFullError: a queue is full: none is written.
-            StoreError: the database refused or could not be reached.
-            RuntimeError: a middleware has changed the number of messages; nothing was written.
+            PublishError: a middleware created a message that cannot be stored.
+            QueueFullError: a queue is full; nothing was written.
+            StoreError: the database refused the rows or could not be reached.
+            RuntimeError: a middleware changed the number of messages; nothing was written.
         """
         if not self._broker.middlewares:
             return cast("list[int | None]", await self._producer.write(rows))
         ids: list[int | None] = [None] * len(rows)
 
         async def write(cmd: SqlBrokerPublishCommand) -> Any:
-            made = await self._rows(cmd, len(rows))
+            new_rows = await self._make_rows(cmd, len(rows))
             # What a middleware returns is its own: the client is told what was written.
-            ids[:] = await self._producer.write(made)
-            return ids if several else ids[0]
+            ids[:] = await self._producer.write(new_rows)
+            return ids if is_batch else ids[0]
 
-        several = len(rows) > 1 or destination not in {None, rows[0].queue}
-        cmd = _batch(rows, destination or rows[0].queue) if several else _single(rows[0])
+        is_batch = len(rows) > 1 or destination not in {None, rows[0].queue}
+        cmd = (
+            _make_batch_command(rows, destination or rows[0].queue)
+            if is_batch
+            else _make_single_command(rows[0])
+        )
         # The body is encoded. What a middleware puts in its place is encoded as JSON, text or
         # bytes: the broker's own codec has no part in publishes over HTTP.
         cmd.codec = DefaultCodec()
         producer: Any = SimpleNamespace(publish=write, publish_batch=write)
-        if several:
+        if is_batch:
             await self._broker._basic_publish_batch(cmd, producer=producer)  # noqa: SLF001
         else:
             await self._broker._basic_publish(cmd, producer=producer)  # noqa: SLF001
         return ids
 
-    async def _rows(self, cmd: SqlBrokerPublishCommand, count: int) -> list[NewMessage]:
+    async def _make_rows(self, cmd: SqlBrokerPublishCommand, count: int) -> list[NewMessage]:
         rows: list[NewMessage] = await self._producer.make_rows(cmd)
         if len(rows) != count:
             raise RuntimeError(
@@ -71,17 +78,17 @@ class HttpPublish:
         return rows
 
 
-def _single(row: NewMessage) -> SqlBrokerPublishCommand:
-    return SqlBrokerPublishCommand(row.payload, **_given(row))
+def _make_single_command(row: NewMessage) -> SqlBrokerPublishCommand:
+    return SqlBrokerPublishCommand(row.payload, **_get_publish_arguments(row))
 
 
-def _batch(rows: Sequence[NewMessage], destination: str) -> SqlBrokerPublishCommand:
-    bodies = [SqlBrokerResponse(row.payload, **_given(row)) for row in rows]
+def _make_batch_command(rows: Sequence[NewMessage], destination: str) -> SqlBrokerPublishCommand:
+    bodies = [SqlBrokerResponse(row.payload, **_get_publish_arguments(row)) for row in rows]
     return SqlBrokerPublishCommand(*bodies, queue=destination)
 
 
-def _given(row: NewMessage) -> dict[str, Any]:
-    headers, correlation_id = _headers(row)
+def _get_publish_arguments(row: NewMessage) -> dict[str, Any]:
+    headers, correlation_id = _split_headers(row)
     options = {name: getattr(row, name) for name in OPTIONS}
     return {
         "queue": row.queue,
@@ -91,11 +98,11 @@ def _given(row: NewMessage) -> dict[str, Any]:
     }
 
 
-def _headers(row: NewMessage) -> tuple[dict[str, Any], str | None]:
-    """The headers, and the correlation id, which a command has apart from them."""
+def _split_headers(row: NewMessage) -> tuple[dict[str, Any], str | None]:
+    """Return the headers and the correlation id, which a command stores separately."""
     headers: dict[str, Any] = {} if row.headers is None else json.loads(row.headers)
-    found = headers.pop(CORRELATION_ID, None)
-    if found is not None and not isinstance(found, str):
-        headers[CORRELATION_ID] = found
+    correlation_id = headers.pop(CORRELATION_ID, None)
+    if correlation_id is not None and not isinstance(correlation_id, str):
+        headers[CORRELATION_ID] = correlation_id
         return headers, None
-    return headers, found
+    return headers, correlation_id

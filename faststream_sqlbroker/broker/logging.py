@@ -1,4 +1,4 @@
-"""The broker's default logger: FastStream's, with a column for the queue."""
+"""The broker's default logger: FastStream's logger with a column for the queue."""
 
 import logging
 from functools import partial
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.adapter.values import LoggerProto
 
 MESSAGE_ID_WIDTH = 10
-"""Characters of the column for message ids; longer ids make their line longer."""
+"""Characters of the column for message ids; a longer id makes its line longer."""
 QUEUE_WIDTH = 4
-"""Characters of the column for queues, at least."""
+"""Minimum characters of the column for queues."""
 
 
 class QueueLoggerStorage(DefaultLoggerStorage):
-    """Makes the default logger; its column for queues is as wide as the longest name."""
+    """Creates the default logger, with a queue column as wide as the longest name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class QueueLoggerStorage(DefaultLoggerStorage):
         self.logger_log_level = logging.INFO
 
     def set_level(self, level: int) -> None:
-        """Write lines of `level` and above."""
+        """Set the minimum level of log lines."""
         self.logger_log_level = level
 
     def register_subscriber(self, params: dict[str, Any]) -> None:
@@ -38,10 +38,10 @@ class QueueLoggerStorage(DefaultLoggerStorage):
         self._queue_width = max(self._queue_width, len(params.get("queue", "")))
 
     def get_logger(self, *, context: "ContextRepo") -> "LoggerProto":
-        """The logger; it is made at the first call."""
-        if found := self._get_logger_ref():
-            return found
-        made = get_broker_logger(
+        """Return the logger, created on the first call."""
+        if logger := self._get_logger_ref():
+            return logger
+        new_logger = get_broker_logger(
             name="sqlbroker",
             default_context={"queue": ""},
             message_id_ln=MESSAGE_ID_WIDTH,
@@ -52,23 +52,23 @@ class QueueLoggerStorage(DefaultLoggerStorage):
             context=context,
             log_level=self.logger_log_level,
         )
-        self._logger_ref.add(made)
-        return made
+        self._logger_ref.add(new_logger)
+        return new_logger
 
 
 make_queue_logger_state = partial(make_logger_state, default_storage_cls=QueueLoggerStorage)
 
 
 def passing_level(logger: Any) -> int:
-    """A level of which `logger` writes lines, whatever its own level and those of its handlers."""
+    """Return a level at which `logger` writes lines, regardless of the levels of its handlers."""
     if not isinstance(logger, logging.Logger):
         return logging.CRITICAL  # its levels are not known; loguru's and structlog's end there, too
     levels = [logging.DEBUG, logger.getEffectiveLevel(), logger.manager.disable + 1]
-    found: logging.Logger | None = logger
+    current: logging.Logger | None = logger
     handlers: list[logging.Handler] = []
-    while found is not None:
-        handlers += found.handlers
-        found = found.parent if found.propagate else None
+    while current is not None:
+        handlers += current.handlers
+        current = current.parent if current.propagate else None
     if handlers:
         levels.append(min(handler.level for handler in handlers))
     return max(levels)

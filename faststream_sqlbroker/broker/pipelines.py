@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """One queue of a pipeline, with the options of its subscriber."""
+    """A queue of a pipeline, with the options of the subscriber."""
 
     def __init__(self, queue: str, **options: Unpack[SubscriberOptions]) -> None:
-        """The options are those of `SqlBroker.subscriber`; the pipeline sets `forward_to`.
+        """Create a step with the options of `SqlBroker.subscriber`; the pipeline sets `forward_to`.
 
         Raises:
-            SetupError: `queue` is not a valid name, or `forward_to` is given.
+            SetupError: `queue` is not a valid name, or `forward_to` is passed.
         """
         if (problem := queue_problem(queue)) is not None:
             raise SetupError(f"a step of a pipeline has one queue, got {short(queue)}: {problem}")
@@ -43,16 +43,16 @@ class Step:
 
 
 class Pipeline:
-    """A service whose steps move each message to the next one; made by `broker.pipeline`."""
+    """A service whose steps move each message to the next step, created by `broker.pipeline`."""
 
     def __init__(self, name: str, subscribers: "Sequence[QueueSubscriber]") -> None:
-        """`subscribers` are the steps, in their order."""
+        """Create a pipeline; `subscribers` are the steps, in order."""
         self.name = name
         self.subscribers = tuple(subscribers)
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """The queues of the steps, in their order, with the routers' prefix."""
+        """The queues of the steps, in order, with the routers' prefix."""
         return tuple(queue for subscriber in self.subscribers for queue in subscriber.queues)
 
     @property
@@ -63,54 +63,54 @@ class Pipeline:
         return target
 
     def step_of(self, queue: str) -> int | None:
-        """The number of the step with `queue`, 1 for the first; None if no step has it."""
+        """Return the number of the step with `queue`, starting at 1; None if there is none."""
         steps = self.steps
         return steps.index(queue) + 1 if queue in steps else None
 
     def __str__(self) -> str:
-        """The queues that a message passes, in order."""
+        """Return the queues that a message passes, in order."""
         target = self.forward_to
         last = f"(header {target.value})" if isinstance(target, Destination) else target
         return " → ".join((*self.steps, last))
 
     def __repr__(self) -> str:
-        """The name and the queues."""
+        """Return the name and the queues."""
         return f"<Pipeline {self.name}: {self}>"
 
 
 class ServiceTags(Iterable["Tag | TagDict"]):
-    """The tags of a broker in AsyncAPI documents: its own, and one for each pipeline.
+    """The tags of a broker in AsyncAPI documents, including a tag for each pipeline.
 
-    Pipelines may be declared after the broker was made, so they are read when a document is.
+    Pipelines may be declared after the broker was created, so they are read for each document.
     """
 
     def __init__(
-        self, own: "Iterable[Tag | TagDict]", pipelines: "Callable[[], Iterable[Pipeline]]"
+        self, tags: "Iterable[Tag | TagDict]", pipelines: "Callable[[], Iterable[Pipeline]]"
     ) -> None:
-        """Keep `own`; `pipelines` is called for each document."""
-        self._own = tuple(own)
+        """Store the broker's tags; `pipelines` is called for each document."""
+        self._tags = tuple(tags)
         self._pipelines = pipelines
 
     def __iter__(self) -> "Iterator[Tag | TagDict]":
-        """The broker's tags, then those of the pipelines."""
-        yield from self._own
+        """Yield the broker's tags, then the tags of the pipelines."""
+        yield from self._tags
         for pipeline in self._pipelines():
             yield Tag(name=pipeline.name, description=str(pipeline))
 
 
 def check_pipeline(
-    name: object, steps: Sequence[Any], forward_to: str | Destination, taken: Iterable[str]
+    name: object, steps: Sequence[Any], forward_to: str | Destination, existing_names: Iterable[str]
 ) -> None:
-    """Check the arguments of `broker.pipeline`; `taken` are the names of other pipelines.
+    """Check the arguments of `broker.pipeline`.
 
     Raises:
-        SetupError: one of them is not valid.
+        SetupError: one of the arguments is not valid, or the name is in `existing_names`.
     """
     if not isinstance(name, str) or not name:
         raise SetupError(f"the name of a pipeline must be text, got {short(name)}")
-    if name in taken:
+    if name in existing_names:
         raise SetupError(f"there is a pipeline {short(name)} already: give each its own name")
-    _check_steps_are(name, steps)
+    _check_step_list(name, steps)
     queues = [step.queue for step in steps]
     for n, queue in enumerate(queues):
         if queue in queues[:n]:
@@ -129,7 +129,7 @@ def check_pipeline(
         raise SetupError(f"forward_to cannot be {short(forward_to)}: {problem}")
 
 
-def _check_steps_are(name: str, steps: Sequence[Any]) -> None:
+def _check_step_list(name: str, steps: Sequence[Any]) -> None:
     if not steps:
         raise SetupError(f"the pipeline {short(name)} has no step: give at least one Step(queue)")
     if len(steps) > MOST_HOPS:
@@ -142,13 +142,13 @@ def _check_steps_are(name: str, steps: Sequence[Any]) -> None:
             raise SetupError(f"the steps of a pipeline are Step(queue, ...), got {short(step)}")
 
 
-def check_steps(steps: Sequence[Step], targets: Sequence[str | Destination]) -> None:
-    """Check the options of all steps before the first subscriber is made.
+def check_step_options(steps: Sequence[Step], targets: Sequence[str | Destination]) -> None:
+    """Check the options of all steps before the first subscriber is created.
 
     An error then leaves the broker without half a pipeline.
 
     Raises:
-        SetupError: as `make_settings`.
+        SetupError: as for `make_settings`.
     """
     with warnings.catch_warnings():
         # `make_settings` runs again when the subscriber is made, and warns then.
@@ -157,8 +157,8 @@ def check_steps(steps: Sequence[Step], targets: Sequence[str | Destination]) -> 
             make_settings(step.queue, {**step.options, "forward_to": target})
 
 
-def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:
-    """The warning for subscribers whose `forward_to` form a circle; None if they form none."""
+def find_forward_loop(subscribers: "Iterable[QueueSubscriber]") -> str | None:
+    """Return a warning if the `forward_to` of the subscribers form a circle; otherwise None."""
     loop = find_loop(
         (queue, target)
         for subscriber in subscribers
@@ -167,18 +167,18 @@ def endless_way(subscribers: "Iterable[QueueSubscriber]") -> str | None:
     )
     if loop is None:
         return None
-    way = " → ".join(loop)
+    route = " → ".join(loop)
     return (
-        f"forward_to moves messages in a circle: {way}; after {MOST_HOPS} moves without a handler "
-        "a message becomes a dead letter"
+        f"forward_to moves messages in a circle: {route}; after {MOST_HOPS} moves without a "
+        "handler a message becomes a dead letter"
     )
 
 
 def refuse_endless_dead_letters(subscribers: "Iterable[Any]") -> None:
     """Refuse subscribers with `forward_to` that are dead letter queues of each other.
 
-    The move of a dead letter counts no hop, so a message that none of them can move would go in a
-    circle for ever.
+    Moving a dead letter does not count as a hop, so a message that no subscriber can move would
+    circulate forever.
 
     Raises:
         SetupError: there are such subscribers.

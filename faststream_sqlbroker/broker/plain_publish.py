@@ -1,4 +1,4 @@
-"""Whether a publish with at most a transaction as its option may make its row at once."""
+"""Decide whether a publish without options other than a transaction may bypass FastStream."""
 
 from typing import Any
 
@@ -14,31 +14,33 @@ from faststream_sqlbroker.subscriber.pipeline.fingerprints import (
 )
 from faststream_sqlbroker.subscriber.pipeline.replaced import PUBLISHING
 
-_STEPS = ("connect", "middlewares", "_basic_publish")
-"""What FastStream's broker does for a publish."""
+_BYPASSED_METHODS = ("connect", "middlewares", "_basic_publish")
+"""Methods of FastStream's broker that run for a publish."""
 
 
 class PlainPublish:
-    """Asked before each publish of one broker."""
+    """The check before each publish of a broker."""
 
     def __init__(self) -> None:
-        """Nothing may be left out before `look`."""
+        """Bypass nothing until `check_broker` is called."""
         self._is_known = False
 
-    def look(self, broker: Any) -> None:
-        """Look at what does not change once `broker` is connected.
+    def check_broker(self, broker: Any) -> None:
+        """Check everything about `broker` that does not change after connecting.
 
         Raises:
             SetupError: the environment variable has an unknown value.
         """
-        own = all(getattr(type(broker), s) is getattr(BrokerUsecase, s) for s in _STEPS)
+        is_unmodified = all(
+            getattr(type(broker), s) is getattr(BrokerUsecase, s) for s in _BYPASSED_METHODS
+        )
         names = unknown(PUBLISHING)
         if names:
             warn_once(PUBLISHING, "FastStream publishes", names, broker._log_of_loops)  # noqa: SLF001
-        self._is_known = own and not names and chosen() != GENERIC
+        self._is_known = is_unmodified and not names and chosen() != GENERIC
 
     def producer(self, broker: Any) -> SqlBrokerProducer | None:
-        """The producer of a publish that nothing but a producer has a part in; None: others do."""
+        """Return the producer if nothing else takes part in the publish; otherwise None."""
         configs = broker.config.configs
         if not self._is_known or len(configs) != 1 or broker._connection is None:  # noqa: SLF001
             return None
@@ -49,5 +51,5 @@ class PlainPublish:
         # A test or a tool may have replaced a method: then it is the one to call.
         if not is_plain(producer) or "_basic_publish" in broker.__dict__:
             return None
-        found: SqlBrokerProducer = producer
-        return found
+        plain_producer: SqlBrokerProducer = producer
+        return plain_producer

@@ -16,13 +16,13 @@ from faststream_sqlbroker.flow.publish_on_ack import due_queues
 from faststream_sqlbroker.flow.tasks.requests import request_timeout
 from faststream_sqlbroker.publisher.rows import refuse_one_list
 from faststream_sqlbroker.response import (
-    OTHERS,
+    UNMATCHED,
     MessageOptions,
     PublishOptions,
     RequestOptions,
     SqlBrokerPublishCommand,
+    get_only_transaction,
     make_request,
-    only_transaction,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
-    """`publish`, `publish_batch`, `publish_sync` and `request`."""
+    """The publish methods of the broker."""
 
     _plain: PlainPublish
     _store: "Store"
@@ -45,14 +45,14 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     async def publish(
         self, message: Any = None, queue: str = "", **options: Unpack[PublishOptions]
     ) -> int | None:
-        """Publish one message.
+        """Publish a message and return the id.
 
-        Without `connection` or `session` the message is committed when this returns. With one of
-        them it is part of the caller's transaction, which is neither begun, committed nor flushed
-        here. In a handler, `with_ack=True` writes it in the transaction that acks the handler's
-        message; if the message is not acked, nothing is published. In a handler with
+        Without `connection` or `session` the message is committed when this method returns. With
+        either, the message is part of the caller's transaction, which is neither begun, committed
+        nor flushed here. In a handler, `with_ack=True` writes the message in the transaction that
+        acks the handler's message; if that is not acked, nothing is published. In a handler with
         transactional=True, and in tasks that it starts, a publish is part of the handler's
-        transaction; `with_ack=False` commits it at once.
+        transaction; `with_ack=False` commits it immediately.
 
         Args:
             message: The body: bytes and str unchanged, anything else as JSON.
@@ -60,20 +60,20 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             options: See `PublishOptions`.
 
         Returns:
-            The message's id; None with `with_ack`, if the queue has a message with the same
-            dedup_id already, or if the queue is full and its `max_depth` drops.
+            The message's id. None with `with_ack`, if the queue already has a message with the same
+            dedup_id, or if the queue is full and its `max_depth` drops messages.
 
         Raises:
-            PublishError: a value cannot be stored, a connection cannot be used, the transaction of
-                the handler has ended, or `with_ack` finds no ack to join; nothing was written.
+            PublishError: a value cannot be stored, a connection cannot be used, the handler's
+                transaction has ended, or `with_ack` finds no ack to join; nothing was written.
             NotSupportedError: `with_ack=False` in a handler with transactional=True on SQLite.
-            QueueFullError: the queue is full by its `max_depth`; nothing was written.
+            QueueFullError: the queue has reached its `max_depth`; nothing was written.
             UnknownOutcomeError: the answer to the COMMIT was lost; the message may be committed.
             StoreError: the database refused the message or could not be reached; nothing was
                 written.
         """
-        transaction = only_transaction(options)
-        if transaction is not OTHERS and not isinstance(message, Response):
+        transaction = get_only_transaction(options)
+        if transaction is not UNMATCHED and not isinstance(message, Response):
             plain = self._plain.producer(self)
             if plain is not None:
                 return await plain.publish_plain(message, queue, transaction)
@@ -87,7 +87,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     async def publish_batch(
         self, *messages: Any, queue: str = "", **options: Unpack[PublishOptions]
     ) -> list[int | None]:
-        """Publish several messages in one transaction: all of them are stored, or none.
+        """Publish several messages in a single transaction: either all are stored, or none.
 
         Args:
             messages: Bodies, or `SqlBrokerResponse`s with their own options. Without messages
@@ -99,9 +99,9 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
             The ids in the order of the messages; an id is None in the same cases as with `publish`.
 
         Raises:
-            PublishError: as `publish`; or the only argument is a list of messages.
-            QueueFullError: as `publish`; a queue that drops only leaves its own messages out.
-            StoreError: as `publish`.
+            PublishError: as for `publish`; or the only argument is a list of messages.
+            QueueFullError: as for `publish`; a queue that drops messages omits only its own.
+            StoreError: as for `publish`.
         """
         if not messages:
             return []
@@ -117,7 +117,7 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
     async def _publish_noted(
         self, message: Any, queue: str, by: str, options: dict[str, Any]
     ) -> int | None:
-        """`publish` of an operator: the message and the entry of the audit are one transaction."""
+        """Publish for an operator: the same transaction writes the message and the audit entry."""
         allowed = MessageOptions.__annotations__
         if unknown := options.keys() - allowed:
             names = ", ".join(sorted(allowed))
@@ -125,30 +125,33 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         cmd = SqlBrokerPublishCommand(message, queue=queue, **options)
         cmd.id_generator = self.config.id_generator
         await self.connect()
-        own: Any = self.config.producer
+        producer: Any = self.config.producer
 
         async def write(cmd: SqlBrokerPublishCommand) -> int | None:
-            row = await own.make_row(cmd)
-            await own.wait_for_room(row.queue)
+            row = await producer.make_row(cmd)
+            await producer.wait_for_room(row.queue)
             message_id = await self._store.repairs.publish(row, by)
             if due := due_queues([row]):
                 self._wakeups.published(due)
             return message_id
 
         # The middlewares see it, and know no other producer than one with this method.
-        found: int | None = await self._basic_publish(
+        message_id: int | None = await self._basic_publish(
             cmd, producer=cast("Any", SimpleNamespace(publish=write))
         )
-        return found
+        return message_id
 
     async def wait_for_room(self, queue: str) -> None:
-        """Wait until `queue` has fewer due messages than its `max_depth`; without one it returns.
+        """Wait until `queue` has fewer due messages than the limit `max_depth`.
 
-        For a publish in a transaction of yours, which does not wait: wait before it begins.
+        Returns immediately for a queue without a limit.
+
+        A publish in your own transaction does not wait for capacity: call this before the
+        transaction begins.
 
         Raises:
-            QueueFullError: no room came within the limit's timeout.
-            StoreError: the database could not be asked.
+            QueueFullError: there was no capacity within the timeout of the limit.
+            StoreError: the database could not be queried.
         """
         await self.connect()
         producer: Any = self.config.producer
@@ -163,23 +166,24 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         session: "Session | None" = None,
         **options: Unpack[MessageOptions],
     ) -> int | None:
-        """Publish one message in the transaction of synchronous code; no middleware runs.
+        """Publish a message in the transaction of synchronous code; no middleware runs.
 
         Subscribers find the message by polling.
 
         Args:
-            message: As `publish`.
+            message: As for `publish`.
             queue: Full name of the queue.
             connection: A synchronous Connection to the broker's database.
-            session: A synchronous Session on that database. Give either it or a connection.
+            session: A synchronous Session on that database. Pass either a session or a connection.
             options: See `MessageOptions`.
 
         Returns:
-            The message's id; None if the queue has a message with the same dedup_id already.
+            The message's id; None if the queue already has a message with the same dedup_id.
 
         Raises:
-            PublishError: as `publish`; or neither or both of connection and session were given.
-            QueueFullError: the queue is full by its `max_depth`, also where that would wait.
+            PublishError: as for `publish`; or neither or both of connection and session were
+                passed.
+            QueueFullError: the queue has reached its `max_depth`, even if the limit would wait.
             SetupError: the codec awaits something.
         """
         if (connection is None) == (session is None) or "with_ack" in options:
@@ -202,32 +206,32 @@ class SqlBrokerPublishing(BrokerUsecase[Any, AsyncEngine, SqlBrokerConfig]):
         timeout: Duration | None = 30.0,
         **options: Unpack[RequestOptions],
     ) -> "SqlBrokerMessage":
-        """Publish one message, wait for its handler's answer, and return it as a message.
+        """Publish a message, wait for the handler's answer, and return the answer as a message.
 
-        The request is committed at once, in a transaction of its own, also in a handler with
-        transactional=True. A request that no handler has started before the timeout expires. What
-        the handler did is not undone when no one waits any more. A handler that fails sends no
-        reply; if it is retried in time, the reply comes then.
+        The request is committed immediately, in its own transaction, also in a handler with
+        transactional=True. A request that no handler has started before the timeout expires. The
+        effects of the handler are not undone when the caller stops waiting. A handler that fails
+        sends no reply; if it is retried in time, the reply comes then.
 
         Args:
-            message: As of `publish`.
+            message: As for `publish`.
             queue: Full name of the queue.
-            timeout: How long to wait, publishing included: seconds, a timedelta or text like
-                "1.5s"; None is a day, and no request waits longer.
+            timeout: Maximum wait, including the publish: seconds, a timedelta or text like "1.5s";
+                None is one day, the longest possible wait.
             options: See `RequestOptions`.
 
         Returns:
-            The reply. It is not in the database any more: it needs no `ack`.
+            The reply. It is no longer in the database and needs no `ack`.
 
         Raises:
             TimeoutError: no reply came in time; the request may have been handled.
-            PublishError: as `publish`; or an option that only `publish` takes, such as
+            PublishError: as for `publish`; or an option that only `publish` takes, such as
                 `connection`.
             NotSupportedError: on SQLite, in a handler with transactional=True, whose transaction
                 keeps the request from being written.
             RightsError: the database user may not read or delete replies.
             BrokerStoppedError: the broker was stopped.
-            StoreError: as `publish`.
+            StoreError: as for `publish`.
         """
         cmd = make_request(message, queue, request_timeout(timeout), options)
         cmd.id_generator = self.config.id_generator

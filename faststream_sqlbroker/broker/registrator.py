@@ -10,13 +10,13 @@ from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.adapter.broker import Registrator
 from faststream_sqlbroker.adapter.values import EMPTY
-from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_steps
+from faststream_sqlbroker.broker.pipelines import Pipeline, Step, check_pipeline, check_step_options
 from faststream_sqlbroker.broker.scheduling import SqlBrokerScheduling
 from faststream_sqlbroker.core.checks import flag, queue_problem, refuse_unknown
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
 from faststream_sqlbroker.core.text import short
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.response import FOREIGN
+from faststream_sqlbroker.response import FOREIGN_OPTIONS
 from faststream_sqlbroker.subscriber.checks import no_handler
 from faststream_sqlbroker.subscriber.options import SubscriberOptions, make_settings
 
@@ -29,28 +29,30 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
-class HandlerOptions(TypedDict, total=False):
-    """FastStream's own arguments of a subscriber, without its dependencies."""
+class RegistrationOptions(TypedDict, total=False):
+    """FastStream's own arguments of a subscriber, except the dependencies."""
 
     parser: "CustomCallable | None"
     """Replaces the broker's parser."""
     decoder: "CustomCallable | None"
     """Replaces the broker's decoder."""
     codec: "CodecProto | None"
-    """Decodes bodies; give it or a decoder, not both."""
+    """Decodes bodies; pass either a codec or a decoder."""
     no_reply: bool
-    """Drops the handler's answer to messages with reply_to; default False."""
+    """Drop the handler's answer to messages with reply_to; default False."""
     persistent: bool
-    """The broker keeps a reference to the subscriber; with False the caller must. Default True."""
+    """Keep a reference to the subscriber in the broker; with False the caller must keep it. Default
+    True.
+    """
     title: str | None
     """Title in AsyncAPI documents."""
     description: str | None
-    """Description in AsyncAPI documents; default the handler's docstring."""
+    """Description in AsyncAPI documents; default: the handler's docstring."""
     include_in_schema: bool
-    """The subscriber is part of AsyncAPI documents; default True."""
+    """Include the subscriber in AsyncAPI documents; default True."""
 
 
-class EndpointOptions(HandlerOptions, total=False):
+class EndpointOptions(RegistrationOptions, total=False):
     """FastStream's own arguments of a subscriber."""
 
     dependencies: "Sequence[Dependant]"
@@ -58,45 +60,48 @@ class EndpointOptions(HandlerOptions, total=False):
 
 
 class AllSubscriberOptions(SubscriberOptions, EndpointOptions, total=False):
-    """Every keyword argument of `subscriber`."""
+    """All keyword arguments of `subscriber`."""
 
 
 class PublisherOptions(TypedDict, total=False):
     """Keyword arguments of `publisher`."""
 
     headers: dict[str, Any] | None
-    """Added to each message; a header of the message itself overrides them."""
+    """Headers added to each message; a header of the message itself takes precedence."""
     reply_to: str
     """Full name of the queue for answers, unless the message names another."""
     persistent: bool
-    """The broker keeps a reference to the publisher; with False the caller must. Default True."""
+    """Keep a reference to the publisher in the broker; with False the caller must keep it. Default
+    True.
+    """
     title: str | None
     """Title in AsyncAPI documents."""
     description: str | None
     """Description in AsyncAPI documents."""
     schema: Any | None
-    """Type of the body in AsyncAPI documents; default the stacked handler's return type."""
+    """Type of the body in AsyncAPI documents; default: the return type of the stacked handler."""
     include_in_schema: bool
-    """The publisher is part of AsyncAPI documents; default True."""
+    """Include the publisher in AsyncAPI documents; default True."""
     batch: bool
-    """A list or tuple that a stacked handler returns becomes several messages, written in one
-    transaction; an empty one publishes nothing. `publish` then takes several messages, as
-    `publish_batch`. Default False: it is one message."""
+    """Publish each item of a list or tuple that a stacked handler returns as a message of its own,
+    all in one transaction; an empty list publishes nothing. `publish` then accepts several
+    messages, like `publish_batch`. Default False: the list is one message.
+    """
 
 
 class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
-    """Declares subscribers, pipelines and publishers."""
+    """Registers subscribers, pipelines and publishers."""
 
     @property
     @override
     def subscribers(self) -> "list[Any]":
-        """Its own and those of its routers, in the order in which they were declared."""
+        """The subscribers declared here and in included routers, in the order of declaration."""
         return sorted(super().subscribers, key=_NUMBER)
 
     @property
     @override
     def publishers(self) -> "list[Any]":
-        """Its own and those of its routers, in the order in which they were declared."""
+        """The publishers declared here and in included routers, in the order of declaration."""
         return sorted(super().publishers, key=_NUMBER)
 
     @override
@@ -106,23 +111,25 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         *more_queues: str,
         **options: Unpack[AllSubscriberOptions],
     ) -> "QueueSubscriber":
-        """Subscribe a handler to one or several queues.
+        """Subscribe a handler to a queue or to several queues.
+
+            @broker.subscriber("orders", max_workers=10)
+            async def handle(order: Order) -> None: ...
 
         Args:
             queues: A name or a list of names; more names may follow. A mapping of names to weights
                 divides the claims: while both queues have messages, {"high": 5, "low": 1} takes 500
-                of 600 from "high" and 100 from "low". A queue without messages leaves its share to
-                the others.
+                of 600 messages from "high" and 100 from "low". A queue without messages leaves its
+                share to the others.
             more_queues: More names.
-            options: See `SubscriberOptions` for those of this broker and `EndpointOptions` for
-                those of FastStream. All have defaults, made for low latency on an idle queue and
-                full batches on a busy one.
+            options: See `SubscriberOptions` for the options of this broker and `EndpointOptions`
+                for those of FastStream. All options have defaults, chosen for low latency on an
+                idle queue and full batches on a busy one.
 
         Raises:
-            SetupError: an unknown option, a value that is not valid, or options that exclude each
-                other.
+            SetupError: an option is unknown, a value is not valid, or options exclude each other.
         """
-        return self._subscribe(_names(queues, more_queues), options)
+        return self._add_subscriber(_merge_queues(queues, more_queues), options)
 
     def pipeline(
         self,
@@ -132,27 +139,28 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
         description: str | None = None,
         include_in_schema: bool = True,
     ) -> Pipeline:
-        """Declare one service of several queues that pass messages on; each gets a subscriber.
+        """Declare a service of several queues that pass messages on; each queue gets a subscriber.
 
         The transaction that settles a message in one step also moves it to the next. The message
         keeps its id and its body.
 
         Args:
             name: The service's name in AsyncAPI documents and in `broker.admin.explain`.
-            steps: The steps in their order, each a queue with the options of its subscriber.
+            steps: The steps in order, each a queue with the options of its subscriber.
             forward_to: The queue to which the last step moves messages, or `DESTINATION`.
-            description: Description of every step in AsyncAPI documents; default the step's number.
-            include_in_schema: The steps are part of AsyncAPI documents.
+            description: Description of every step in AsyncAPI documents; default: the number of the
+                step.
+            include_in_schema: Include the steps in AsyncAPI documents.
 
         Raises:
-            SetupError: no step, the same queue or name twice, or options that are not valid.
+            SetupError: there is no step, a queue or name is used twice, or an option is not valid.
         """
         check_pipeline(name, steps, forward_to, [pipeline.name for pipeline in self._pipelines])
         hops = (*(step.queue for step in steps), forward_to)
-        check_steps(steps, hops[1:])
+        check_step_options(steps, hops[1:])
         endpoint = {"description": description, "include_in_schema": include_in_schema}
         subscribers = [
-            self._subscribe(
+            self._add_subscriber(
                 step.queue,
                 {**step.options, **endpoint, "forward_to": hops[n]},
                 PipelineStep(name, n, hops),
@@ -176,29 +184,31 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
     def _pipelines(self) -> list[Pipeline]:
         return []
 
-    def _subscribe(
-        self, names: Any, options: Mapping[str, Any], place: PipelineStep | None = None
+    def _add_subscriber(
+        self, names: Any, options: Mapping[str, Any], pipeline_step: PipelineStep | None = None
     ) -> "QueueSubscriber":
         endpoint: dict[str, Any] = {
             name: value
             for name, value in options.items()
             if name in EndpointOptions.__annotations__
         }
-        own: Any = {name: value for name, value in options.items() if name not in endpoint}
-        if own.get("forward_to") is not None:
-            no_handler([name for name in _OF_HANDLERS if endpoint.get(name)])
+        subscriber_options: Any = {
+            name: value for name, value in options.items() if name not in endpoint
+        }
+        if subscriber_options.get("forward_to") is not None:
+            no_handler([name for name in _HANDLER_OPTIONS if endpoint.get(name)])
         # A process that only publishes needs none of what runs handlers.
         from faststream_sqlbroker.subscriber.factory import create_subscriber  # noqa: PLC0415
 
         subscriber = create_subscriber(
-            make_settings(names, own),
+            make_settings(names, subscriber_options),
             outer_config=self.config,
-            ack_policy=own.get("ack_policy", EMPTY),
+            ack_policy=subscriber_options.get("ack_policy", EMPTY),
             no_reply=endpoint.get("no_reply", False),
             title=endpoint.get("title"),
             description=endpoint.get("description"),
             include_in_schema=endpoint.get("include_in_schema", True),
-            place=place,
+            place=pipeline_step,
         )
         subscriber.number = next(_NUMBERS)
         super().subscriber(subscriber, persistent=endpoint.get("persistent", True))
@@ -214,17 +224,17 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
     def publisher(  # type: ignore[override]
         self, queue: str = "", **options: Unpack[PublisherOptions]
     ) -> "QueuePublisher":
-        """Declare a publisher: stack it on a handler, or call its `publish`.
+        """Declare a publisher, to stack on a handler or to call by `publish`.
 
         Args:
-            queue: The queue to publish to; "" leaves it to each call.
+            queue: The queue to publish to; "" leaves the queue to each call.
             options: See `PublisherOptions`.
 
         Raises:
-            SetupError: an unknown option; `queue` or `reply_to` is not a valid queue name; or
+            SetupError: an option is unknown, `queue` or `reply_to` is not a valid queue name, or
                 `headers` or `batch` has the wrong type.
         """
-        refuse_unknown("a publisher", options, PublisherOptions.__annotations__, FOREIGN)
+        refuse_unknown("a publisher", options, PublisherOptions.__annotations__, FOREIGN_OPTIONS)
         headers = options.get("headers")
         reply_to = options.get("reply_to", "")
         for name, value in (("queue", queue), ("reply_to", reply_to)):
@@ -274,12 +284,12 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
 
         Args:
             router: A `SqlBrokerRouter`.
-            options: FastStream's: `prefix` is put before the queue names of its subscribers and
-                publishers; `dependencies` and `middlewares` are of every handler; with
-                `include_in_schema=False` AsyncAPI documents leave it out.
+            options: FastStream's options: `prefix` is prepended to the queue names of the router's
+                subscribers and publishers; `dependencies` and `middlewares` apply to every handler;
+                `include_in_schema=False` omits the router from AsyncAPI documents.
 
         Raises:
-            SetupError: it is a router of another broker.
+            SetupError: the router belongs to another broker.
         """
         if not isinstance(router, SqlBrokerRegistrator):
             name = f"{type(router).__module__}.{type(router).__name__}"
@@ -289,16 +299,18 @@ class SqlBrokerRegistrator(SqlBrokerScheduling, Registrator[Any, Any]):
 
 _NUMBERS = count()
 _NUMBER = attrgetter("number")
-_OF_HANDLERS = "dependencies", "parser", "decoder", "codec", "no_reply"
+_HANDLER_OPTIONS = "dependencies", "parser", "decoder", "codec", "no_reply"
 """Options that a subscriber with `forward_to` cannot have: it has no handler."""
 
 
-def _names(queues: str | Sequence[str] | Mapping[str, int], more: tuple[str, ...]) -> Any:
-    if not more:
+def _merge_queues(
+    queues: str | Sequence[str] | Mapping[str, int], more_queues: tuple[str, ...]
+) -> Any:
+    if not more_queues:
         return queues
     if isinstance(queues, Mapping):
         raise SetupError(
             "give all queues with weights in one mapping, "
-            f"got {short(more[0])} after {short(queues)}"
+            f"got {short(more_queues[0])} after {short(queues)}"
         )
-    return [*([queues] if isinstance(queues, str) else queues), *more]
+    return [*([queues] if isinstance(queues, str) else queues), *more_queues]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from faststream_sqlbroker.control_exceptions import KEPT
+from faststream_sqlbroker.control_exceptions import UNCHANGED
 from faststream_sqlbroker.core.checks import checked_queue
 from faststream_sqlbroker.core.correlation import CorrelationIds
 from faststream_sqlbroker.core.outcome import Abandon, Ack, Nack, Outcome, Reject, Relocate
@@ -15,15 +15,15 @@ from faststream_sqlbroker.exceptions import SetupError, SqlBrokerError
 from faststream_sqlbroker.flow.tasks.direct_claim import DirectClaimer, DirectClaimRequest
 from faststream_sqlbroker.flow.tasks.held import Held
 from faststream_sqlbroker.message import ClaimedProperties
-from faststream_sqlbroker.parser import CONTENT_TYPE, correlation_id_of
+from faststream_sqlbroker.parser import CONTENT_TYPE, get_correlation_id
 from faststream_sqlbroker.publisher.producer import SqlBrokerProducer
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.messages.direct_claim import Replaced
 
-_ENDS = {Ack: "committed", Reject: "rejected", Relocate: "moved"}
-"""What an outcome is called that ended a reservation; any other rolled it back."""
-_ADVICE = "give reserve() a longer lease, or call extend() in time"
+_OUTCOME_LABELS = {Ack: "committed", Reject: "rejected", Relocate: "moved"}
+"""The label of each outcome that ended a reservation; any other outcome rolled it back."""
+_LEASE_HINT = "give reserve() a longer lease, or call extend() in time"
 
 
 class ReceivedMessage(ClaimedProperties):
@@ -32,8 +32,10 @@ class ReceivedMessage(ClaimedProperties):
     def __init__(
         self, row: ClaimedMessage, decoded: Callable[[], Any], correlation_ids: CorrelationIds
     ) -> None:
-        """`decoded` returns the decoded body, or raises the decoder's error; `correlation_ids` are
-        the database's.
+        """Create a message from a row.
+
+        `decoded` returns the decoded body, or raises the decoder's error; `correlation_ids` are the
+        database's.
         """
         self.raw_message = row
         self._decoded = decoded
@@ -47,17 +49,17 @@ class ReceivedMessage(ClaimedProperties):
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers by name, content-type among them."""
+        """The headers by name, including content-type."""
         return self._headers
 
     @property
     def correlation_id(self) -> str:
-        """The one that it was published with, else the one that handlers see."""
-        return correlation_id_of(self.raw_message, self._headers, self._correlation_ids)
+        """The correlation id of the publish, or else the generated id that handlers see."""
+        return get_correlation_id(self.raw_message, self._headers, self._correlation_ids)
 
     @property
     def raw(self) -> bytes:
-        """The body as it is stored."""
+        """The stored body."""
         return self.raw_message.payload
 
     @property
@@ -65,7 +67,8 @@ class ReceivedMessage(ClaimedProperties):
         """The body, decoded as by a subscriber.
 
         Raises:
-            Exception: the decoder's error, each time. The message can be settled nevertheless.
+            Exception: the decoder's error, on every access. The message can be settled
+                nevertheless.
         """
         return self._decoded()
 
@@ -74,16 +77,17 @@ class ReceivedMessage(ClaimedProperties):
 
 
 class Reservation(ReceivedMessage):
-    """A message leased to the application, which settles it; made by `broker.reserve`.
+    """A leased message that the application settles, created by `broker.reserve`.
 
-    The lease is not renewed automatically. Once it has run out, another worker may claim the
-    message; then every operation raises `LeaseLostError` and writes nothing. What settles the
-    message is written to its end, also if its caller is cancelled. Used as a context manager, it
-    commits at a normal end and rolls back on an exception, unless it was settled inside.
+    The lease is not renewed automatically. Once it has expired, another worker may claim the
+    message; then every operation raises `LeaseLostError` and writes nothing. An operation that
+    settles the message is completed even if its caller is cancelled. As a context manager, a
+    reservation commits at a normal end and rolls back on an exception, unless it was settled inside
+    the block.
 
     Raises (from every operation):
         LeaseLostError: the lease is lost; nothing was written.
-        SetupError: the message is settled already, or an argument is not valid; nothing was
+        SetupError: the message is already settled, or an argument is not valid; nothing was
             written.
         UnknownOutcomeError: the answer to the COMMIT was lost twice; the outcome may be written.
         StoreError: the database refused the statement or could not be reached; nothing was written.
@@ -99,17 +103,20 @@ class Reservation(ReceivedMessage):
         direct_claimer: DirectClaimer,
         producer: SqlBrokerProducer,
     ) -> None:
-        """`direct_claimer` has leased `row` as `wanted`; `producer` encodes new bodies."""
+        """Create a reservation of `row`, which `direct_claimer` leased for the request `wanted`.
+
+        `producer` encodes new bodies.
+        """
         super().__init__(row, decoded, direct_claimer.correlation_ids)
-        self._held = Held(row, wanted, direct_claimer, _ADVICE)
+        self._held = Held(row, wanted, direct_claimer, _LEASE_HINT)
         self._producer = producer
 
     @property
     def held(self) -> bool:
-        """Whether the lease still runs, by this process's clock; the database is not asked."""
+        """True while the lease runs by this process's clock; the database is not queried."""
         return self._held.leased
 
-    async def commit(self, body: Any = KEPT) -> None:
+    async def commit(self, body: Any = UNCHANGED) -> None:
         """Settle the message as COMPLETED.
 
         Args:
@@ -120,12 +127,12 @@ class Reservation(ReceivedMessage):
     async def rollback(
         self, delay: Duration | None = None, *, error: BaseException | str | None = None
     ) -> None:
-        """Count a failed attempt. The message is due again, or FAILED if no attempt is left.
+        """Count a failed attempt: the message is due again, or FAILED if no attempt remains.
 
         Args:
-            delay: Time until it is due: seconds, a timedelta or text like "1.5h"; a negative value
-                means now. None: the retry strategy decides.
-            error: Stored in `last_error`; the retry strategy gets it if it is an exception.
+            delay: Time until the message is due: seconds, a timedelta or text like "1.5h"; a
+                negative value means now. None leaves the decision to the retry strategy.
+            error: Stored in `last_error`; an exception is also passed to the retry strategy.
         """
         exception = error if isinstance(error, BaseException) else None
         seconds = None if delay is None else delay_seconds(delay)
@@ -138,32 +145,36 @@ class Reservation(ReceivedMessage):
         """Settle the message as FAILED: it is never tried again.
 
         Args:
-            reason: Why, in a few words, for the archive's column `reason`; None is "rejected".
+            reason: A short reason for the archive's column `reason`; None is "rejected".
             error: Stored in `last_error`.
         """
         await self._settle(Reject(reason, error))
 
-    async def move_to(self, queue: str, body: Any = KEPT, *, delay: Duration | None = None) -> None:
-        """Move the message to `queue`; it keeps its id, and its counters start again from 0.
+    async def move_to(
+        self, queue: str, body: Any = UNCHANGED, *, delay: Duration | None = None
+    ) -> None:
+        """Move the message to `queue`; the id stays, and the counters restart at 0.
 
         Args:
             queue: Full name of the queue.
-            body: A new body, encoded as by `publish`. Without it the message keeps its body.
-            delay: Time until it is due there; None or a negative value means now.
+            body: A new body, encoded as by `publish`. By default the message keeps its body.
+            delay: Time until the message is due in that queue; None or a negative value means now.
         """
         checked_queue(queue)
         seconds = 0.0 if delay is None else delay_seconds(delay)
         await self._settle(Relocate(queue, delay=seconds), body)
 
     async def extend(self, lease: Duration | None = None) -> None:
-        """Extend the lease to `lease` from now, by the database's clock; never shorten it.
+        """Extend the lease to `lease` from now, by the database's clock.
 
-        A lease that has run out can be extended, too, if no other worker has claimed the message.
+        A lease is never shortened.
+
+        An expired lease can be extended, too, if no other worker has claimed the message.
 
         Args:
-            lease: Seconds, a timedelta or text like "1m"; None is the lease given to `reserve`.
+            lease: Seconds, a timedelta or text like "1m"; None is the lease passed to `reserve`.
         """
-        self._refuse_ended()
+        self._check_open()
         await self._held.extend(self._held.lease if lease is None else lease_seconds(lease))
 
     async def __aenter__(self) -> Self:
@@ -176,7 +187,7 @@ class Reservation(ReceivedMessage):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        """Commit, or roll back after an exception; a cancellation counts no attempt."""
+        """Commit, or roll back after an exception; a cancellation does not count as an attempt."""
         if not self._held.open:
             return
         if exc_val is None:
@@ -190,25 +201,32 @@ class Reservation(ReceivedMessage):
                 f"message {self.id} of queue {self.queue!r} was not rolled back: {error}"
             )
 
-    async def _settle(self, outcome: Outcome, body: Any = KEPT, error: str | None = None) -> None:
-        self._refuse_ended()
-        replaced = None if body is KEPT else await self._replaced(body)
-        if not await self._held.settle(outcome, replaced, error):
-            self._refuse_ended()
+    async def _settle(
+        self, outcome: Outcome, body: Any = UNCHANGED, error: str | None = None
+    ) -> None:
+        self._check_open()
+        replacement = None if body is UNCHANGED else await self._encode_replacement(body)
+        if not await self._held.settle(outcome, replacement, error):
+            self._check_open()
 
-    def _refuse_ended(self) -> None:
-        ended = self._held.ended
-        if ended is not None:
+    def _check_open(self) -> None:
+        outcome = self._held.ended
+        if outcome is not None:
             raise SetupError(
                 f"message {self.id} of queue {self.queue!r} is "
-                f"{_ENDS.get(type(ended), 'rolled back')} already; reserve another one"
+                f"{_OUTCOME_LABELS.get(type(outcome), 'rolled back')} already; reserve another one"
             )
 
-    async def _replaced(self, body: Any) -> "Replaced":
+    async def _encode_replacement(self, body: Any) -> "Replaced":
         from faststream_sqlbroker.database.messages.direct_claim import Replaced  # noqa: PLC0415
 
         payload, content_type = await self._producer.encode(body)
         if content_type == self._headers.get(CONTENT_TYPE):
             return Replaced(payload)
-        others = {name: value for name, value in self._headers.items() if name != CONTENT_TYPE}
-        return Replaced(payload, {**others, CONTENT_TYPE: content_type} if content_type else others)
+        other_headers = {
+            name: value for name, value in self._headers.items() if name != CONTENT_TYPE
+        }
+        return Replaced(
+            payload,
+            {**other_headers, CONTENT_TYPE: content_type} if content_type else other_headers,
+        )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SqlBrokerLocking(SqlBrokerPublishing):
-    """Locks by key, across all processes that use the tables."""
+    """Locks by key, shared by all processes that use the tables."""
 
     _shielded: ShieldedCalls
     _log_of_loops: Any
@@ -47,49 +47,49 @@ class SqlBrokerLocking(SqlBrokerPublishing):
     ) -> "AbstractAsyncContextManager[Lock]":
         """Lock `key` while a block runs: `async with broker.lock("report") as lock:`.
 
-        At most one holder has the lock at a time, in all processes, while its lease runs by the
-        database's clock. The lease is renewed after each third of it while the block runs, and runs
-        out when the process dies. Each holder gets a `fence` greater than all earlier ones. The
-        lock holds no transaction and no connection. It is not reentrant, and needs no started
+        At most one holder in all processes has the lock at a time, while its lease runs by the
+        database's clock. The lease is renewed after each third of its length while the block runs,
+        and expires when the process dies. Each holder gets a `fence` greater than all earlier ones.
+        The lock holds no transaction and no connection. It is not reentrant, and needs no started
         broker.
 
         A cancelled `lock` leaves the key unlocked. If the answer to its COMMIT is lost, the key may
-        stay locked until the lease runs out.
+        stay locked until the lease expires.
 
         Args:
-            key: 1 to 255 characters. Its row stays in the table for ever, so the set of keys should
+            key: 1 to 255 characters. Its row stays in the table forever, so the set of keys should
                 be limited.
-            lease: How long the lock stays locked after its process died: seconds, a timedelta or
+            lease: Time that the key stays locked after its process died: seconds, a timedelta or
                 text like "30s". Make it longer than any pause of the event loop.
-            wait: How long to wait for the current holder: None without limit, 0 tries once. A
-                statement under way at the end is waited for.
+            wait: Maximum wait for the current holder: None waits without limit, 0 tries once. A
+                statement in progress at the end of this time is awaited.
 
         Raises:
             LockNotAcquiredError: another holder kept the lock for the whole waiting time.
             LockLostError: at the end of a block that may have run without the lock, unless the
-                block raised itself.
+                block itself raised.
             SetupError: an argument is not valid.
             NotSupportedError: on SQLite, in a handler with transactional=True.
             StoreError: the database refused the statement, or could not be reached at the first
                 try; a later outage is waited out.
         """
         checked_name(key, "the key of a lock")
-        return self._lock(key, lease_seconds(lease), wait_seconds(wait))
+        return self._hold_lock(key, lease_seconds(lease), wait_seconds(wait))
 
     @asynccontextmanager
-    async def _lock(self, key: str, lease: float, wait: float | None) -> "AsyncIterator[Lock]":
+    async def _hold_lock(self, key: str, lease: float, wait: float | None) -> "AsyncIterator[Lock]":
         await self.connect()
         async with self._locks.hold(key, lease, wait) as lock:
             yield lock
 
 
 POP_LEASE = 60.0
-"""Seconds. Never runs out: the transaction that leases a popped message also removes it."""
+"""Seconds. Never expires, because the transaction that leases a popped message removes it."""
 Auto = Literal["auto"]
 
 
 class SqlBrokerReserving(SqlBrokerLocking):
-    """Single messages outside of handlers; the queues may have subscribers, too.
+    """Claims single messages outside of handlers; the queues may have subscribers, too.
 
     Policies, `ordered=True` and middlewares of subscribers do not apply. As with subscribers,
     expired messages are discarded and messages over a limit are rejected. A queue paused by
@@ -100,10 +100,13 @@ class SqlBrokerReserving(SqlBrokerLocking):
     _shielded: ShieldedCalls
     _scheduler: Scheduler
 
-    def _serve_application(
+    def _build_application_services(
         self, store: Store, wakeups: Wakeups, log: Log, recorder: Recorder | None
     ) -> None:
-        """Make the parts that work without subscribers; called before FastStream's `__init__`."""
+        """Create the components that work without subscribers.
+
+        Called before FastStream's `__init__`.
+        """
         store.dialect.warn = partial(log, logging.WARNING)
         self._shielded = ShieldedCalls()
         vars(self).pop("_locks", None)  # those of another store
@@ -117,32 +120,32 @@ class SqlBrokerReserving(SqlBrokerLocking):
         wait: Duration | None = 0,
         max_deliveries: int | Auto | None = "auto",
     ) -> "ReceivedMessage | None":
-        """Take and remove the first due message: it is delivered at most once.
+        """Claim and remove the first due message, for delivery at most once.
 
-        The transaction that takes the message also archives it as COMPLETED. If the call is
-        cancelled, a message may be removed without being returned; it is in the archive then.
+        The transaction that claims the message also archives it as COMPLETED. If the call is
+        cancelled, a message may be removed without being returned; it is then in the archive.
 
         Args:
-            queues: A name or a list of names. Queues take turns; in each the highest priority comes
-                first.
+            queues: A name or a list of names. Queues take turns; within a queue the highest
+                priority comes first.
             more_queues: More names.
-            wait: How long to wait for a message: seconds, a timedelta or text like "10s"; 0 looks
+            wait: Maximum wait for a message: seconds, a timedelta or text like "10s"; 0 checks
                 once, None waits without limit.
-            max_deliveries: A message that has lost so many leases is rejected. "auto" is 20, None
-                is no limit.
+            max_deliveries: Number of lost leases after which a message is rejected. "auto" is 20,
+                None is no limit.
 
         Returns:
             The message; None if none is due.
 
         Raises:
             UnknownOutcomeError: the answer to the COMMIT was lost. A message may have been removed;
-                it is in the archive then.
+                it is then in the archive.
             SetupError: an argument is not valid.
             StoreError: the database refused the statement or could not be reached; nothing was
                 removed.
         """
-        wanted = DirectClaimRequest(
-            queues=_names(queues, more_queues),
+        request = DirectClaimRequest(
+            queues=_merge_queues(queues, more_queues),
             lease=POP_LEASE,
             rules=SettleRules(),
             most_deliveries=checks.most_deliveries(max_deliveries, None),
@@ -151,13 +154,13 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
         from faststream_sqlbroker.broker.reservation import ReceivedMessage  # noqa: PLC0415
 
-        async def read(row: ClaimedMessage) -> ReceivedMessage:
+        async def build_message(row: ClaimedMessage) -> ReceivedMessage:
             ids = self._direct_claimer.correlation_ids
-            return ReceivedMessage(row, await self._decoded(row), ids)
+            return ReceivedMessage(row, await self._make_body_reader(row), ids)
 
-        waited = wait_seconds(wait)
+        timeout = wait_seconds(wait)
         await self.connect()
-        return await self._direct_claimer.take(wanted, waited, read)
+        return await self._direct_claimer.take(request, timeout, build_message)
 
     async def reserve(
         self,
@@ -168,21 +171,21 @@ class SqlBrokerReserving(SqlBrokerLocking):
         retry_strategy: RetryStrategyProto | Auto | None = "auto",
         max_deliveries: int | Auto | None = "auto",
     ) -> "Reservation | None":
-        """Lease the first due message: it is delivered at least once.
+        """Lease the first due message, for delivery at least once.
 
         A message that is not settled before its lease ends is released by the next claim of a
         subscriber of the queue, or by the next `reserve` or `pop`. A cancelled call leases nothing.
 
         Args:
-            queues: A name or a list of names. Queues take turns; in each the highest priority comes
-                first.
+            queues: A name or a list of names. Queues take turns; within a queue the highest
+                priority comes first.
             more_queues: More names.
-            lease: How long the message is yours, by the database's clock: seconds, a timedelta or
-                text like "1m".
-            wait: How long to wait for a message: 0 looks once, None waits without limit.
+            lease: Length of the lease by the database's clock: seconds, a timedelta or text like
+                "1m".
+            wait: Maximum wait for a message: 0 checks once, None waits without limit.
             retry_strategy: Decides when the message is due after `rollback()`, and how often it is
                 tried. "auto" is the default of subscribers, None allows no further attempt.
-            max_deliveries: A message that has lost so many leases is rejected. "auto" is the
+            max_deliveries: Number of lost leases after which a message is rejected. "auto" is the
                 strategy's attempts plus 3, or 20 without such a limit; None is no limit.
 
         Returns:
@@ -191,12 +194,12 @@ class SqlBrokerReserving(SqlBrokerLocking):
         Raises:
             SetupError: an argument is not valid.
             StoreError: the database refused the statement or could not be reached. A message may be
-                leased nevertheless; it is due again when the lease runs out.
+                leased nevertheless; it is due again when the lease expires.
         """
         strategy = default_retry_strategy() if retry_strategy == "auto" else retry_strategy
         checks.retry_strategy(strategy)
-        wanted = DirectClaimRequest(
-            queues=_names(queues, more_queues),
+        request = DirectClaimRequest(
+            queues=_merge_queues(queues, more_queues),
             lease=lease_seconds(lease),
             rules=SettleRules(retry_strategy=strategy),
             most_deliveries=checks.most_deliveries(max_deliveries, most_attempts(strategy)),
@@ -205,21 +208,21 @@ class SqlBrokerReserving(SqlBrokerLocking):
 
         from faststream_sqlbroker.broker.reservation import Reservation  # noqa: PLC0415
 
-        async def read(row: ClaimedMessage) -> Reservation:
+        async def build_reservation(row: ClaimedMessage) -> Reservation:
             return Reservation(
                 row,
-                await self._decoded(row),
-                wanted=wanted,
+                await self._make_body_reader(row),
+                wanted=request,
                 direct_claimer=self._direct_claimer,
                 producer=self.config.producer,  # type: ignore[arg-type] # a SqlBrokerProducer
             )
 
-        waited = wait_seconds(wait)
+        timeout = wait_seconds(wait)
         await self.connect()
-        return await self._direct_claimer.take(wanted, waited, read)
+        return await self._direct_claimer.take(request, timeout, build_reservation)
 
-    async def _decoded(self, row: ClaimedMessage) -> Callable[[], Any]:
-        """A function that returns the decoded body, or raises the error of the decoder.
+    async def _make_body_reader(self, row: ClaimedMessage) -> Callable[[], Any]:
+        """Return a function that returns the decoded body, or raises the error of the decoder.
 
         The message is claimed already. An error raised here would lose it, so the application gets
         the error when it reads the body.
@@ -228,16 +231,18 @@ class SqlBrokerReserving(SqlBrokerLocking):
         try:
             body = await producer.decode(row)
         except Exception as error:  # noqa: BLE001 - the user's decoder may raise anything
-            caught = error
+            decode_error = error
 
-            def refuse() -> Any:
-                raise caught
+            def raise_error() -> Any:
+                raise decode_error
 
-            return refuse
+            return raise_error
         return lambda: body
 
 
-def _names(queues: str | Sequence[str], more: tuple[str, ...]) -> tuple[str, ...]:
+def _merge_queues(queues: str | Sequence[str], more_queues: tuple[str, ...]) -> tuple[str, ...]:
     return checks.queue_names(
-        [*([queues] if isinstance(queues, str) else queues), *more] if more else queues
+        [*([queues] if isinstance(queues, str) else queues), *more_queues]
+        if more_queues
+        else queues
     )

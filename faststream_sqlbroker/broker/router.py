@@ -1,4 +1,4 @@
-"""Routers: subscribers and publishers that are declared before their broker is known."""
+"""Routers: subscribers and publishers that are declared before their broker exists."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,14 +28,14 @@ class SqlBrokerPublisher(ArgsContainer):
     """The arguments of a publisher in a `SqlBrokerRoute`."""
 
     def __init__(self, queue: str = "", **options: Unpack[PublisherOptions]) -> None:
-        """The arguments are those of `SqlBroker.publisher`."""
+        """Store the arguments, which are the same as for `SqlBroker.publisher`."""
         super().__init__(queue, **options)
 
 
 class SqlBrokerRoute(SubscriberRoute):
-    """A handler and the arguments of its subscriber, for the `handlers` of a router.
+    """A handler and the arguments of a subscriber, for the `handlers` of a router.
 
-    With `forward_to` there is no handler: then `call` is None.
+    With `forward_to` there is no handler, and `call` must be None.
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class SqlBrokerRoute(SubscriberRoute):
         publishers: Iterable[SqlBrokerPublisher] = (),
         **options: Unpack[AllSubscriberOptions],
     ) -> None:
-        """The arguments are those of `SqlBroker.subscriber`; `publishers` send what `call` returns.
+        """Store the arguments, which are the same as for `SqlBroker.subscriber`.
+
+        `publishers` publish the result of `call`.
 
         Raises:
-            SetupError: neither `call` nor `forward_to` is given, or publishers without `call`.
+            SetupError: neither `call` nor `forward_to` is passed, or publishers without `call`.
         """
         if call is None and (options.get("forward_to") is None or publishers):
             msg = "a route without a handler needs forward_to=, and has no publishers"
@@ -60,7 +62,7 @@ class SqlBrokerRoute(SubscriberRoute):
 
 
 class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
-    """A group of subscribers and publishers; `broker.include_router` adds them to a broker."""
+    """A group of subscribers and publishers; `broker.include_router` adds the group to a broker."""
 
     def __init__(
         self,
@@ -77,10 +79,10 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
         include_in_schema: bool | None = None,
         underlying_driver_annotations: "UnderlyingDriverAnnotations | None" = None,
     ) -> None:
-        """Make a router.
+        """Create a router.
 
         Args:
-            prefix: Put before the queue names of its subscribers and publishers.
+            prefix: Prepended to the queue names of its subscribers and publishers.
             handlers: Routes: handlers that are declared without a decorator.
             dependencies: Dependencies of every handler.
             middlewares: Middlewares of every handler.
@@ -88,9 +90,9 @@ class SqlBrokerRouter(SqlBrokerRegistrator, BrokerRouter[Any, Any]):
             parser: Default parser of its subscribers.
             decoder: Default decoder of its subscribers.
             codec: Codec of its subscribers and publishers, if the broker has none.
-            ack_policy: Default policy of its subscribers.
-            include_in_schema: Its subscribers and publishers are part of AsyncAPI documents.
-            underlying_driver_annotations: As for `SqlBroker`, for its handlers.
+            ack_policy: Default ack policy of its subscribers.
+            include_in_schema: Include its subscribers and publishers in AsyncAPI documents.
+            underlying_driver_annotations: As for `SqlBroker`, for the handlers of this router.
         """
         config = SqlBrokerRouterConfig(
             prefix=prefix,

@@ -29,28 +29,30 @@ TIME_HEADER = "fire-time"
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """Options of the messages of a schedule; None is the same as leaving an option out."""
+    """Options of the messages of a schedule; None is the same as omitting an option."""
 
     headers: dict[str, Any] | None
     """JSON values by name; `schedule` and `fire-time` are added."""
     reply_to: str
-    """Queue for the handler's answer."""
+    """The queue for the handler's answer."""
     priority: int | None
-    """-100 to 100; higher ones are claimed first. Default 0."""
+    """The priority, -100 to 100; higher priorities are claimed first. Default 0."""
     key: str | None
-    """1 to 255 characters; names what the message is about."""
+    """The subject of the message, such as a customer id: 1 to 255 characters."""
     destination: str | None
-    """Queue that the message is meant for, by its full name: a subscriber of the schedule's queue
-    with forward_to=DESTINATION moves it there."""
+    """Full name of the final queue of the message: a subscriber of the schedule's queue with
+    forward_to=DESTINATION moves the message there.
+    """
     delay: Duration | None
-    """Time from the publish until it is due: seconds, a timedelta or text like "1.5h"; a negative
-    value means now."""
+    """Time from the publish until the message is due: seconds, a timedelta or text like "1.5h"; a
+    negative value means now.
+    """
     expires_in: Duration | None
-    """Time after which no handler starts for it any more; longer than 0."""
+    """Time after which no handler starts for the message; greater than 0."""
 
 
 class SqlBrokerScheduling:
-    """Messages published at set times; each time once, for any number of processes."""
+    """Schedules of messages; each fire time is published once by any number of processes."""
 
     def publish_on_schedule(
         self,
@@ -63,35 +65,34 @@ class SqlBrokerScheduling:
         missed: Missed = "one",
         **options: Unpack[ScheduleOptions],
     ) -> None:
-        """Publish `message` at the times of a cron expression, while at least one process runs.
+        """Publish `message` at the times of a cron expression, while any process runs.
 
         Each fire time is published once, in the transaction that marks it as done. Times are by the
         database's clock. The message has the headers `schedule` (the name) and `fire-time` (ISO
         8601, UTC). Declare the schedule before `start`, in every process that may publish it.
 
         Args:
-            name: The schedule's name in all processes, 1 to 255 characters. Its state in the
-                database goes by this name.
-            expression: Five fields, minute hour day-of-month month day-of-week, or six with the
-                second first. A changed expression takes effect when a process with it starts; fire
-                times of the old one that are due are published before.
-            queue: The queue; a router's prefix is put before it.
+            name: The schedule's name in all processes, 1 to 255 characters. It identifies the
+                schedule's state in the database.
+            expression: Five fields, minute hour day-of-month month day-of-week, or six fields with
+                the second first. A changed expression takes effect when a process with it starts;
+                due fire times of the old expression are published before.
+            queue: The queue; a router's prefix is prepended.
             message: The body: bytes and str unchanged, anything else as JSON.
-            tz: The time zone of the expression: a name of the IANA database.
-            missed: How to treat fire times that are a minute late or more because no process ran:
-                "one" publishes the latest of them, "all" publishes up to 1 000 of them, "skip"
-                none.
+            tz: The time zone of the expression: a name in the IANA database.
+            missed: Treatment of fire times that are a minute late or more because no process ran:
+                "one" publishes the latest, "all" publishes up to 1 000, "skip" publishes none.
             options: See `ScheduleOptions`.
 
         Raises:
-            SetupError: an argument is not valid, or the name is declared already.
+            SetupError: an argument is not valid, or the name is already declared.
             MissingExtraError: cronsim is not installed.
         """
 
-        async def give(_fire_at: datetime) -> Any:
+        async def get_message(_fire_at: datetime) -> Any:
             return message
 
-        self._plan(name, expression, queue, give, tz, missed, options)
+        self._add_schedule(name, expression, queue, get_message, tz, missed, options)
 
     def schedule(
         self,
@@ -105,22 +106,22 @@ class SqlBrokerScheduling:
     ) -> Callable[[F], F]:
         """Publish the return value of the decorated function at the times of a cron expression.
 
-        The process that publishes calls the function first. A function with an argument gets the
-        fire time (aware, in `tz`). A function that is not async runs in a thread. An error is
-        logged, and the fire time is tried again after 1 to 30 seconds, by any process, until the
-        function returns. It is called again for the same fire time after a crash, or if the
-        schedule was redefined during the call. It may return a `SqlBrokerResponse`.
+        The publishing process calls the function first. A function with an argument gets the fire
+        time (aware, in `tz`). A synchronous function runs in a thread. An error is logged, and the
+        fire time is tried again after 1 to 30 seconds, by any process, until the function returns.
+        The function is called again for the same fire time after a crash, or if the schedule was
+        redefined during the call. It may return a `SqlBrokerResponse`.
 
         Args:
-            expression: As in `publish_on_schedule`.
-            queue: As in `publish_on_schedule`.
-            tz: As in `publish_on_schedule`.
-            missed: As in `publish_on_schedule`.
-            name: As in `publish_on_schedule`; default the function's module and qualified name.
+            expression: As for `publish_on_schedule`.
+            queue: As for `publish_on_schedule`.
+            tz: As for `publish_on_schedule`.
+            missed: As for `publish_on_schedule`.
+            name: As for `publish_on_schedule`; default: the function's module and qualified name.
             options: See `ScheduleOptions`.
 
         Raises:
-            SetupError: an argument is not valid, the name is declared already, or the function
+            SetupError: an argument is not valid, the name is already declared, or the function
                 needs more than one argument.
             MissingExtraError: cronsim is not installed.
         """
@@ -128,8 +129,10 @@ class SqlBrokerScheduling:
         Cron(expression, tz)
 
         def decorate(function: F) -> F:
-            own = name if name is not None else _name_of(function)
-            self._plan(own, expression, queue, _body_of(function), tz, missed, options)
+            schedule_name = name if name is not None else _get_function_name(function)
+            self._add_schedule(
+                schedule_name, expression, queue, _make_body_factory(function), tz, missed, options
+            )
             return function
 
         return decorate
@@ -147,7 +150,7 @@ class SqlBrokerScheduling:
     def _schedules(self) -> list[Planned]:
         return []
 
-    def _plan(
+    def _add_schedule(
         self,
         name: str,
         expression: str,
@@ -155,63 +158,82 @@ class SqlBrokerScheduling:
         body: MakeBody,
         tz: str,
         missed: Missed,
-        given: Any,
+        options: Any,
     ) -> None:
         cron = Cron(expression, tz)
-        _check(name, queue, missed, given, [planned.name for planned in self._schedules])
+        _check_schedule(name, queue, missed, options, [planned.name for planned in self._schedules])
         self._schedules.append(
-            Planned(name, cron, missed, partial(self._make, name, queue, body, given))
+            Planned(name, cron, missed, partial(self._make_messages, name, queue, body, options))
         )
 
-    async def _make(
-        self, name: str, queue: str, body: MakeBody, given: ScheduleOptions, fire_at: datetime
+    async def _make_messages(
+        self,
+        name: str,
+        queue: str,
+        body: MakeBody,
+        schedule_options: ScheduleOptions,
+        fire_at: datetime,
     ) -> Sequence[NewMessage]:
-        """The message of a fire time; no message if a publish middleware drops it."""
+        """Create the message of a fire time; return an empty list if a middleware drops it."""
         config: Any = cast("Any", self).config
         rows: list[NewMessage] = []
 
-        async def keep(cmd: SqlBrokerPublishCommand) -> None:
+        async def add_row(cmd: SqlBrokerPublishCommand) -> None:
             rows.append(await config.producer.make_row(cmd))
 
-        own = {NAME_HEADER: name, TIME_HEADER: fire_at.astimezone(timezone.utc).isoformat()}
-        options: Any = {**given, "headers": {**(given.get("headers") or {}), **own}}
+        schedule_headers = {
+            NAME_HEADER: name,
+            TIME_HEADER: fire_at.astimezone(timezone.utc).isoformat(),
+        }
+        options: Any = {
+            **schedule_options,
+            "headers": {**(schedule_options.get("headers") or {}), **schedule_headers},
+        }
         cmd = SqlBrokerPublishCommand(
             await body(fire_at), queue=f"{config.prefix}{queue}", **options
         )
         cmd.codec = config.broker_codec
         cmd.id_generator = config.id_generator
-        publish: Any = keep
+        publish: Any = add_row
         for middleware in config.broker_middlewares[::-1]:
             publish = partial(middleware(None, context=config.context).publish_scope, publish)
         await publish(cmd)
         return rows
 
 
-def _check(
-    name: object, queue: object, missed: object, given: dict[str, Any], known: Sequence[str]
+def _check_schedule(
+    name: object,
+    queue: object,
+    missed: object,
+    options: dict[str, Any],
+    existing_names: Sequence[str],
 ) -> None:
     checked_name(name, "the name of a schedule")
-    if name in known:
+    if name in existing_names:
         raise SetupError(f"the schedule {short(name)} is declared twice: give each its own name")
     if missed not in MISSED:
         raise SetupError(
             f"missed must be one of {', '.join(map(repr, MISSED))}, got {short(missed)}"
         )
-    refuse_unknown("a schedule", given, ScheduleOptions.__annotations__, {})
+    refuse_unknown("a schedule", options, ScheduleOptions.__annotations__, {})
     try:
         make_row(
             queue,
             b"",
             None,
-            {k: v for k, v in given.items() if v is not None and k not in {"headers", "reply_to"}},
-            headers=given.get("headers"),
-            reply_to=given.get("reply_to") or "",
+            {
+                k: v
+                for k, v in options.items()
+                if v is not None and k not in {"headers", "reply_to"}
+            },
+            headers=options.get("headers"),
+            reply_to=options.get("reply_to") or "",
         )
     except PublishError as error:
         raise SetupError(str(error)) from error
 
 
-def _name_of(function: Any) -> str:
+def _get_function_name(function: Any) -> str:
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
     if not module or not name:
@@ -219,25 +241,25 @@ def _name_of(function: Any) -> str:
     return f"{module}.{name}"
 
 
-def _body_of(function: Any) -> MakeBody:
-    """A coroutine function that calls `function`: in a thread, unless it is async."""
-    takes = _takes_an_argument(function)
+def _make_body_factory(function: Any) -> MakeBody:
+    """Return a coroutine function that calls `function`, in a thread if synchronous."""
+    takes_fire_time = _is_taking_fire_time(function)
     # An object may have an async `__call__`.
     method = getattr(function, "__call__", None)  # noqa: B004 - not a test for being callable
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
     async def call(fire_at: datetime) -> Any:
-        arguments = (fire_at,) if takes else ()
-        found = function(*arguments) if is_async else await own_in_thread(function, *arguments)
-        if inspect.iscoroutine(found):
-            return await closable(found)
-        return await found if inspect.isawaitable(found) else found
+        arguments = (fire_at,) if takes_fire_time else ()
+        result = function(*arguments) if is_async else await own_in_thread(function, *arguments)
+        if inspect.iscoroutine(result):
+            return await closable(result)
+        return await result if inspect.isawaitable(result) else result
 
     return call
 
 
-def _takes_an_argument(function: Any) -> bool:
-    """Whether `function` can be called with the fire time, rather than without arguments."""
+def _is_taking_fire_time(function: Any) -> bool:
+    """Return True if `function` accepts the fire time, False if it takes no argument."""
     if not callable(function):
         raise SetupError(f"a schedule decorates a function, got {short(function)}")
     signature = inspect.signature(function)
@@ -247,14 +269,14 @@ def _takes_an_argument(function: Any) -> bool:
         except TypeError:
             continue
         return bool(arguments)
-    needed = [
+    required = [
         parameter.name
         for parameter in signature.parameters.values()
         if parameter.default is parameter.empty and parameter.kind not in _VARIADIC
     ]
     raise SetupError(
         "the function of a schedule is called with the fire time or without arguments; "
-        f"{short(function)} needs {', '.join(needed)}"
+        f"{short(function)} needs {', '.join(required)}"
     )
 
 

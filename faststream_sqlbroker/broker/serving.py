@@ -1,4 +1,4 @@
-"""The broker over HTTP: an ASGI application, and probes on a port of their own."""
+"""The broker over HTTP: an ASGI application, and health probes on a separate port."""
 
 import logging
 import re
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs
     from faststream_sqlbroker.http.app import HttpApp
 
-HIGHEST_PORT = 65_535
-"""Of TCP."""
-MOST_PORTS = 100
-"""Of a range: more than one machine has processes."""
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - an orchestrator asks from another machine
+MAX_PORT_NUMBER = 65_535
+"""The highest TCP port."""
+MAX_PORT_RANGE = 100
+"""Maximum number of ports in a range: more than the processes of one machine."""
+ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - an orchestrator asks from another machine
 _ADDRESS = re.compile(
     r"((\[(?P<host>[^\]]+)\]|(?P<name>[^:\[\]]+)):)?(?P<port>[0-9]{1,5})(-(?P<last>[0-9]{1,5}))?",
     re.ASCII,
@@ -38,7 +38,7 @@ J = TypeVar("J", "PullJobs", "QueueJobs")
 
 
 class SqlBrokerServing:
-    """Serves HTTP; its packages are imported only where it does."""
+    """Serves HTTP; the required packages are imported only when used."""
 
     _store: Store
     config: Any
@@ -47,23 +47,23 @@ class SqlBrokerServing:
     _direct_claimer: DirectClaimer
     _recorder: Recorder | None
     _log_of_loops: Callable[..., None]
-    _process_health: "Callable[[], ProcessHealth]"
+    _get_process_health: "Callable[[], ProcessHealth]"
     running: bool
     subscribers: Any
     admin: Any
     ping: Any
     _write_path: WritePath
 
-    def _serve_probes(self, health_port: "int | str | None", metrics: Any) -> None:
-        """Note where probes are served; called before FastStream's `__init__`."""
+    def _create_probes(self, health_port: "int | str | None", metrics: Any) -> None:
+        """Create the server of probes, if requested; called before FastStream's `__init__`."""
         self._exposition = getattr(metrics, "exposition", None)
         self._probes: Any = None
-        self._jobs_of_http: list[PullJobs | QueueJobs] = []
+        self._http_jobs: list[PullJobs | QueueJobs] = []
         self._serving_ended = False
         if health_port is not None:
             address = probe_address(health_port)
-            http, server = _http()
-            self._probes = server.ProbeServer(http.probe_app(self._service(http)), *address)
+            http, server = _import_http()
+            self._probes = server.ProbeServer(http.probe_app(self._make_service(http)), *address)
 
     def asgi(
         self,
@@ -80,41 +80,43 @@ class SqlBrokerServing:
         show_bodies: bool = True,
         redact: "Redact | None" = None,
     ) -> "HttpApp":
-        """An ASGI application of this broker; it needs the extra `http`, and no started broker.
+        """Return an ASGI application of this broker.
 
-        Mount it in FastAPI or Starlette (`app.mount("/broker", broker.asgi(auth))`), in
-        AsgiFastStream (`asgi_routes=[broker.asgi(auth).at("/broker")]`), or run it alone.
+        Requires the extra `http`, but no started broker.
+
+        Mount it in FastAPI or Starlette (`app.mount("/broker", broker.asgi(auth))`) or in
+        AsgiFastStream (`asgi_routes=[broker.asgi(auth).at("/broker")]`), or run it as a separate
+        application.
 
         Args:
-            auth: Who may ask: `BasicAuth`, `ProxyAuth`, a function of the request (which may be a
+            auth: The accepted logins: `BasicAuth`, `ProxyAuth`, a function of the request (or a
                 coroutine function) that returns a `User` or None, or a list of them.
-            channels: Channels whose pull consumers take their jobs here; None: there are none.
-            queues: Queues that clients publish into and take messages from; None: there are none.
-            max_body: Most bytes of a request's body.
-            body_timeout: Longest time in which a body must have arrived: seconds, a timedelta or
-                text like "10s".
-            max_failures: Failed logins a minute of one address with one name, and ten times as many
-                of one address; and wrong tokens a minute of one address. After them it is refused
-                (429) until the minute is over, but for passwords that were right from this address
-                within an hour, for tokens that were right before, and for random tokens (43
-                characters or more).
-            proxies: Addresses and networks of proxies whose X-Forwarded-For tells the address of a
-                client, by which failures are counted.
-            csrf_secret: 16 characters or more that CSRF tokens are made of, the same for all
-                processes behind one address. None: this process's own.
-            dashboard: The pages for people: "full", "read_only" (no actions), or "off".
-            show_bodies: Whether these pages, and the records of `/v1/mirror`, show headers and
-                bodies of messages; without them pages show no errors, which may quote a body, and
+            channels: Channels whose pull consumers fetch their jobs here; None disables them.
+            queues: Queues that clients publish to and consume from; None disables them.
+            max_body: Maximum size of a request's body, in bytes.
+            body_timeout: Maximum time for a body to arrive: seconds, a timedelta or text like
+                "10s".
+            max_failures: Failed logins per minute of one address with one name, ten times as many
+                of one address in total, and wrong tokens per minute of one address. Beyond this the
+                address is refused (429) until the minute is over, except for passwords that were
+                correct from this address within the last hour, for tokens that were correct before,
+                and for random tokens (43 characters or more).
+            proxies: Addresses and networks of proxies whose X-Forwarded-For determines the address
+                of a client, by which failures are counted.
+            csrf_secret: Key of CSRF tokens, 16 characters or more, the same for all processes
+                behind one address. None uses a random key of this process.
+            dashboard: The web pages for operators: "full", "read_only" (no actions), or "off".
+            show_bodies: Show headers and bodies of messages on these pages and in the records of
+                `/v1/mirror`. Otherwise the pages also hide errors, which may quote a body, and
                 refuse searches by either.
-            redact: Changes each message before a page shows it, such as
-                `lambda m: replace(m, body="***")`. Records of `/v1/mirror` have no body, headers
-                and info then.
+            redact: Changes each message before a page shows it, such as `lambda m: replace(m,
+                body="***")`. Records of `/v1/mirror` then have no body, headers and info.
 
         Raises:
             SetupError: there is no authentication, or an option is not valid.
             MissingExtraError: the extra is not installed.
         """
-        http, _ = _http()
+        http, _ = _import_http()
         options = http.HttpOptions(
             max_body=max_body,
             body_timeout=body_timeout,
@@ -125,9 +127,9 @@ class SqlBrokerServing:
             show_bodies=show_bodies,
             redact=redact,
         )
-        known = http.authentication(auth)
+        authentication = http.authentication(auth)
         app: HttpApp = http.HttpApp(
-            self._service(http, channels=channels, queues=queues), known, options
+            self._make_service(http, channels=channels, queues=queues), authentication, options
         )
         return app
 
@@ -138,40 +140,40 @@ class SqlBrokerServing:
         queues: "Queues | None" = None,
         **options: Any,
     ) -> "HttpApp":
-        """The application of `sqlbroker serve`, whose process handles no messages."""
-        http, _ = _http()
-        service = self._service(http, alone=True, channels=channels, queues=queues)
+        """Create the application of `sqlbroker serve`, whose process handles no messages."""
+        http, _ = _import_http()
+        service = self._make_service(http, is_standalone=True, channels=channels, queues=queues)
         app: HttpApp = http.HttpApp(service, auth, http.HttpOptions(**options))
         return app
 
-    def _service(
+    def _make_service(
         self,
         http: Any,
         *,
-        alone: bool = False,
+        is_standalone: bool = False,
         channels: "Channels | None" = None,
         queues: "Queues | None" = None,
     ) -> Any:
         return http.Service(
             ping=self.ping,
             write_problem=lambda: self._write_path.problem,
-            differences=self._differences,
-            process=self._process_health,
+            differences=self._list_schema_differences,
+            process=self._get_process_health,
             is_started=lambda: (
-                not self._serving_ended and (alone or self.running or not self.subscribers)
+                not self._serving_ended and (is_standalone or self.running or not self.subscribers)
             ),
             is_stopped=lambda: self._serving_ended,
             log=self._log_of_loops,
             admin=lambda: self.admin,
-            pulled=self._pulled,
-            job_counts=self._job_counts,
-            jobs=None if channels is None else self._pull_jobs(channels),
-            queues=None if queues is None else self._queue_jobs(queues),
+            pulled=self._list_pulled,
+            job_counts=self._count_jobs,
+            jobs=None if channels is None else self._make_pull_jobs(channels),
+            queues=None if queues is None else self._make_queue_jobs(queues),
             exposition=self._exposition,
         )
 
-    def _queue_jobs(self, queues: "Queues") -> "Callable[[], QueueJobs]":
-        """The messages of queues.
+    def _make_queue_jobs(self, queues: "Queues") -> "Callable[[], QueueJobs]":
+        """Return a function that returns the queue API of the current store.
 
         Raises:
             SetupError: an option is not valid.
@@ -179,45 +181,47 @@ class SqlBrokerServing:
         strategy = queues.retry_strategy
         strategy = default_retry_strategy() if strategy == "auto" else strategy
         checks.retry_strategy(strategy)
-        most = checks.most_deliveries(queues.max_deliveries, most_attempts(strategy))
+        max_deliveries = checks.most_deliveries(queues.max_deliveries, most_attempts(strategy))
 
         from faststream_sqlbroker.flow.tasks.queue_jobs import QueueJobs  # noqa: PLC0415
 
-        return self._of_each_store(
+        return self._make_for_each_store(
             QueueJobs,
             queues,
             lambda: {
                 "claimer": self._direct_claimer,
                 "rules": SettleRules(retry_strategy=strategy),
-                "most_deliveries": most,
+                "most_deliveries": max_deliveries,
             },
         )
 
-    def _pull_jobs(self, channels: "Channels") -> "Callable[[], PullJobs]":
-        """The jobs of the channels.
+    def _make_pull_jobs(self, channels: "Channels") -> "Callable[[], PullJobs]":
+        """Return a function that returns the pull jobs of the current store.
 
         Raises:
             SetupError: the channels do not fit the broker.
         """
         from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs  # noqa: PLC0415
 
-        return self._of_each_store(
-            PullJobs, channels, lambda: {"subscribed": self._subscribed_queues}
+        return self._make_for_each_store(
+            PullJobs, channels, lambda: {"subscribed": self._get_subscribed_queues}
         )
 
-    def _of_each_store(
+    def _make_for_each_store(
         self, kind: Callable[..., J], options: object, more: Callable[[], dict[str, Any]]
     ) -> Callable[[], J]:
-        """What `kind` makes for the store that the broker has: a test puts its own in its place.
-        It is made once for each, now for the first.
+        """Return a function that returns the object of the current store.
+
+        `kind` creates the object once for each store, for the first store immediately: a test
+        replaces the store of a broker.
         """
         from faststream_sqlbroker.broker.http_publish import HttpPublish  # noqa: PLC0415
 
-        made: dict[Store, J] = {}
+        by_store: dict[Store, J] = {}
 
-        def current() -> J:
-            if self._store not in made:
-                made[self._store] = kind(
+        def get_current() -> J:
+            if self._store not in by_store:
+                by_store[self._store] = kind(
                     self._store,
                     self._wakeups,
                     HttpPublish(self),
@@ -228,26 +232,26 @@ class SqlBrokerServing:
                     looks=self._under_test is None,
                     **more(),
                 )
-                self._jobs_of_http.append(made[self._store])
-            return made[self._store]
+                self._http_jobs.append(by_store[self._store])
+            return by_store[self._store]
 
-        current()
-        return current
+        get_current()
+        return get_current
 
-    def _subscribed_queues(self) -> dict[str, str]:
+    def _get_subscribed_queues(self) -> dict[str, str]:
         return {
-            queue: each.specification.call_name
-            for each in self.subscribers
-            for queue in getattr(each, "queues", ())
+            queue: subscriber.specification.call_name
+            for subscriber in self.subscribers
+            for queue in getattr(subscriber, "queues", ())
         }
 
-    async def _refuse_pull_queues(self) -> None:
-        """Called at the start, for consumers that were made before.
+    async def _check_pull_queues(self) -> None:
+        """Check at the start that no subscriber has the queue of an existing pull consumer.
 
         Raises:
-            SetupError: a subscriber has the queue of a pull consumer.
+            SetupError: a subscriber has such a queue.
         """
-        subscribed = self._subscribed_queues()
+        subscribed = self._get_subscribed_queues()
         for queue in subscribed:
             # Most names cannot be such a queue, so mostly nothing is imported and nothing asked.
             if "/" not in queue:
@@ -259,12 +263,12 @@ class SqlBrokerServing:
                 refuse_subscriber(queue, subscribed)
 
     async def _is_pulled(self, channel: str, consumer: str) -> bool:
-        [_, found] = await self._store.tokens.find(channel, consumer)
-        if found is None or found.type != "pull":
+        [_, existing] = await self._store.tokens.find(channel, consumer)
+        if existing is None or existing.type != "pull":
             return False
         from faststream_sqlbroker.flow.tasks.pull_jobs import PullJobs  # noqa: PLC0415
 
-        for jobs in self._jobs_of_http:
+        for jobs in self._http_jobs:
             if not isinstance(jobs, PullJobs) or jobs.store is not self._store:
                 continue
             if jobs.makes_push(channel, consumer):
@@ -273,21 +277,21 @@ class SqlBrokerServing:
                 return False
         return True
 
-    async def _pulled(self) -> list[str]:
+    async def _list_pulled(self) -> list[str]:
         return await self._store.tokens.pulled()
 
-    async def _job_counts(self, queues: Sequence[str]) -> "list[JobCounts]":
+    async def _count_jobs(self, queues: Sequence[str]) -> "list[JobCounts]":
         return await self._store.overviews.jobs(queues)
 
-    async def _differences(self) -> list[str]:
+    async def _list_schema_differences(self) -> list[str]:
         # Of the store that is there then: a test may have put another one in its place.
         return await self._store.server.differences()
 
-    async def _with_probes(self, start: Callable[[], Awaitable[None]]) -> None:
-        """Serve probes from before `start` on, unless it fails.
+    async def _start_with_probes(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Start serving probes, then call `start`; stop serving if `start` fails.
 
         Raises:
-            SetupError: their port cannot be taken.
+            SetupError: the port cannot be used.
         """
         self._serving_ended = False
         if self._probes is not None:
@@ -296,49 +300,51 @@ class SqlBrokerServing:
         try:
             await start()
         except BaseException:
-            await self._end_probes()
+            await self._stop_probes()
             raise
-        for jobs in self._jobs_of_http:
+        for jobs in self._http_jobs:
             # A test has put another store in the place of the one that some were made for.
             if jobs.store is self._store:
                 jobs.start()
 
-    async def _end_serving(self) -> None:
+    async def _stop_serving(self) -> None:
         # First: a request during the stop would start again what has just ended.
         self._serving_ended = True
-        for jobs in self._jobs_of_http:
+        for jobs in self._http_jobs:
             await jobs.stop()
-        await self._end_probes()
+        await self._stop_probes()
 
-    async def _end_probes(self) -> None:
+    async def _stop_probes(self) -> None:
         if self._probes is not None:
             await self._probes.stop()
 
 
 def probe_address(value: int | str) -> tuple[str, int, int]:
-    """Host, first and last port of the option `health_port`; a number is of all addresses.
+    """Return host, first port and last port of the option `health_port`.
+
+    A number stands for a port on all addresses.
 
     Raises:
-        SetupError: it is neither a port nor host:port nor a range of them.
+        SetupError: the value is neither a port nor host:port nor a range of ports.
     """
     host: str | None = None
     port: Any = value
     last: Any = value
-    if isinstance(value, str) and (found := _ADDRESS.fullmatch(value)):
-        host = found["host"] or found["name"]
-        port = int(found["port"])
-        last = int(found["last"] or port)
-    ports = range(HIGHEST_PORT + 1)
-    if type(port) is int and port in ports and last in ports[port : port + MOST_PORTS]:
-        return host or EVERYWHERE, port, last
+    if isinstance(value, str) and (match := _ADDRESS.fullmatch(value)):
+        host = match["host"] or match["name"]
+        port = int(match["port"])
+        last = int(match["last"] or port)
+    ports = range(MAX_PORT_NUMBER + 1)
+    if type(port) is int and port in ports and last in ports[port : port + MAX_PORT_RANGE]:
+        return host or ALL_ADDRESSES, port, last
     raise SetupError(
-        f"health_port must be a port from 0 to {HIGHEST_PORT}, 'host:port', or a range of at "
-        f"most {MOST_PORTS} ports such as '8081-8084', got {value!r}"
+        f"health_port must be a port from 0 to {MAX_PORT_NUMBER}, 'host:port', or a range of at "
+        f"most {MAX_PORT_RANGE} ports such as '8081-8084', got {value!r}"
     )
 
 
-def _http() -> tuple[Any, Any]:
-    """The application and the server of the package `http`.
+def _import_http() -> tuple[Any, Any]:
+    """Return the modules of the application and the server from the package `http`.
 
     Raises:
         MissingExtraError: the extra is not installed.

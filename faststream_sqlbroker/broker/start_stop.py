@@ -1,17 +1,18 @@
-"""The order of one broker's starts and stops: the last call wins."""
+"""Serialize the starts and stops of a broker: the last call wins."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
-_inside: ContextVar["StartStop | None"] = ContextVar("sqlbroker_start", default=None)
-"""Set in a start, and so in its hooks and in the handlers that it starts. They must not wait for a
-start or a stop that may wait for them."""
+_current_start: ContextVar["StartStop | None"] = ContextVar("sqlbroker_start", default=None)
+"""Set during a start, including its hooks and the handlers that it starts. They must not wait for a
+start or a stop, which may in turn wait for them.
+"""
 
 
 class StartStop:
-    """Lets a start and a stop of one broker wait for each other.
+    """Makes the starts and stops of a broker wait for each other.
 
     Stops do not wait for each other: each waits for handlers, which may call `stop` themselves.
     """
@@ -22,45 +23,44 @@ class StartStop:
         self._stop_calls = 0
 
     @asynccontextmanager
-    async def starting(self) -> AsyncIterator[Callable[[], bool]]:
-        """Wait for earlier starts and stops; give a function that tells whether no stop was called
-        since.
-        """
+    async def wait_to_start(self) -> AsyncIterator[Callable[[], bool]]:
+        """Wait for earlier calls; yield a function that returns False after a new stop."""
         calls = self._stop_calls
-        if _inside.get() is not self:
-            while earlier := _running(self._starts | self._stops):
+        if _current_start.get() is not self:
+            while earlier := _filter_running(self._starts | self._stops):
                 await asyncio.wait(earlier)
-        with _noted(self._starts):
-            token = _inside.set(self)
+        with _track_call(self._starts):
+            token = _current_start.set(self)
             try:
                 yield lambda: self._stop_calls == calls
             finally:
-                _inside.reset(token)
+                _current_start.reset(token)
 
     @asynccontextmanager
-    async def stopping(self, limit: float | None) -> AsyncIterator[None]:
-        """Void the starts that were called before, and wait for the one that runs, `limit` seconds
-        at most: a database may not answer it.
+    async def wait_to_stop(self, limit: float | None) -> AsyncIterator[None]:
+        """Cancel earlier starts, and wait at most `limit` seconds for a start that runs.
+
+        The wait is limited because a database may not answer the start.
         """
         self._stop_calls += 1
-        with _noted(self._stops):
-            if _inside.get() is not self and (starts := _running(self._starts)):
+        with _track_call(self._stops):
+            if _current_start.get() is not self and (starts := _filter_running(self._starts)):
                 await asyncio.wait(starts, timeout=limit)
             yield
 
 
 @contextmanager
-def _noted(calls: set[asyncio.Future[None]]) -> Iterator[None]:
-    ended = asyncio.get_running_loop().create_future()
-    calls.add(ended)
+def _track_call(calls: set[asyncio.Future[None]]) -> Iterator[None]:
+    done = asyncio.get_running_loop().create_future()
+    calls.add(done)
     try:
         yield
     finally:
-        calls.discard(ended)
-        ended.set_result(None)
+        calls.discard(done)
+        done.set_result(None)
 
 
-def _running(calls: Iterable[asyncio.Future[None]]) -> list[asyncio.Future[None]]:
-    """Leave out the calls of an event loop that was abandoned: they never end."""
+def _filter_running(calls: Iterable[asyncio.Future[None]]) -> list[asyncio.Future[None]]:
+    """Return the calls of this event loop; calls of an abandoned loop never end."""
     loop = asyncio.get_running_loop()
     return [call for call in calls if call.get_loop() is loop]

@@ -1,10 +1,10 @@
-"""What the log tells at the start of a broker: settings that may surprise, a growing archive."""
+"""Log lines at the start of a broker: surprising settings, and the growth of the archive."""
 
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from faststream_sqlbroker.broker.pipelines import endless_way
+from faststream_sqlbroker.broker.pipelines import find_forward_loop
 from faststream_sqlbroker.core.distribution import shared_files_warning
 from faststream_sqlbroker.core.policies import Concurrency, Throttle
 from faststream_sqlbroker.database.store import Store
@@ -12,19 +12,21 @@ from faststream_sqlbroker.exceptions import StoreError
 from faststream_sqlbroker.subscriber.usecase import QueueSubscriber
 
 
-def startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple[int, str]]:
-    """Levels and lines for the log."""
-    ours = [subscriber for subscriber in subscribers if isinstance(subscriber, QueueSubscriber)]
+def iter_startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple[int, str]]:
+    """Yield the level and text of each log line."""
+    queue_subscribers = [
+        subscriber for subscriber in subscribers if isinstance(subscriber, QueueSubscriber)
+    ]
     warnings = [
         shared_files_warning(),
         store.shortage,
-        store.handler_shortage(_transactional_workers(ours)),
-        *_unstarted_publishers(ours),
-        *_limits_of_each_queue(ours),
-        endless_way(ours),
+        store.handler_shortage(_count_transactional_workers(queue_subscribers)),
+        *_iter_unconnected_publishers(queue_subscribers),
+        *_iter_unscoped_limits(queue_subscribers),
+        find_forward_loop(queue_subscribers),
     ]
     yield from ((logging.WARNING, text) for text in warnings if text)
-    settings = [subscriber.config.settings for subscriber in ours if subscriber.calls]
+    settings = [subscriber.config.settings for subscriber in queue_subscribers if subscriber.calls]
     if any(s.handler_timeout is None and s.max_lease is None for s in settings):
         text = (
             "without handler_timeout and max_lease, a handler that hangs holds its message until "
@@ -33,9 +35,10 @@ def startup_warnings(store: Store, subscribers: Iterable[Any]) -> Iterator[tuple
         yield logging.DEBUG, text
 
 
-async def growth_line(store: Store) -> str | None:
-    """How fast the archive grows, for the log of a start without retention; None if there is
-    nothing to tell, or this process may not read it.
+async def format_archive_growth(store: Store) -> str | None:
+    """Describe how fast the archive grows, for the log of a start without retention.
+
+    Return None if it does not grow, or if this process may not read it.
     """
     if store.tables.archive is None:
         return None
@@ -51,13 +54,13 @@ async def growth_line(store: Store) -> str | None:
     )
 
 
-def _transactional_workers(subscribers: Iterable[QueueSubscriber]) -> int:
-    """Handlers that may hold a connection at the same time."""
+def _count_transactional_workers(subscribers: Iterable[QueueSubscriber]) -> int:
+    """Count the handlers that may hold a connection at the same time."""
     settings = [subscriber.config.settings for subscriber in subscribers if subscriber.calls]
     return sum(s.max_workers for s in settings if s.transactional)
 
 
-def _unstarted_publishers(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
+def _iter_unconnected_publishers(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
     for subscriber in subscribers:
         for name in (name for name, can_publish in subscriber.relays.items() if not can_publish):
             yield (
@@ -67,7 +70,7 @@ def _unstarted_publishers(subscribers: Iterable[QueueSubscriber]) -> Iterator[st
             )
 
 
-def _limits_of_each_queue(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
+def _iter_unscoped_limits(subscribers: Iterable[QueueSubscriber]) -> Iterator[str]:
     for settings in (subscriber.config.settings for subscriber in subscribers):
         if len(settings.queues) < 2:  # noqa: PLR2004 - one queue shares with none
             continue

@@ -1,4 +1,4 @@
-"""`drain` and `outbox`: what a test asks of a broker under `TestSqlBroker`."""
+"""`drain` and `outbox` of a broker under `TestSqlBroker`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,42 +9,43 @@ if TYPE_CHECKING:
 
 
 class SqlBrokerUnderTest:
-    """What only a test can ask of a broker."""
+    """Methods of a broker that work only in tests."""
 
     _under_test: Any = None
 
     async def drain(self, *, raise_errors: bool = False) -> "Drained":
-        """Under TestSqlBroker: deliver all that is due, until nothing is.
+        """Under TestSqlBroker: deliver due messages until none is left.
 
-        It waits for what publishes of committed transactions have begun, and does not move time.
+        Waits for deliveries started by publishes of committed transactions, and does not advance
+        time.
 
         Args:
-            raise_errors: Raise what handlers have raised since the last `drain`, unless a `publish`
-                has raised it already; several errors as one group.
+            raise_errors: Raise the errors that handlers have raised since the last `drain`, except
+                those that a `publish` has raised already; several errors as one group.
 
         Returns:
-            What ran since the last `drain`, what of it has failed, and what still waits.
+            The runs since the last `drain`, the failed runs, and the messages that still wait.
 
         Raises:
-            SetupError: the broker is not under TestSqlBroker, or a handler calls it.
+            SetupError: the broker is not under TestSqlBroker, or a handler calls this method.
             TimeoutError: a handler took more than 5 seconds; the text names it.
         """
-        drained: Drained = await self._asked("drain").drain(raise_errors=raise_errors)
+        drained: Drained = await self._get_pump("drain").drain(raise_errors=raise_errors)
         return drained
 
     def outbox(self, queue: str | None = None) -> "list[Published]":
-        """Under TestSqlBroker: the messages that were published, handled or not, in order.
+        """Under TestSqlBroker: return the published messages, handled or not, in order.
 
         Args:
-            queue: Its full name; None gives those of all queues.
+            queue: The full name of a queue; None returns the messages of all queues.
 
         Raises:
             SetupError: the broker is not under TestSqlBroker.
         """
-        published: list[Published] = self._asked("outbox").outbox(queue)
+        published: list[Published] = self._get_pump("outbox").outbox(queue)
         return published
 
-    def _asked(self, method: str) -> Any:
+    def _get_pump(self, method: str) -> Any:
         if self._under_test is None:
             raise SetupError(
                 f"{method} is for tests: call it inside of `async with TestSqlBroker(broker)`"

@@ -30,8 +30,8 @@ from faststream_sqlbroker.flow.tasks.requests import (
     SHORTEST_EXPIRY,
     request_timeout,
 )
-from faststream_sqlbroker.handler_calls import named
-from faststream_sqlbroker.payload_names import with_own_names
+from faststream_sqlbroker.handler_calls import ensure_name
+from faststream_sqlbroker.payload_names import make_names_unique
 from faststream_sqlbroker.publisher.rows import refuse_one_list
 from faststream_sqlbroker.response import (
     PublishOptions,
@@ -141,7 +141,7 @@ class QueuePublisherSpecification(
     @override
     def get_payloads(self) -> list[tuple[dict[str, Any], str]]:
         """What the handlers return, or the given schema."""
-        return with_own_names(super().get_payloads(), self._outer_config)
+        return make_names_unique(super().get_payloads(), self._outer_config)
 
     def get_schema(self) -> dict[str, PublisherSpec]:
         """The channel by its key."""
@@ -181,7 +181,7 @@ class QueuePublisher(SqlCallAssertions, PublisherUsecase):
         self, func: "Callable[P_HandlerParams, T_HandlerReturn]"
     ) -> "SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]":
         """Stack it on the handler `func`: what that returns is published."""
-        wrapper: Any = super().__call__(named(func))
+        wrapper: Any = super().__call__(ensure_name(func))
         return cast("SqlHandlerCallWrapper[P_HandlerParams, T_HandlerReturn]", wrapper)
 
     @property

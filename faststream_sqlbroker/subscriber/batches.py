@@ -14,7 +14,12 @@ from faststream import BaseMiddleware
 from pydantic import ValidationError
 from typing_extensions import override
 
-from faststream_sqlbroker.batch_start import BatchStart, marks_start, note_fault, starting
+from faststream_sqlbroker.batch_start import (
+    BatchStart,
+    current_batch_start,
+    is_marking_start,
+    record_fault,
+)
 from faststream_sqlbroker.core.outcome import Again
 from faststream_sqlbroker.core.rows import ClaimedMessage
 from faststream_sqlbroker.subscriber.invalid_body import is_fastapis
@@ -55,7 +60,7 @@ class Batches:
             try:
                 return await parser(rows)
             except Exception as error:
-                note_fault(error)
+                record_fault(error)
                 raise
 
         return parse
@@ -68,12 +73,12 @@ class Batches:
 
         async def consume_batch(rows: tuple[ClaimedMessage, ...]) -> None:
             start = BatchStart()
-            token = starting.set(start)
+            token = current_batch_start.set(start)
             try:
                 await consume(rows)
             finally:
-                starting.reset(token)
-            if start.error is not None and not start.begun and len(rows) > 1 and self._marked:
+                current_batch_start.reset(token)
+            if start.error is not None and not start.started and len(rows) > 1 and self._marked:
                 self._hand_out_again(rows, start)
 
         return consume_batch
@@ -84,7 +89,7 @@ class Batches:
         handler up anew.
         """
         return all(
-            marks_start(call.handler._original_call)  # noqa: SLF001 - the only way
+            is_marking_start(call.handler._original_call)  # noqa: SLF001 - the only way
             for call in self._calls
         )
 
@@ -118,8 +123,8 @@ class _NotesRefusals(BaseMiddleware):
         try:
             return await call_next(msg)
         except Exception as error:
-            start = starting.get()
-            if start is not None and not start.begun and start.error is not error:
+            start = current_batch_start.get()
+            if start is not None and not start.started and start.error is not error:
                 await self._note_refusal(error, msg)
             raise
 
@@ -128,7 +133,7 @@ class _NotesRefusals(BaseMiddleware):
         if isinstance(refusal, ValidationError):
             await self._note_places(error, refusal, message)
         elif refusal is not error or _is_msgspecs(error) or is_fastapis(error):
-            note_fault(error)
+            record_fault(error)
 
     async def _note_places(
         self, error: Exception, refusal: ValidationError, message: "StreamMessage[Any]"
@@ -140,7 +145,7 @@ class _NotesRefusals(BaseMiddleware):
             return  # another parameter's, or a dependency's: whatever the batch is
         batch = await message.decode()
         aligned = isinstance(batch, Sequence) and len(batch) == len(message.raw_message)
-        note_fault(error, _named(places) if aligned else ())
+        record_fault(error, _named(places) if aligned else ())
 
 
 def _named(places: Sequence[tuple[int | str, ...]]) -> set[int]:

@@ -16,7 +16,7 @@ from faststream_sqlbroker.adapter.endpoints import (
 )
 from faststream_sqlbroker.adapter.values import EMPTY
 from faststream_sqlbroker.core.routing import Destination, PipelineStep
-from faststream_sqlbroker.payload_names import with_own_names
+from faststream_sqlbroker.payload_names import make_names_unique
 from faststream_sqlbroker.subscriber.options import SubscriberSettings
 
 
@@ -93,7 +93,7 @@ class QueueSubscriberSpecification(
         if self.config.forward_to is not None:
             for payload, _ in payloads:
                 payload["description"] = "Opaque: any bytes."
-        return with_own_names(payloads, self._outer_config)
+        return make_names_unique(payloads, self._outer_config)
 
     def _shown(self, target: str | Destination) -> str:
         if isinstance(target, Destination):

@@ -161,9 +161,9 @@ class Pulling:
         longest = min(MOST_LEASES * self._lease, settings.max_lease or inf)
         self.renewal = Renewal(claimer, self._outages, log, self._lease, longest)
         self._iterated: WeakSet[Held] = WeakSet()
-        """What iterations have given out: a stop gives it back."""
+        """Messages returned by iterations, which a stop releases."""
         self._waits: set[asyncio.Timeout] = set()
-        """Ended early by `pause` and by `stop`."""
+        """Timeouts that `pause` and `stop` expire early."""
         self._resumed = asyncio.Event()
         self.pause(paused)
         self._stopped = False

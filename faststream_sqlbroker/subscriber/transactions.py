@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from faststream_sqlbroker.exceptions import SetupError
-from faststream_sqlbroker.handler_calls import runs_in_thread
+from faststream_sqlbroker.handler_calls import is_synchronous
 
 if TYPE_CHECKING:
     from faststream_sqlbroker.database.store import Store
@@ -24,7 +24,7 @@ def check_transaction(
     """
     for handler in handlers:
         name = getattr(handler, "__name__", repr(handler))
-        if transactional and runs_in_thread(handler):
+        if transactional and is_synchronous(handler):
             msg = (
                 "transactional=True gives an asynchronous connection, which the synchronous "
                 f"handler {name!r} cannot use: make it async"

@@ -11,9 +11,9 @@ from faststream.exceptions import SkipMessage, StopConsume
 from typing_extensions import Unpack, override
 
 from faststream_sqlbroker.adapter.endpoints import SubscriberUsecase
-from faststream_sqlbroker.batch_start import marking_start
+from faststream_sqlbroker.batch_start import mark_start
 from faststream_sqlbroker.call_assertions import SqlHandlerCallWrapper
-from faststream_sqlbroker.control_exceptions import ControlException, follow_unacknowledged
+from faststream_sqlbroker.control_exceptions import ControlException, apply_unacknowledged
 from faststream_sqlbroker.core.access import Activities
 from faststream_sqlbroker.core.outcome import Nack, Reject
 from faststream_sqlbroker.core.routing import Destination
@@ -25,7 +25,12 @@ from faststream_sqlbroker.flow.deliver.delivery import Handle
 from faststream_sqlbroker.flow.deliver.forward import Forward
 from faststream_sqlbroker.flow.fleet.rights import activities_of
 from faststream_sqlbroker.flow.loop import cancelled
-from faststream_sqlbroker.handler_calls import adapt, named, refuse_generator, runs_in_thread
+from faststream_sqlbroker.handler_calls import (
+    adapt_handler,
+    check_not_generator,
+    ensure_name,
+    is_synchronous,
+)
 from faststream_sqlbroker.publisher.usecase import ReplyPublisher
 from faststream_sqlbroker.subscriber.batches import Batches
 from faststream_sqlbroker.subscriber.checks import policy_fits
@@ -99,7 +104,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         self._batches = Batches(calls, self._log_of_loops) if config.settings.batch else None
         self._call_decorators = (self._adapt,)
         if self._batches is not None:
-            self._call_decorators = (marking_start, self._adapt)
+            self._call_decorators = (mark_start, self._adapt)
 
     @overload
     def __call__(
@@ -123,13 +128,13 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         """
         if func is None:
             return partial(self.__call__, **options)
-        refuse_generator(func)
-        return super().__call__(named(func), **options)
+        check_not_generator(func)
+        return super().__call__(ensure_name(func), **options)
 
     def _adapt(self, handler: "Callable[..., Any]") -> "Callable[..., Any]":
         dependencies: Any = self._outer_config.fd_config
         is_checked = dependencies.use_fastdepends and not dependencies.get_dependent
-        return adapt(handler, returns_are_checked=is_checked)
+        return adapt_handler(handler, validates_result=is_checked)
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -281,7 +286,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             handle=handle,
             log=self._log_of_loops,
             ack_first=ack_first,
-            cancellable=not any(map(runs_in_thread, self._handlers)),
+            cancellable=not any(map(is_synchronous, self._handlers)),
             handlers=[_name_of(handler) for handler in self._handlers] or ["forward_to"],
             encode=outer.producer.encode,
             heartbeat=outer.heartbeat,
@@ -323,7 +328,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
             # The default of a broker or router is known only now.
             policy_fits(settings, self.ack_policy)
         if settings.handler_timeout is not None and (
-            blocking := [h for h in self._handlers if runs_in_thread(h)]
+            blocking := [h for h in self._handlers if is_synchronous(h)]
         ):
             msg = (
                 f"handler_timeout cannot end the synchronous handler {_name_of(blocking[0])!r}, "
@@ -387,7 +392,7 @@ class QueueSubscriber(SubscriberUsecase[Any]):
         if isinstance(error, ControlException):
             # Without FastStream's acknowledgement (MANUAL) it has not been followed; ACK_FIRST has
             # no use for it.
-            await follow_unacknowledged(msg, error, self._log_of_loops)
+            await apply_unacknowledged(msg, error, self._log_of_loops)
             return
         if isinstance(error, SkipMessage):
             return  # its messages are acked

@@ -14,7 +14,7 @@ from faststream.middlewares.logging import CriticalLogMiddleware
 from typing_extensions import override
 
 from faststream_sqlbroker.adapter.pipeline import EmptyLoggerObject
-from faststream_sqlbroker.control_exceptions import skip
+from faststream_sqlbroker.control_exceptions import record_skip
 from faststream_sqlbroker.subscriber.pipeline.bodies import ack_quickly
 
 _Info = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -67,7 +67,7 @@ class Acknowledging:
         if message is not None:
             log.source_type = message.source_type
         if isinstance(error, SkipMessage):
-            skip(row)
+            record_skip(row)
         failure: BaseException | None = None
         try:
             await log.__aexit__(*_info(error))
@@ -124,5 +124,5 @@ class SkipsMessages(BaseMiddleware):
     ) -> bool:
         """Let any error pass."""
         if isinstance(exc_val, SkipMessage):
-            skip(self.msg)
+            record_skip(self.msg)
         return False

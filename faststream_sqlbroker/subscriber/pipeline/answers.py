@@ -36,7 +36,7 @@ class Answers:
         self._subscriber = subscriber
         self._is_known = not unknown(PUBLISHING)
         self.publishers: list[Any] = handler._publishers
-        """FastStream's own list: a publisher may be stacked later."""
+        """FastStream's own list, because a publisher may be stacked later."""
 
     def wanted(self, message: Any, result: Any) -> bool:
         """Whether `publish` has anything to do."""

@@ -38,12 +38,20 @@ class Guard:
     """Asked before each message of one subscriber."""
 
     __slots__ = (
-        *("_calls", "_compositions", "_configs", "_context", "_decoder", "_found", "_handler"),
+        *(
+            "_calls",
+            "_compositions",
+            "_configs",
+            "_context",
+            "_decoder",
+            "_dependencies",
+            "_handler",
+        ),
         *(
             "_item",
             "_leaves",
             "_lock",
-            "_own",
+            "_methods",
             "_parser",
             "_policy",
             "_provider",
@@ -73,7 +81,7 @@ class Guard:
             transactional: Whether each message has a transaction.
         """
         self._subscriber = subscriber
-        self._own = frozenset(own)
+        self._methods = frozenset(own)
         self._scopes = scopes
         self._calls = subscriber.calls
         [self._item] = subscriber.calls
@@ -92,7 +100,7 @@ class Guard:
             (leaf, leaf.broker_middlewares, list(leaf.broker_middlewares), dict(leaf.extra_context))
             for leaf in leaves
         ]
-        self._found = found
+        self._dependencies = found
         self._provider = outer.fd_config.provider
 
     def passes(self) -> bool:
@@ -116,7 +124,7 @@ class Guard:
             self._same_handler()
             and self._scopes.holds()
             and self._same_configuration()
-            and (not self._found or self._same_dependencies())
+            and (not self._dependencies or self._same_dependencies())
         )
 
     def _same_handler(self) -> bool:
@@ -131,7 +139,7 @@ class Guard:
             and len(calls) == 1
             and calls[0] is item
             and self._subscriber.lock is self._lock
-            and self._own.isdisjoint(self._subscriber.__dict__)
+            and self._methods.isdisjoint(self._subscriber.__dict__)
         )
 
     def _same_configuration(self) -> bool:
@@ -151,7 +159,7 @@ class Guard:
     def _same_dependencies(self) -> bool:
         # A dependency that was built anew is another model under the same key.
         known = self._provider.dependencies
-        return all(known.get(key) is model for key, model in self._found)
+        return all(known.get(key) is model for key, model in self._dependencies)
 
 
 def _same(now: Sequence[Any], before: Sequence[Any]) -> bool:
@@ -196,15 +204,15 @@ class Pipeline:
             SetupError: the environment variable has an unknown value.
         """
         self._subscriber = subscriber
-        self._own = own
+        self._methods = own
         self._changes = 0
         self._process: Process | None = None
         self._passes: Callable[[], bool] = lambda: False
         self._guard: Guard | None = None
         self.reason = ""
-        """Why it is FastStream's own; empty if it is compiled."""
+        """The reason for using FastStream's own pipeline; empty if compiled."""
         self.arguments_reason = ""
-        """Why FastDepends makes the handler's arguments; empty if they are compiled."""
+        """The reason for letting FastDepends build the arguments; empty if compiled."""
         self._compile()
 
     @property
@@ -229,7 +237,7 @@ class Pipeline:
         try:
             await self._process(row)  # type: ignore[misc] # it passes only if there is one
         except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001 - decided there
-            await self._subscriber.end_with(row, error)
+            await self._subscriber.handle_error(row, error)
 
     async def _run_otherwise(self, row: Any) -> None:
         guard = self._guard
@@ -258,7 +266,7 @@ class Pipeline:
         if chosen() == GENERIC:
             raise NotCompiled(f"{VARIABLE}={GENERIC}")
         subscriber = self._subscriber
-        _refuse_unknown(subscriber, self._own)
+        _refuse_unknown(subscriber, self._methods)
         self._refuse_changed(PIPELINE, "FastStream runs its own pipeline")
         settings = subscriber.config.settings
         outer = subscriber._outer_config
@@ -278,7 +286,7 @@ class Pipeline:
         if settings.transactional:
             process = _in_transaction(process, outer.context)
         self._guard = Guard(
-            subscriber, scopes, found, self._own, transactional=settings.transactional
+            subscriber, scopes, found, self._methods, transactional=settings.transactional
         )
         self._passes = self._guard.passes
         self._process = process

@@ -35,7 +35,7 @@ class Dependencies:
             raise NotCompiled("a dependency with a name of FastDepends' own")
         every = (*self._extra, *(dependency for _, dependency in self._named))
         self.needs_stack: bool = any(dependency.needs_stack for dependency in every)
-        """Whether a generator is among them, which is closed after the handler."""
+        """True if a dependency is a generator, which is closed after the handler."""
 
     def __bool__(self) -> bool:
         return bool(self._extra or self._named)

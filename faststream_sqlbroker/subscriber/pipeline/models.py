@@ -64,7 +64,7 @@ class Arguments:
         self._serializer = model.serializer
         self._validate = _validator(model.serializer)
         self.respond = _response(model)
-        """Checks the result of the function; None: any is right."""
+        """Validates the result of the function; None if any result is valid."""
 
     @property
     def fields(self) -> tuple[Field, ...]:

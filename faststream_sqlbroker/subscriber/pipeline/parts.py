@@ -128,20 +128,20 @@ class Wrapped:
                 entered.reverse()
                 await delivery.handle(entered)
         finally:
-            parts.scopes.leave(tokens, delivery.of_message)
+            parts.scopes.leave(tokens, delivery.message_tokens)
             parts.lock.release()
 
 
 class _Delivery:
     """One message on its way; what was done of it, for the end."""
 
-    __slots__ = ("_message", "_parts", "_row", "of_message")
+    __slots__ = ("_message", "_parts", "_row", "message_tokens")
 
     def __init__(self, parts: Parts, row: Any) -> None:
         self._parts = parts
         self._row = row
         self._message: Any = None
-        self.of_message: Any = None
+        self.message_tokens: Any = None
 
     async def handle(self, entered: Sequence[Any]) -> None:
         """Make the message and call the handler through `entered`, the innermost first."""
@@ -149,7 +149,7 @@ class _Delivery:
         message = await parts.parse_any(self._row)
         message.set_decoder(parts.decoder)
         known = parts.log_context(message)
-        self.of_message = parts.scopes.enter_message(known, message)
+        self.message_tokens = parts.scopes.enter_message(known, message)
         self._message = message
         await parts.acknowledging.begin(message, known)
         through: Callable[[Any], Awaitable[Any]] = parts.call
